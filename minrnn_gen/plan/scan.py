@@ -55,10 +55,12 @@ def hardware_constraints(
 ) -> tuple[Constraint, ...]:
     """Return the limits every block has to keep; `registers` is the estimate per thread."""
 
+    both = tuple(dict.fromkeys((*threads.over, *registers.over)))
+
     def registers_of_block(*values: int) -> int:
-        block_threads = threads.of(*values[: len(threads.over)])
-        estimate = registers.of(*values[len(threads.over) :])
-        warps = block_threads // WARP_LANES
+        point = dict(zip(both, values, strict=True))
+        warps = threads.of(*(point[name] for name in threads.over)) // WARP_LANES
+        estimate = registers.of(*(point[name] for name in registers.over))
         unit = gpu.register_unit_per_warp
         return warps * (-(-estimate * WARP_LANES // unit) * unit)
 
@@ -82,7 +84,7 @@ def hardware_constraints(
         Constraint(
             "registers_per_block",
             "all threads of a block are resident at once, with registers allocated per warp",
-            (*threads.over, *registers.over),
+            both,
             registers_of_block,
             lambda *_: gpu.registers_per_block_max,
             "registers",

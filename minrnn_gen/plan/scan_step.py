@@ -27,8 +27,8 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     return scan.hardware_constraints(
         problem.gpu,
         Quantity(("threads",), lambda threads: threads),
-        Quantity((), lambda: _registers(problem)),
-        Quantity((), lambda: 0),
+        Quantity(("threads",), lambda _: _registers(problem)),
+        Quantity(("threads",), lambda _: 0),
     )
 
 
