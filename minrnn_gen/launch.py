@@ -24,7 +24,7 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
-def alignment_of_call(x: Array, x_axes: str, y: Array) -> int:
+def alignment_of_call(x: Array, y: Array) -> int:
     """Return the alignment, in bytes, of every contiguous run of x and y: of the pointers and of all strides but the innermost."""
     offsets = [x.pointer, y.pointer]
     for array in (x, y):
@@ -33,7 +33,6 @@ def alignment_of_call(x: Array, x_axes: str, y: Array) -> int:
             for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True)
             if size > 1
         ]
-    del x_axes
     return max(alignment_of(*offsets), x.itemsize)
 
 
