@@ -40,10 +40,10 @@ class GpuProfile(pydantic.BaseModel):
     must opt in.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
-    device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1, strict=False)]
+    device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
     sm_count: Count
     partitions_per_sm: Count
@@ -68,6 +68,13 @@ class GpuProfile(pydantic.BaseModel):
     cluster_size_portable_max: Count
     cluster_size_max: Count
     sources: Mapping[str, str]
+
+    @pydantic.field_validator("compute_capability", mode="before")
+    @classmethod
+    def _capability_is_text(cls, value: object) -> object:
+        if isinstance(value, float):
+            raise ValueError(f'{value} is a number, and 8.10 would be 8.1; write it in quotes, "{value}"')
+        return value
 
     @pydantic.model_validator(mode="after")
     def _every_number_has_a_source(self) -> GpuProfile:
@@ -256,9 +263,8 @@ def profile_from_attributes(device_name: str, attributes: Mapping[str, int]) -> 
     values |= {field: value for field, (value, _) in told.items()}
     sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in told.items()}
     name = re.sub(r"[^a-z0-9]+", "_", device_name.lower()).strip("_")
-    return GpuProfile.model_validate(
-        values | {"name": name, "device_names": (device_name,), "compute_capability": capability, "sources": sources}
-    )
+    values |= {"name": name, "device_names": [device_name], "compute_capability": capability, "sources": sources}
+    return documents.validated(documents.Document(device_name, values), GpuProfile)
 
 
 def _most_similar(profiles: list[GpuProfile], device_name: str, capability: str, sm_count: int | None) -> GpuProfile:
