@@ -282,8 +282,8 @@ def profile_mismatches(
 ) -> list[str]:
     """Return one sentence for each fact of `profile` that the live device contradicts; attributes it lacks are not compared.
 
-    `attributes` as for `profile_from_attributes`. Counts and bytes must be equal; clock and bandwidth may differ by
-    `CLOCK_TOLERANCE`, memory by what the driver keeps to itself.
+    `attributes` as for `profile_from_attributes`. Clock, bandwidth and memory may differ by `CLOCK_TOLERANCE`,
+    everything else must be equal.
     """
     mismatches = []
     if device_name not in profile.device_names:
