@@ -136,7 +136,7 @@ class Spec(BaseModel):
         return hash(self.canonical())
 
 
-def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Spec:
+def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **overrides: Any) -> Spec:
     """Return the spec in the YAML file at a path, in a dict, or in another spec, with keys replaced by `overrides`.
 
     Relative paths, overriding ones too, start at the file's folder, or at the working directory for a dict. Whatever is

@@ -91,8 +91,8 @@ def _allowed_by_branch(schema: _JsonSchema, root: _JsonSchema) -> str:
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _range(schema, "minimum", "maximum")
     if kind == "array":
-        items = schema.get("items")
-        return ("a list of " + _allowed(items, root) if items else "a list") + _range(schema, "minItems", "maxItems", " items")
+        each = f", each {_allowed(schema['items'], root)}" if "items" in schema else ""
+        return "a list" + _range(schema, "minItems", "maxItems", " items") + each
     text = _PLAIN_TYPES.get(str(kind), "another value")
     if kind == "string":
         text += _range(schema, "minLength", "maxLength", " characters")

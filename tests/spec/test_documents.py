@@ -318,7 +318,7 @@ class Sheet(BaseModel):
         ("part:\n  names: [a]", ":1: part.rate: this key is missing; give a number"),
         ("parts:\n  p:\n    rate: x", ":3: parts.p.rate: 'x' is given; allowed: a number"),
         ("part:\n  rate: 1\n  names:\n  - a\n  - 1", ":5: part.names.1: 1 is given; allowed: text"),
-        ("part:\n  rate: 1\n  names: a", ":3: part.names: 'a' is given; allowed: a list of text"),
+        ("part:\n  rate: 1\n  names: a", ":3: part.names: 'a' is given; allowed: a list, each text"),
         ("part: 3", ":1: part: 3 is given; allowed: a mapping or null"),
         ("kind: Log", ":1: kind: 'Log' is given (did you mean 'log'?); allowed: linear, log"),
         ("kind: 3", ":1: kind: 3 is given; allowed: linear, log"),
@@ -332,7 +332,7 @@ class Sheet(BaseModel):
         ("name: A", ":1: name: 'A' is given; allowed: text matching ^[a-z]+$"),
         ("name:", ":1: name: null is given; allowed: text matching ^[a-z]+$"),
         ("pair: [1]", ":1: pair.1: this key is missing; give an integer"),
-        ("few: [1, 2, 3]", ":1: few: [1, 2, 3] is given; allowed: a list of an integer of at most 2 items"),
+        ("few: [1, 2, 3]", ":1: few: [1, 2, 3] is given; allowed: a list of at most 2 items, each an integer"),
     ],
 )
 def test_violations_say_what_is_allowed(text: str, message: str) -> None:

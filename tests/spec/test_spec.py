@@ -49,7 +49,7 @@ VALID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def refusal(source: Any, **overrides: Any) -> str:
+def refusal(source: Any, /, **overrides: Any) -> str:
     with pytest.raises(BadInput) as caught:
         load_spec(source, **overrides)
     return str(caught.value)
@@ -189,6 +189,7 @@ def test_overrides_replace_keys_and_are_checked(tmp_path: Path) -> None:
     assert (
         refusal(path, hiden_size=4) == f"'hiden_size' overrides no key of a spec (did you mean 'hidden_size'?); allowed: {KEYS}"
     )
+    assert refusal(path, source=4).startswith("'source' overrides no key of a spec")
     assert refusal(path, hidden_size="8").endswith("a.yaml: hidden_size: '8' is given; allowed: an integer from 1 to 1048576")
     # The line is that of heads, which the file has; the override made it wrong.
     assert refusal(path, hidden_size=6).endswith(

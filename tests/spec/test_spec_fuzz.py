@@ -16,29 +16,21 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.spec import Spec, load_spec
 
 EXAMPLES = [path.read_text() for path in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))]
-PUNCTUATION = list("\n\t :-?#|>'\"{}[],%@`&*!~") + [
-    "\n\n",
-    ": ",
-    "- ",
-    "? ",
-    "|2-",
-    "{{",
-    "---\n",
-    "...\n",
-    "%YAML 1.1\n",
-    "<<: *a",
-]
+PUNCTUATION = list("\n\t :-?#|>'\"{}[],%@`&*!~")
+MARKERS = ["\n\n", ": ", "- ", "? ", "|2-", "{{", "---\n", "...\n", "%YAML 1.1\n", "<<: *a"]
 TAGS = ["&a ", "*a ", "!x ", "!!int ", "!<tag:yaml.org,2002:str> ", "!!python/object/apply:os._exit [9]"]
-CHARACTERS = list("\r\0\x1b\x85\u2028\ufeff\ud800\U0001f600\u202e\xa0") + ["\\0", "\\x", "\\UFFFFFFFF", "\\ud800"]
+CHARACTERS = list("\r\0\x1b\x85\u2028\ufeff\ud800\U0001f600\u202e\xa0")
+ESCAPES = ["\\0", "\\x", "\\UFFFFFFFF", "\\ud800"]
 SCALAR_TEXTS = ["012", "0x", "1e9", "1e999", ".nan", "-.inf", "1_0", "null", "on", "9" * 5000, "a" * 2000]
 NESTING = ["[" * 50, "{a: " * 20, "- " * 20]
-FRAGMENTS = PUNCTUATION + TAGS + CHARACTERS + SCALAR_TEXTS + NESTING + list(Spec.model_fields)
+FRAGMENTS = [*PUNCTUATION, *MARKERS, *TAGS, *CHARACTERS, *ESCAPES, *SCALAR_TEXTS, *NESTING, *Spec.model_fields]
 MUTATIONS = st.lists(
     st.tuples(st.floats(0, 1), st.integers(0, 6), st.sampled_from(FRAGMENTS) | st.text(max_size=3)), min_size=1, max_size=6
 )
 
 # PyYAML and pydantic do the reading; no audited event below is part of reading text that is already in memory.
-EXECUTING = "exec compile open os.system os.exec os.mkdir os.remove subprocess.Popen socket.connect pickle.find_class".split()
+PROCESSES = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect"}
+EXECUTING = PROCESSES | {"exec", "compile", "pickle.find_class", "open", "os.mkdir", "os.remove"}
 _watched: list[str] | None = None
 
 
