@@ -2,4 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minrnn_gen.api import compile
+    from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, MinrnnError, NotGenerated, ToolchainMissing
+    from minrnn_gen.kernel import Kernel
+    from minrnn_gen.spec import Spec
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadInput",
+    "CompileFailed",
+    "Infeasible",
+    "Kernel",
+    "MinrnnError",
+    "NotGenerated",
+    "Spec",
+    "ToolchainMissing",
+    "compile",
+]
+
+_MODULES = {"compile": "api", "Kernel": "kernel", "Spec": "spec"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, and no more: `import minrnn_gen` costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'minrnn_gen' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"minrnn_gen.{_MODULES.get(name, 'errors')}"), name)

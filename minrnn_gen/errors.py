@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -35,6 +36,20 @@ class CompileFailed(MinrnnError):
 
 
 def nearest_name(given: object, allowed: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the closest allowed name, or the empty string."""
-    close = difflib.get_close_matches(str(given), list(allowed), n=1, cutoff=0.6)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
+    by_folded = {name.casefold(): name for name in allowed}
+    close = difflib.get_close_matches(given.casefold() if isinstance(given, str) else shown(given), by_folded, n=1, cutoff=0.6)
+    return f" (did you mean '{by_folded[close[0]]}'?)" if close else ""
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return `value` as an error message shows it: one printable line, at most twice `limit` long; true and null as in YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    # Python refuses to print an integer of more than 4300 digits (sys.int_info.default_max_str_digits).
+    if isinstance(value, int) and value.bit_length() > 4 * limit:
+        return f"an integer of {value.bit_length()} bits"
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother, brief.maxlong = 2, limit, limit, limit
+    text = " ".join(brief.repr(value).split())
+    return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."

@@ -1,0 +1,56 @@
+"""The Python interface: `compile`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minrnn_gen import cuda
+from minrnn_gen.build import Builder, Target
+from minrnn_gen.errors import NotGenerated
+from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.spec import Spec, load_spec
+from minrnn_gen.store import Store, cache_folder
+
+
+def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Kernel:  # noqa: A001
+    """Compile a spec (a path, a dict or a Spec; `overrides` replace its keys) to a callable kernel.
+
+    The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
+    the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays.
+    Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, NotGenerated for a valid request
+    that this version has no kernel for, CompileFailed where NVRTC refuses the source.
+    """
+    loaded = load_spec(spec, **overrides)
+    return kernel_of(loaded, target_of(loaded))
+
+
+def kernel_of(spec: Spec, target: Target) -> Kernel:
+    """Compile `spec` for `target`."""
+    builder = Builder(spec, target, Store(cache_folder()))
+    _refuse_what_is_not_generated(spec)
+    regime = builder.hinted_regime
+    return Kernel(builder, builder.build_all([("forward", regime), ("step", regime)]))
+
+
+def target_of(spec: Spec) -> Target:
+    """Return the GPU to compile for: the spec's, the live one, or the default."""
+    if spec.gpu is not None:
+        # A path starts at the spec's folder, a name does not.
+        path = spec.folder / spec.gpu
+        asked = str(path) if path.suffix in (".yaml", ".yml") else spec.gpu
+        return Target(load_profile(asked), profile_bytes(asked), "spec")
+    live = cuda.live_device()
+    if live is not None:
+        return Target(live.profile, live.profile.model_dump_json().encode(), "device")
+    return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
+
+
+def _refuse_what_is_not_generated(spec: Spec) -> None:
+    if spec.direction != "forward":
+        raise NotGenerated(f"{spec.where}: direction: '{spec.direction}' is not generated yet; 'forward' is")
+    if spec.scan_arithmetic != "linear":
+        raise NotGenerated(f"{spec.where}: scan_arithmetic: '{spec.scan_arithmetic}' is not generated yet; 'linear' is")

@@ -1,0 +1,150 @@
+"""The caller's arrays, whatever library they come from, seen as pointer, shape, strides and dtype; no library is imported."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minrnn_gen.errors import BadInput
+
+Library = Literal["numpy", "torch", "cupy"]
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of the caller.
+
+    `strides` count elements. `device` is the CUDA device's number, or None for host memory. `owner` is the caller's object
+    (or what it was converted to) and keeps the memory alive.
+    """
+
+    name: str
+    library: Library
+    owner: Any
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int | None
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strides_match(contiguous_strides(self.shape))
+
+    def strides_match(self, wanted: tuple[int, ...]) -> bool:
+        """Compare strides where they matter: along axes longer than 1, of an array with elements."""
+        if math.prod(self.shape) == 0:
+            return True
+        return all(stride == want for stride, want, size in zip(self.strides, wanted, self.shape, strict=True) if size > 1)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a C-contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], Any]) -> Array:
+    """Describe `value`; `import_foreign(value, name)` turns an array of another library into a CuPy or NumPy one.
+
+    Raises BadInput where `value` is no array, or a torch tensor that records gradients (the plain kernel has none to give).
+    """
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__[:-1]):
+        return _inspect_torch(value, name)
+    if library == "numpy" and hasattr(value, "dtype"):
+        return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
+    if library == "cupy":
+        return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
+    if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
+        return inspect_array(import_foreign(value, name), name, import_foreign)
+    raise BadInput(
+        f"{name} is a {type(value).__name__}; a NumPy, CuPy or torch array, or any with DLPack, is expected"
+    )
+
+
+def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:
+    itemsize = value.dtype.itemsize
+    strides = value.strides
+    if any(stride % itemsize for stride in strides):
+        raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
+    steps = tuple(stride // itemsize for stride in strides)
+    return Array(name, library, value, pointer, tuple(value.shape), steps, value.dtype.name, device)
+
+
+def _inspect_torch(value: Any, name: str) -> Array:
+    torch = sys.modules["torch"]
+    if not isinstance(value, torch.Tensor):
+        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise BadInput(
+            f"{name} requires grad, which a plain kernel does not record; use minrnn_gen.torch, or call it under torch.no_grad()"
+        )
+    if value.device.type not in ("cpu", "cuda"):
+        raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
+    device = value.get_device() if value.device.type == "cuda" else None
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
+
+
+def new_torch(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """Allocate through the caller's tensor, so that the memory is of torch's own allocator and on the same device."""
+    tensor = like.owner.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+    return _inspect_torch(tensor, "result")
+
+
+def torch_stream(device: int) -> int:
+    """Return the handle of torch's current stream on `device`."""
+    return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+
+
+class _HostMemory:
+    """Host memory of a torch tensor as NumPy's array interface; holds the tensor alive."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = array.owner
+        self.__array_interface__ = {
+            "data": (array.pointer, False),
+            "shape": array.shape,
+            "strides": tuple(stride * array.itemsize for stride in array.strides),
+            "typestr": f"|V{array.itemsize}",
+            "version": 3,
+        }
+
+
+def as_numpy(array: Array) -> Any:
+    """Return a NumPy view of host memory, without a copy; bfloat16 is `ml_dtypes.bfloat16`."""
+    import numpy
+
+    if array.library == "numpy":
+        return array.owner
+    return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype)) if array.pointer else _empty(array)
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return the NumPy dtype called `name`, `ml_dtypes.bfloat16` included."""
+    import numpy
+
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return numpy.dtype(ml_dtypes.bfloat16)
+    return numpy.dtype(name)
+
+
+def _empty(array: Array) -> Any:
+    import numpy
+
+    return numpy.empty(array.shape, numpy_dtype(array.dtype))

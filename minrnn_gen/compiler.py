@@ -1,0 +1,110 @@
+"""From CUDA text to a cubin and the resources it takes, held against the plan; the only caller of NVRTC."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import re
+from dataclasses import dataclass
+
+from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.plan.kernel_plan import KernelPlan
+
+# -v makes ptxas report registers, shared memory and spills into the log.
+OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+# Distributions that bring NVRTC, and CuPy's own, whose wrapper calls it.
+_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What ptxas reports of one kernel; `shared_bytes` is static plus the dynamic bytes the plan launches with."""
+
+    name: str
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledSource:
+    """A cubin that the driver loads as it is, and the resources of its kernels."""
+
+    cubin: bytes
+    kernels: tuple[KernelResources, ...]
+
+
+def toolchain_version() -> str | None:
+    """Return the versions of the installed NVRTC distributions, read from metadata alone; None without CuPy."""
+    found = []
+    for name in _DISTRIBUTIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found) if any(entry.startswith("cupy") for entry in found) else None
+
+
+def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
+    """Compile `text` for the plan's architecture; needs NVRTC but no driver and no GPU.
+
+    Raises ToolchainMissing without CuPy or NVRTC, CompileFailed with NVRTC's first error where the text is refused.
+    """
+    try:
+        from cupy.cuda import compiler as cupy_compiler
+    except ImportError as missing:
+        raise ToolchainMissing(
+            "compiling needs NVRTC through CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
+        ) from missing
+    log = io.StringIO()
+    # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
+    program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
+    try:
+        cubin, _ = program.compile((f"-arch={plan.arch}", *OPTIONS), log)
+    except cupy_compiler.CompileException as refused:
+        first = next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300])
+        raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.arch}: {first.strip()}") from refused
+    except (RuntimeError, OSError) as missing:
+        raise ToolchainMissing(
+            f"NVRTC cannot be loaded ({missing}): pip install 'minrnn-gen[cuda13]' brings it without a CUDA toolkit"
+        ) from missing
+    # CuPy hands the cubin over without its last byte.
+    return CompiledSource(cubin + b"\0", parse_resources(log.getvalue(), plan.shared_bytes))
+
+
+def parse_resources(log: str, dynamic_shared_bytes: int) -> tuple[KernelResources, ...]:
+    """Read the resources of every kernel from ptxas' report."""
+    kernels = []
+    for report in re.split(r"Compiling entry function '", log)[1:]:
+        name = report.split("'", 1)[0]
+
+        def number(pattern: str, report: str = report) -> int:
+            match = re.search(pattern, report)
+            return int(match.group(1)) if match else 0
+
+        kernels.append(
+            KernelResources(
+                name=name,
+                registers=number(r"Used (\d+) registers"),
+                shared_bytes=number(r"(\d+) bytes smem") + dynamic_shared_bytes,
+                spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+                stack_bytes=number(r"(\d+) bytes stack frame"),
+            )
+        )
+    return tuple(kernels)
+
+
+def broken_promises(plan: KernelPlan, kernels: tuple[KernelResources, ...]) -> tuple[str, ...]:
+    """Return what the compiled kernels take beyond the plan, one phrase each; empty when the plan holds."""
+    broken = []
+    for kernel in kernels:
+        if kernel.spill_bytes:
+            broken.append(f"{kernel.name} spills {kernel.spill_bytes} bytes")
+        if kernel.registers > plan.registers_per_thread:
+            broken.append(f"{kernel.name} uses {kernel.registers} registers of {plan.registers_per_thread}")
+        if kernel.shared_bytes != plan.shared_bytes:
+            broken.append(f"{kernel.name} takes {kernel.shared_bytes} bytes of shared memory, the plan {plan.shared_bytes}")
+    if not kernels:
+        broken.append("the compiler reported no kernel")
+    return tuple(broken)

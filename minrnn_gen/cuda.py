@@ -1,0 +1,203 @@
+"""Loading and launching cubins, cuBLAS, and the live device; with the compiler, the only module that touches CuPy."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minrnn_gen.arrays import Array, inspect_array, new_torch, numpy_dtype, torch_stream
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
+
+_DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_CUDA_SUCCESS = 0
+# cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
+_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
+_GEMM_DEFAULT = -1
+_TRANSPOSED, _AS_IT_IS = 1, 0
+
+
+@dataclass(frozen=True)
+class LiveDevice:
+    """The GPU of this machine: what the driver says of it, and the profile that describes it."""
+
+    name: str
+    compute_capability: str
+    attributes: dict[str, int] = field(repr=False)
+    profile: GpuProfile = field(repr=False)
+    profile_is_shipped: bool
+
+
+def has_device() -> bool:
+    """Say whether the driver is here and sees a GPU, without importing CuPy."""
+    try:
+        driver = ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    initialised: int = driver.cuInit(0)
+    counted: int = driver.cuDeviceGetCount(ctypes.byref(count))
+    return initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS and count.value > 0
+
+
+@cache
+def live_device(device: int = 0) -> LiveDevice | None:
+    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy."""
+    if not has_device():
+        return None
+    try:
+        import cupy
+    except ImportError:
+        return None
+    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    capability = cupy.cuda.Device(device).compute_capability
+    dotted = f"{capability[:-1]}.{capability[-1]}"
+    attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
+    shipped = profile_for_device(name, dotted)
+    profile = shipped or profile_from_attributes(name, attributes)
+    return LiveDevice(name, dotted, attributes, profile, shipped is not None)
+
+
+def import_foreign(value: Any, name: str) -> Any:
+    """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (CUDA memory) or a NumPy one, without a copy."""
+    if hasattr(value, "__cuda_array_interface__"):
+        return _cupy().asarray(value)
+    kind, _ = value.__dlpack_device__()
+    on_host = kind == 1  # kDLCPU (dlpack.h)
+    try:
+        if on_host:
+            import numpy
+
+            return numpy.from_dlpack(value)
+        return _cupy().from_dlpack(value)
+    except (BufferError, TypeError, RuntimeError, ValueError) as refused:
+        raise BadInput(f"{name} cannot be read through DLPack: {refused}") from refused
+
+
+def inspect(value: Any, name: str) -> Array:
+    """Describe any array; see `arrays.inspect_array`."""
+    return inspect_array(value, name, import_foreign)
+
+
+def new_array(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """Allocate an uninitialised array of the library and on the device of `like`."""
+    if like.library == "torch":
+        return new_torch(like, shape, dtype)
+    cupy = _cupy()
+    with cupy.cuda.Device(like.device):
+        return inspect(cupy.empty(shape, numpy_dtype(dtype)), "result")
+
+
+def current_stream(like: Array) -> int:
+    """Return the handle of the stream on which the library of `like` now works on its device."""
+    assert like.device is not None
+    if like.library == "torch":
+        return torch_stream(like.device)
+    cupy = _cupy()
+    with cupy.cuda.Device(like.device):
+        return int(cupy.cuda.get_current_stream().ptr)
+
+
+@dataclass
+class LoadedKernel:
+    """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
+
+    The module stays loaded as long as this object lives. Launches are asynchronous on the given stream.
+    """
+
+    cubin: bytes
+    entry: str
+    arch: str
+    dynamic_shared_bytes: int
+    _functions: dict[int, Any] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def launch(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """Launch on `device`; `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars."""
+        function = self._functions.get(device) or self._load(device)
+        cupy = _cupy()
+        with cupy.cuda.Device(device):
+            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _Stream(stream))
+
+    def _load(self, device: int) -> Any:
+        cupy = _cupy()
+        with self._lock, cupy.cuda.Device(device):
+            capability = cupy.cuda.Device(device).compute_capability
+            compiled_for = self.arch.removeprefix("sm_")
+            if capability[:-1] != compiled_for[:-1] or int(capability[-1]) < int(compiled_for[-1]):
+                raise BadInput(
+                    f"the kernel was compiled for {self.arch} but the arrays are on a GPU of sm_{capability}; "
+                    f"compile it without 'gpu' on this machine, or with a profile of sm_{capability}"
+                )
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"{self.entry}.cubin"
+                path.write_bytes(self.cubin)
+                kernel = cupy.RawModule(path=str(path)).get_function(self.entry)
+            if self.dynamic_shared_bytes:
+                kernel.max_dynamic_shared_size_bytes = self.dynamic_shared_bytes
+            self._functions[device] = kernel.kernel
+            return kernel.kernel
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The one attribute CuPy's launcher reads from a stream; spares the cost of an ExternalStream per launch."""
+
+    ptr: int
+
+
+def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
+    """Multiply by cuBLAS on the current stream: result = x weightᵀ over the last axis of x, in fp32 (fp64) accumulation.
+
+    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N, T].
+    """
+    cupy = _cupy()
+    from cupy_backends.cuda.libs import cublas
+
+    assert x.device is not None
+    outputs, inputs = weight.shape
+    kind = _CUDA_TYPES[x.dtype]
+    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if x.dtype == "float64" else (_COMPUTE_FLOAT32, ctypes.c_float)
+    one, nothing = scalar(1.0), scalar(0.0)
+    alpha, beta = ctypes.addressof(one), ctypes.addressof(nothing)
+    with cupy.cuda.Device(x.device) as device:
+        handle = device.cublas_handle
+        previous = cublas.getStream(handle)
+        cublas.setStream(handle, current_stream(x))
+        try:
+            if time_is_last:
+                batch, _, time = x.shape
+                cublas.gemmStridedBatchedEx(
+                    handle, _AS_IT_IS, _AS_IT_IS, time, outputs, inputs, alpha, x.pointer, kind, time, inputs * time,
+                    weight.pointer, kind, inputs, 0, beta, result.pointer, kind, time, outputs * time, batch, compute,
+                    _GEMM_DEFAULT,
+                )  # fmt: skip
+            else:
+                rows = 1
+                for extent in x.shape[:-1]:
+                    rows *= extent
+                cublas.gemmEx(
+                    handle, _TRANSPOSED, _AS_IT_IS, outputs, rows, inputs, alpha, weight.pointer, kind, inputs,
+                    x.pointer, kind, inputs, beta, result.pointer, kind, outputs, compute, _GEMM_DEFAULT,
+                )  # fmt: skip
+        finally:
+            cublas.setStream(handle, previous)
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as missing:
+        raise ToolchainMissing(
+            "running on a GPU needs CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
+        ) from missing
+    return cupy

@@ -1,0 +1,92 @@
+"""A plan in words: the decision, the memory map, the slack of every constraint, the runners-up and the rejected."""
+
+from __future__ import annotations
+
+from minrnn_gen.build import BuiltKernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+
+
+def explain(built: BuiltKernel, note: str = "") -> str:
+    """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
+    plan = built.plan
+    sections = [
+        _decision(plan, note),
+        _resources(built),
+        _shared_map(plan),
+        _prediction(plan),
+        _margins(plan),
+        _alternatives(plan),
+        _rejected(built),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _decision(plan: KernelPlan, note: str) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
+    return "\n".join(
+        (
+            f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
+            f"  gpu        {plan.gpu} ({plan.arch}){note}",
+            f"  template   {plan.template}",
+            f"  regime     rows aligned to {plan.regime.alignment_bytes} bytes, "
+            f"{'asynchronous' if plan.copies_are_asynchronous else 'plain'} copies",
+            f"  chosen     {chosen}",
+            f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
+        )
+    )
+
+
+def _resources(built: BuiltKernel) -> str:
+    plan = built.plan
+    lines = ["resources (plan / compiler)"]
+    reported = built.resources or ()
+    for kernel in reported:
+        lines += [
+            f"  {kernel.name}",
+            f"    registers per thread  at most {plan.registers_per_thread}, about {plan.registers_estimated} / {kernel.registers}",
+            f"    shared bytes          {plan.shared_bytes} / {kernel.shared_bytes}",
+            f"    spilled bytes         0 / {kernel.spill_bytes}",
+        ]
+    if not reported:
+        lines.append("  not compiled: NVRTC is not installed; pip install 'minrnn-gen[cuda13]'")
+    return "\n".join(lines)
+
+
+def _shared_map(plan: KernelPlan) -> str:
+    if not plan.shared_map:
+        return ""
+    lines = ["shared memory of a block"]
+    offset = 0
+    for name, size in plan.shared_map.items():
+        lines.append(f"  {offset:8d} .. {offset + size:8d}  {name}, {size} bytes")
+        offset += size
+    return "\n".join(lines)
+
+
+def _prediction(plan: KernelPlan) -> str:
+    lines = ["predicted time at the typical sizes (microseconds; the terms overlap, the launch is added)"]
+    lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
+    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total"])
+
+
+def _margins(plan: KernelPlan) -> str:
+    lines = ["constraints (used of limit)"]
+    lines += [
+        f"  {margin.constraint:26s} {margin.used:10g} of {margin.limit:10g} {margin.unit}".rstrip() for margin in plan.margins
+    ]
+    return "\n".join(lines)
+
+
+def _alternatives(plan: KernelPlan) -> str:
+    lines = [f"runners-up (of {plan.candidate_count} feasible candidates)"]
+    for other in plan.runners_up:
+        chosen = ", ".join(f"{name} {value}" for name, value in other.variables.items())
+        lines.append(f"  {other.predicted_us:10.1f} us  {chosen}")
+    return "\n".join(lines) if plan.runners_up else ""
+
+
+def _rejected(built: BuiltKernel) -> str:
+    lines = ["rejected (by the first constraint that fails)"]
+    lines += [f"  {count:8d}  {name}" for name, count in built.plan.rejected.items() if count]
+    lines += [f"  after compiling: {reason}" for reason in built.dropped]
+    return "\n".join(lines) if len(lines) > 1 else ""

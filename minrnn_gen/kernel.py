@@ -1,0 +1,293 @@
+"""Kernel: the callable that `compile` returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from minrnn_gen import cuda
+from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, check_call
+from minrnn_gen.arrays import Array, as_numpy, numpy_dtype
+from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.compiler import KernelResources
+from minrnn_gen.errors import NotGenerated, ToolchainMissing
+from minrnn_gen.explain import explain
+from minrnn_gen.launch import alignment_of_call, launch_of
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.precision import precision_of
+from minrnn_gen.spec import Spec
+
+State = dict[str, Any]
+
+
+class Kernel:
+    """A specialised recurrent kernel.
+
+    Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
+    current stream, without synchronising; host arrays run the same equations in NumPy. Results come in the caller's library.
+    Thread-safe; the first call with another alignment of the arrays compiles once more.
+    """
+
+    def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
+        self._builder = builder
+        self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
+        self._hinted = built[0]
+        self._loaded: dict[tuple[str, Regime], cuda.LoadedKernel] = {}
+        self._lock = threading.Lock()
+        spec = builder.spec
+        cell = self._hinted.cell
+        self._contract = Contract(
+            layout=spec.layout,
+            precision=precision_of(spec.precision),
+            hidden_size=spec.hidden_size,
+            input_size=spec.input_size,
+            gates=cell.gates,
+            states=cell.states,
+            parameters=cell.parameters,
+        )
+
+    @property
+    def spec(self) -> Spec:
+        """The spec this kernel was compiled from."""
+        return self._builder.spec
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The gates of x, in the order of its gate axis."""
+        return self._contract.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states, the output's first."""
+        return self._contract.states
+
+    @property
+    def plan(self) -> KernelPlan:
+        """The plan of the forward kernel for the hinted regime."""
+        return self._hinted.plan
+
+    @property
+    def plans(self) -> Mapping[tuple[str, Regime], KernelPlan]:
+        """Every plan so far, by (pass, regime)."""
+        return MappingProxyType({key: built.plan for key, built in self._built.items()})
+
+    @property
+    def source(self) -> str:
+        """The CUDA text of the forward kernel for the hinted regime."""
+        return self._hinted.source
+
+    @property
+    def resources(self) -> tuple[KernelResources, ...] | None:
+        """What the compiler reported of it; None where NVRTC is not installed."""
+        return self._hinted.resources
+
+    @property
+    def built(self) -> tuple[BuiltKernel, ...]:
+        """Every kernel built so far, the hinted forward first."""
+        return tuple(self._built.values())
+
+    def explain(self) -> str:
+        """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected."""
+        return explain(self._hinted)
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return f"Kernel({self.plan.model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={self.plan.gpu})"
+
+    def __call__(
+        self,
+        x: Any,
+        R: Any = None,  # noqa: N803 the name of the equations
+        *,
+        weight: Any = None,
+        bias: Any = None,
+        recurrent_bias: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        all_states: bool = False,
+    ) -> tuple[Any, State]:
+        """Run over time and return (y, final state).
+
+        x: pre-activations [B, T, G, H] (TBD: [T, B, G, H]; BDT: [B, G, H, T]), or with input_size [B, T, I] and weight
+        [G * H, I]; storage dtype. bias [G, H] and parameters {name: [H]}: storage dtype or float32. state {name: [B, H]}:
+        float32 (float64 for fp64), zeros where None. y [B, T, H] (TBD: [T, B, H]; BDT: [B, H, T]) in the storage dtype.
+        Raises BadInput for an array that does not fit, NotGenerated for what this version does not do yet.
+        """
+        self._refuse(R=R, recurrent_bias=recurrent_bias)
+        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=all_states or None)
+        return self._run("forward", x, weight, bias, parameters, state)
+
+    def step(
+        self,
+        x_t: Any,
+        R: Any = None,  # noqa: N803 the name of the equations
+        *,
+        weight: Any = None,
+        bias: Any = None,
+        recurrent_bias: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, State]:
+        """Run one time step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight."""
+        self._refuse(R=R, recurrent_bias=recurrent_bias)
+        return self._run("step", x_t, weight, bias, parameters, state)
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        """Run over time and keep what the backward needs; not generated yet."""
+        raise NotGenerated(f"{self.plan.model}: forward with gradients is not generated yet; call the kernel itself")
+
+    def backward(self, *_: Any, **__: Any) -> NoReturn:
+        """Return the gradients; not generated yet."""
+        raise NotGenerated(f"{self.plan.model}: the backward pass is not generated yet")
+
+    def _refuse(self, **given: Any) -> None:
+        for name, value in given.items():
+            if value is not None:
+                raise NotGenerated(f"{name} was given, but {self.plan.model} has no recurrent product; leave it out")
+
+    def _not_yet(self, **given: Any) -> None:
+        for name, value in given.items():
+            if value is not None:
+                raise NotGenerated(f"{name} was given, but no kernel with it is generated yet; leave it out")
+
+    def _run(
+        self,
+        kernel_pass: KernelPass,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        parameters: Mapping[str, Any] | None,
+        state: Mapping[str, Any] | None,
+    ) -> tuple[Any, State]:
+        call = check_call(
+            self._contract,
+            cuda.inspect,
+            x,
+            weight=weight,
+            bias=bias,
+            parameters=parameters,
+            state=state,
+            single_step=kernel_pass == "step",
+        )
+        run = self._run_on_host if call.x.device is None else self._run_on_device
+        y, final = run(kernel_pass, call)
+        return y.owner, {name: array.owner for name, array in zip(self.states, final, strict=True)}
+
+    def _run_on_device(self, kernel_pass: KernelPass, call: Call) -> tuple[Array, tuple[Array, ...]]:
+        contract = self._contract
+        storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
+        y = cuda.new_array(call.x, self._y_shape(kernel_pass, call), storage)
+        final = tuple(cuda.new_array(call.x, (call.batch, contract.hidden_size), carried) for _ in contract.states)
+        if not call.batch:
+            return y, final
+        if call.weight is not None:
+            call = self._projected(kernel_pass, call, call.weight)
+        regime = self._builder.hinted_regime if kernel_pass == "step" else Regime(alignment_of_call(call.x, y))
+        loaded, plan = self._load(kernel_pass, regime)
+        launch = launch_of(plan, call, y, final)
+        device = call.x.device
+        assert device is not None
+        loaded.launch(device, cuda.current_stream(call.x), launch.blocks, plan.threads, launch.arguments)
+        return y, final
+
+    def _projected(self, kernel_pass: KernelPass, call: Call, weight: Array) -> Call:
+        """Multiply x by the weight; the result has the axes of pre-activations."""
+        axes = "bgh" if kernel_pass == "step" else X_AXES[self._contract.layout]
+        sizes = {"b": call.batch, "t": call.time, "g": self._contract.gate_count, "h": self._contract.hidden_size}
+        product = cuda.new_array(call.x, tuple(sizes[axis] for axis in axes), call.x.dtype)
+        if call.batch and call.time:
+            cuda.project(call.x, weight, product, time_is_last=axes[-1] == "t")
+        return replace(call, x=product, x_axes=axes, weight=None)
+
+    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
+        key = (kernel_pass, regime)
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            with self._lock:
+                if key not in self._built:
+                    self._built[key] = self._builder.build(kernel_pass, regime)
+                built = self._built[key]
+                if built.cubin is None:
+                    raise ToolchainMissing(
+                        "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
+                    )
+                plan = built.plan
+                loaded = cuda.LoadedKernel(built.cubin, plan.entry, plan.arch, plan.shared_bytes)
+                self._loaded[key] = loaded
+        return loaded, self._built[key].plan
+
+    def _y_shape(self, kernel_pass: KernelPass, call: Call) -> tuple[int, ...]:
+        sizes = {"b": call.batch, "t": call.time, "h": self._contract.hidden_size}
+        return tuple(sizes[axis] for axis in ("bh" if kernel_pass == "step" else Y_AXES[self._contract.layout]))
+
+    def _run_on_host(self, kernel_pass: KernelPass, call: Call) -> tuple[Array, tuple[Array, ...]]:
+        precision = self._contract.precision
+        y, final = self._host_scan(kernel_pass, call, precision.arithmetic_dtype, precision.storage_dtype)
+        return self._to_library(call.x, y), tuple(self._to_library(call.x, final[name]) for name in self.states)
+
+    def _host_scan(self, kernel_pass: KernelPass, call: Call, arithmetic: str, storage: str) -> tuple[Any, dict[str, Any]]:
+        """Run the CPU target and return NumPy results; `arithmetic` and `storage` are dtype names."""
+        import numpy
+
+        from minrnn_gen import cpu
+
+        contract = self._contract
+        dtype = numpy_dtype(arithmetic)
+        x, axes = as_numpy(call.x), call.x_axes
+        if call.weight is not None:
+            rows = numpy.moveaxis(x, axes.index("i"), -1)
+            product = cpu.project(rows, as_numpy(call.weight), dtype)
+            x = product.reshape(*product.shape[:-1], contract.gate_count, contract.hidden_size)
+            axes = axes.replace("i", "") + "gh"
+        if kernel_pass == "step":
+            x, axes = x[None], "t" + axes
+        gates = x.transpose([axes.index(axis) for axis in "tbgh"])
+        y = numpy.empty(self._y_shape(kernel_pass, call), numpy_dtype(storage))
+        y_axes = "bh" if kernel_pass == "step" else Y_AXES[contract.layout]
+        y_by_time = y[None] if kernel_pass == "step" else y.transpose([y_axes.index(axis) for axis in "tbh"])
+        zeros = numpy.zeros((call.batch, contract.hidden_size), dtype)
+        final = cpu.run_scan(
+            self._builder.lowered,
+            gates,
+            bias=None if call.bias is None else as_numpy(call.bias).reshape(contract.gate_count, contract.hidden_size),
+            parameters={name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
+            initial={
+                name: zeros if one is None else as_numpy(one)
+                for name, one in zip(contract.states, call.initial, strict=True)
+            },
+            arithmetic=dtype,
+            y=y_by_time,
+        )
+        return y, final
+
+    def reference(self, x: Any, **arrays: Any) -> tuple[Any, dict[str, Any]]:
+        """Run the same equations sequentially in float64 on host arrays and return NumPy (y, final state), unrounded.
+
+        Takes the arrays that a call takes, in the dtypes that a call takes; the yardstick of every error in this package.
+        """
+        call = check_call(
+            self._contract,
+            cuda.inspect,
+            x,
+            weight=arrays.pop("weight", None),
+            bias=arrays.pop("bias", None),
+            parameters=arrays.pop("parameters", None),
+            state=arrays.pop("state", None),
+            single_step=False,
+        )
+        return self._host_scan("forward", call, "float64", "float64")
+
+    @staticmethod
+    def _to_library(like: Array, value: Any) -> Array:
+        if like.library == "numpy":
+            return cuda.inspect(value, "result")
+        result = cuda.new_array(like, value.shape, value.dtype.name)
+        as_numpy(result)[...] = value
+        return result

@@ -1,0 +1,16 @@
+"""Which family of kernels a problem belongs to."""
+
+from __future__ import annotations
+
+from minrnn_gen.plan import scan_forward_channels, scan_forward_time, scan_step
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Family
+
+FAMILIES: tuple[Family, ...] = (scan_forward_channels.FAMILY, scan_forward_time.FAMILY, scan_step.FAMILY)
+
+
+def family_of(problem: Problem) -> Family:
+    """Return the family that serves `problem`."""
+    if problem.kernel_pass == "step":
+        return scan_step.FAMILY
+    return scan_forward_time.FAMILY if problem.layout == "BDT" else scan_forward_channels.FAMILY

@@ -1,0 +1,120 @@
+"""The decision: everything the templates need besides the mathematics, and nothing of their text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The property of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
+
+    `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16).
+    """
+
+    alignment_bytes: int
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How close the plan is to one constraint: `used` of `limit`, in `unit`."""
+
+    constraint: str
+    used: float
+    limit: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A feasible candidate that was not taken, with its predicted time."""
+
+    variables: Mapping[str, int]
+    predicted_us: float
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel, decided; immutable, without CUDA text, and the same on every machine.
+
+    `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
+    compiled kernel is held against; `predicted_us` names the cost model's terms at the typical sizes, in microseconds.
+    """
+
+    kernel_pass: str
+    template: str
+    entry: str
+    gpu: str
+    arch: str
+    model: str
+    hidden_size: int
+    layout: str
+    precision: str
+    storage_dtype: str
+    arithmetic_dtype: str
+    regime: Regime
+    variables: Mapping[str, int]
+    threads: int
+    channels_per_block: int
+    copy_bytes: int
+    copies_are_asynchronous: bool
+    has_bf16_convert: bool
+    registers_per_thread: int
+    registers_estimated: int
+    shared_bytes: int
+    shared_map: Mapping[str, int]
+    blocks_per_sm: int
+    predicted_us: Mapping[str, float]
+    margins: tuple[Margin, ...]
+    candidate_count: int
+    rejected: Mapping[str, int]
+    runners_up: tuple[Alternative, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("variables", "shared_map", "predicted_us", "rejected"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @property
+    def predicted_total_us(self) -> float:
+        """Predicted time at the typical sizes: the slowest of the terms that overlap, and the launch."""
+        return total_us(self.predicted_us)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back to an equal plan."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KernelPlan:
+        """Read back what `to_json` gave; raises TypeError where keys are missing or unknown."""
+        values = dict(data)
+        values["regime"] = Regime(**values["regime"])
+        values["margins"] = tuple(Margin(**margin) for margin in values["margins"])
+        values["runners_up"] = tuple(
+            Alternative(MappingProxyType(other["variables"]), other["predicted_us"]) for other in values["runners_up"]
+        )
+        return cls(**values)
+
+
+def total_us(terms: Mapping[str, float]) -> float:
+    """Combine a cost model's terms: all of them overlap, except the launch."""
+    return max((us for name, us in terms.items() if name != "launch"), default=0.0) + terms.get("launch", 0.0)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def canonical_json(plan: KernelPlan) -> str:
+    """Return the plan as one line of JSON with sorted keys."""
+    return json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))

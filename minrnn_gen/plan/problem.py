@@ -1,0 +1,74 @@
+"""What is to be planned: a cell's shape, the sizes and the GPU, without any mathematics or text of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.precision import Precision
+
+KernelPass = Literal["forward", "step"]
+Layout = Literal["BTD", "TBD", "BDT"]
+
+# The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
+WIDEST_COPY_BYTES = 16
+# Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
+ASSUMED_BATCH = 8
+ASSUMED_TIME = 2048
+
+
+@dataclass(frozen=True)
+class CellShape:
+    """What planning needs to know of a cell: names and counts.
+
+    `operation_count` and `transcendental_count` are per channel and time step.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    carried_count: int
+    operation_count: int
+    transcendental_count: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kernel to plan; `batch` and `time` are typical sizes, the kernel must be valid for all."""
+
+    kernel_pass: KernelPass
+    cell: CellShape
+    hidden_size: int
+    precision: Precision
+    layout: Layout
+    batch: int
+    time: int
+    regime: Regime
+    gpu: GpuProfile
+
+    @property
+    def element_count(self) -> int:
+        """Elements of y at the typical sizes."""
+        return self.batch * self.time * self.hidden_size
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Bytes that must cross the memory bus at the typical sizes: every gate read once, y written once."""
+        return self.element_count * (len(self.cell.gates) + 1) * self.precision.storage_bytes
+
+
+def alignment_of(*offsets_bytes: int) -> int:
+    """Return the largest power of two, at most `WIDEST_COPY_BYTES`, that divides all the given offsets."""
+    combined = WIDEST_COPY_BYTES
+    for offset in offsets_bytes:
+        combined |= offset
+    return combined & -combined
+
+
+def hinted_regime(layout: Layout, precision: Precision, hidden_size: int, time: int | None) -> Regime:
+    """Return the regime of contiguous arrays of the typical sizes, the one that is compiled ahead."""
+    contiguous_length = hidden_size if layout != "BDT" else time or ASSUMED_TIME
+    return Regime(alignment_of(contiguous_length * precision.storage_bytes))

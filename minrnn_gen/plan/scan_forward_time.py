@@ -1,0 +1,99 @@
+"""The search space of scan_forward_time.cu.j2: lanes along time, a warp per channel (layout BDT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan import scan
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import Quantity
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+# Registers besides the steps of a lane, read off compiled kernels.
+REGISTERS_FIXED = 38
+# Two shuffles and two dependent multiply-adds per doubling of the distance; a shuffle takes about 23 cycles
+# (arXiv 1804.06826, table 4.1).
+SCAN_CYCLES = 5 * (23 + 2 * scan.DEPENDENT_CYCLES)
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    del problem
+    return {"warps": (1, 2, 4, 8), "steps_per_lane": (1, 2, 4, 8, 16), "stages": (1, 2, 3, 4, 6, 8)}
+
+
+def _registers(problem: Problem, steps_per_lane: int) -> int:
+    cell = problem.cell
+    words = problem.precision.arithmetic_bytes // 4
+    kept = 2 * len(cell.states) + cell.carried_count
+    return REGISTERS_FIXED + words * (steps_per_lane * kept + 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states))
+
+
+def _ring_bytes(problem: Problem, warps: int, steps_per_lane: int, stages: int) -> int:
+    tile = scan.WARP_LANES * steps_per_lane * problem.precision.storage_bytes
+    return warps * stages * len(problem.cell.gates) * tile
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    ring = ("warps", "steps_per_lane", "stages")
+    storage_bytes = problem.precision.storage_bytes
+    return (
+        Constraint(
+            "vector_width",
+            "a lane reads its steps as one 16-byte vector; wider ones conflict in the banks of shared memory",
+            ("steps_per_lane",),
+            lambda steps_per_lane: steps_per_lane * storage_bytes,
+            lambda _: 16,
+            "bytes",
+        ),
+        *scan.hardware_constraints(
+            problem.gpu,
+            Quantity(("warps",), lambda warps: warps * scan.WARP_LANES),
+            Quantity(("steps_per_lane",), lambda steps: _registers(problem, steps)),
+            Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, stages)),
+        ),
+        *scan.copy_constraints(
+            problem,
+            Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, max(1, stages - 1))),
+        ),
+        scan.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    warps, steps_per_lane = candidate["warps"], candidate["steps_per_lane"]
+    return scan.resident(
+        problem,
+        threads=warps * scan.WARP_LANES,
+        channels_per_block=warps,
+        registers_estimated=_registers(problem, steps_per_lane),
+        shared_map={"ring": _ring_bytes(problem, warps, steps_per_lane, candidate["stages"])},
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    taken = resources(problem, candidate)
+    steps_per_lane = candidate["steps_per_lane"]
+    tile_chain_cycles = (
+        3 * scan.SHARED_LATENCY_CYCLES
+        + steps_per_lane * (scan.operations_per_element(problem) + 2 * scan.DEPENDENT_CYCLES)
+        + SCAN_CYCLES * len(problem.cell.states)
+    )
+    return scan.predicted_us(
+        problem,
+        taken,
+        blocks=-(-problem.batch * problem.hidden_size // taken.channels_per_block),
+        in_flight_bytes=taken.shared_bytes * max(1, candidate["stages"] - 1) // candidate["stages"],
+        tile_steps=scan.WARP_LANES * steps_per_lane,
+        tile_chain_cycles=tile_chain_cycles,
+    )
+
+
+FAMILY = Family(
+    name="scan_forward_time",
+    template="scan_forward_time.cu.j2",
+    entry="scan_forward",
+    variables=variables,
+    constraints=constraints,
+    resources=resources,
+    predicted_us=predicted_us,
+)

@@ -1,0 +1,194 @@
+"""Every candidate that satisfies the constraints, ranked; and the reasons why the others do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import constraint as python_constraint
+
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.plan.kernel_plan import Alternative, KernelPlan, Margin, Regime, total_us
+from minrnn_gen.plan.problem import Problem
+
+Candidate = Mapping[str, int]
+RUNNERS_UP = 5
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`used(...)` must not exceed `limit(...)`; both are functions of the variables named in `over`.
+
+    `advice` says what a user can change where this constraint leaves no candidate.
+    """
+
+    name: str
+    why: str
+    over: tuple[str, ...]
+    used: Callable[..., float]
+    limit: Callable[..., float]
+    unit: str = ""
+    advice: str = ""
+
+    def holds(self, *values: int) -> bool:
+        return self.used(*values) <= self.limit(*values)
+
+    def margin(self, candidate: Candidate) -> Margin:
+        values = [candidate[name] for name in self.over]
+        return Margin(self.name, self.used(*values), self.limit(*values), self.unit)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a candidate takes from the GPU.
+
+    `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
+    blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
+    """
+
+    threads: int
+    channels_per_block: int
+    registers_estimated: int
+    registers_per_thread: int
+    shared_map: Mapping[str, int]
+    blocks_per_sm: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(self.shared_map.values())
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate."""
+
+    name: str
+    template: str
+    entry: str
+    variables: Callable[[Problem], Mapping[str, tuple[int, ...]]]
+    constraints: Callable[[Problem], tuple[Constraint, ...]]
+    resources: Callable[[Problem, Candidate], Resources]
+    predicted_us: Callable[[Problem, Candidate], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """All feasible candidates of a problem, best predicted first, and how many each constraint rejected."""
+
+    problem: Problem
+    family: Family
+    constraints: tuple[Constraint, ...]
+    candidates: tuple[Candidate, ...]
+    rejected: Mapping[str, int]
+
+    def plan(self, rank: int = 0) -> KernelPlan:
+        """Return the plan of the candidate at `rank`, 0 for the best predicted."""
+        problem, family, candidate = self.problem, self.family, self.candidates[rank]
+        resources = family.resources(problem, candidate)
+        others = [other for other in self.candidates[: RUNNERS_UP + rank + 1] if other is not candidate]
+        copy_bytes = problem.regime.alignment_bytes
+        return KernelPlan(
+            kernel_pass=problem.kernel_pass,
+            template=family.template,
+            entry=family.entry,
+            gpu=problem.gpu.name,
+            arch=problem.gpu.arch,
+            model=problem.cell.name,
+            hidden_size=problem.hidden_size,
+            layout=problem.layout,
+            precision=problem.precision.name,
+            storage_dtype=problem.precision.storage_dtype,
+            arithmetic_dtype=problem.precision.arithmetic_dtype,
+            regime=Regime(copy_bytes),
+            variables=candidate,
+            threads=resources.threads,
+            channels_per_block=resources.channels_per_block,
+            copy_bytes=copy_bytes,
+            copies_are_asynchronous=can_copy_asynchronously(problem),
+            has_bf16_convert=problem.gpu.has_bf16_arithmetic,
+            registers_per_thread=resources.registers_per_thread,
+            registers_estimated=resources.registers_estimated,
+            shared_bytes=resources.shared_bytes,
+            shared_map=resources.shared_map,
+            blocks_per_sm=resources.blocks_per_sm,
+            predicted_us=family.predicted_us(problem, candidate),
+            margins=tuple(constraint.margin(candidate) for constraint in self.constraints),
+            candidate_count=len(self.candidates),
+            rejected=self.rejected,
+            runners_up=tuple(
+                Alternative(other, total_us(family.predicted_us(problem, other))) for other in others[:RUNNERS_UP]
+            ),
+        )
+
+
+def can_copy_asynchronously(problem: Problem) -> bool:
+    """cp.async exists from sm_80 on and moves 4, 8 or 16 bytes (PTX ISA, cp.async)."""
+    return problem.gpu.has_async_copy and problem.regime.alignment_bytes >= 4
+
+
+def solve(problem: Problem, family: Family) -> Solution:
+    """List every feasible candidate, best predicted first; raises `Infeasible` with the nearest miss where there is none."""
+    variables = family.variables(problem)
+    constraints = family.constraints(problem)
+    search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
+    for name, domain in variables.items():
+        search.addVariable(name, list(domain))
+    for constraint in constraints:
+        search.addConstraint(python_constraint.FunctionConstraint(constraint.holds), list(constraint.over))
+    found: Iterable[dict[str, Any]] = search.getSolutions()
+    names = tuple(variables)
+    feasible = [MappingProxyType({name: candidate[name] for name in names}) for candidate in found]
+    rejected = _census(variables, constraints)
+    if not feasible:
+        raise Infeasible(_nearest_miss(problem, variables, constraints, rejected))
+
+    def rank(candidate: Candidate) -> tuple[float, tuple[int, ...]]:
+        return total_us(family.predicted_us(problem, candidate)), tuple(candidate[name] for name in names)
+
+    return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), MappingProxyType(rejected))
+
+
+def _points(variables: Mapping[str, tuple[int, ...]]) -> Iterable[dict[str, int]]:
+    names = tuple(variables)
+    return (dict(zip(names, values, strict=True)) for values in itertools.product(*variables.values()))
+
+
+def _census(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> dict[str, int]:
+    """Count, for each constraint, the points that it is the first to reject."""
+    rejected = {constraint.name: 0 for constraint in constraints}
+    for point in _points(variables):
+        for constraint in constraints:
+            if not constraint.holds(*(point[name] for name in constraint.over)):
+                rejected[constraint.name] += 1
+                break
+    return rejected
+
+
+def _nearest_miss(
+    problem: Problem,
+    variables: Mapping[str, tuple[int, ...]],
+    constraints: tuple[Constraint, ...],
+    rejected: Mapping[str, int],
+) -> str:
+    """One sentence: the count per constraint, the point that violates the fewest, and what to change."""
+
+    def violations(point: Mapping[str, int]) -> list[tuple[Constraint, Margin]]:
+        margins = [(constraint, constraint.margin(point)) for constraint in constraints]
+        return [(constraint, margin) for constraint, margin in margins if margin.used > margin.limit]
+
+    def distance(point: Mapping[str, int]) -> tuple[int, float]:
+        missed = violations(point)
+        return len(missed), sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in missed)
+
+    counts = ", ".join(f"{name} {count}" for name, count in rejected.items() if count)
+    constraint, margin = violations(min(_points(variables), key=distance))[0]
+    amount = f"{margin.used:g} {margin.unit}".strip()
+    advice = f"; {constraint.advice}" if constraint.advice else ""
+    return (
+        f"{problem.cell.name} with hidden_size {problem.hidden_size} in {problem.precision.name} does not fit {problem.gpu.name}: "
+        f"rejected by {counts}; the nearest candidate needs {amount} for {constraint.name}, "
+        f"the limit is {margin.limit:g}{advice}"
+    )
