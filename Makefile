@@ -6,7 +6,7 @@
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made
 #
-# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON=... another interpreter; WORKERS=... the processes of pytest.
+# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON= another interpreter; WORKERS= pytest's processes.
 
 VENV ?= .venv
 CUDA ?= cuda13
@@ -26,6 +26,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 
 .PHONY: demo test test-all lint types clean
 .DEFAULT_GOAL := test
+# Two installs into one environment would trip over each other.
+.NOTPARALLEL:
 
 demo: $(DEMO)
 	$(BIN)/minrnn-gen run examples/min_gru.yaml
@@ -48,7 +50,7 @@ clean:
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".$(if $(CUDA),[$(CUDA)])"
