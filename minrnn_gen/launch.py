@@ -29,9 +29,7 @@ def alignment_of_call(x: Array, y: Array) -> int:
     offsets = [x.pointer, y.pointer]
     for array in (x, y):
         offsets += [
-            stride * array.itemsize
-            for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True)
-            if size > 1
+            stride * array.itemsize for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1
         ]
     return max(alignment_of(*offsets), x.itemsize)
 

@@ -1,0 +1,175 @@
+"""The functions of the equation language, as SymPy classes that never evaluate themselves.
+
+SymPy knows functions of the same names and rewrites them (exp(a)*exp(b) merges, sqrt(x**2) becomes |x|). An author who wrote a
+stable form keeps it, so none of SymPy's own functions is used. Each docstring is the formula every target computes; with it NaN
+travels through, and nothing overflows for arguments up to 1e4 unless the true value does.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sympy import Function  # type: ignore[import-untyped]
+
+
+class CellFunction(Function):  # type: ignore[misc]
+    """An operation of the language that is not +, -, *, / or a power.
+
+    `cell_name` is its spelling in equations; `transcendental_count` is how many exponentials, logarithms or hyperbolic tangents
+    one evaluation costs.
+    """
+
+    cell_name: ClassVar[str]
+    transcendental_count: ClassVar[int] = 0
+
+
+class Sigmoid(CellFunction):
+    """1 / (1 + exp(-x)) for x >= 0, exp(x) / (1 + exp(x)) below."""
+
+    cell_name, nargs, transcendental_count = "sigmoid", 1, 1
+
+
+class Tanh(CellFunction):
+    """The hyperbolic tangent."""
+
+    cell_name, nargs, transcendental_count = "tanh", 1, 1
+
+
+class Exp(CellFunction):
+    """e**x."""
+
+    cell_name, nargs, transcendental_count = "exp", 1, 1
+
+
+class Expm1(CellFunction):
+    """e**x - 1, accurate near 0."""
+
+    cell_name, nargs, transcendental_count = "expm1", 1, 1
+
+
+class Log(CellFunction):
+    """The natural logarithm."""
+
+    cell_name, nargs, transcendental_count = "log", 1, 1
+
+
+class Log1p(CellFunction):
+    """log(1 + x), accurate near 0."""
+
+    cell_name, nargs, transcendental_count = "log1p", 1, 1
+
+
+class LogSigmoid(CellFunction):
+    """min(x, 0) - log1p(exp(-|x|))."""
+
+    cell_name, nargs, transcendental_count = "logsigmoid", 1, 2
+
+
+class Softplus(CellFunction):
+    """max(x, 0) + log1p(exp(-|x|))."""
+
+    cell_name, nargs, transcendental_count = "softplus", 1, 2
+
+
+class Silu(CellFunction):
+    """x * sigmoid(x)."""
+
+    cell_name, nargs, transcendental_count = "silu", 1, 1
+
+
+class Relu(CellFunction):
+    """0 if x < 0 else x."""
+
+    cell_name, nargs = "relu", 1
+
+
+class Absolute(CellFunction):
+    """|x|."""
+
+    cell_name, nargs = "abs", 1
+
+
+class SquareRoot(CellFunction):
+    """The square root; NaN below 0."""
+
+    cell_name, nargs = "sqrt", 1
+
+
+class Minimum(CellFunction):
+    """a if a <= b or a is NaN else b: a tie takes the first argument."""
+
+    cell_name, nargs = "min", 2
+
+
+class Maximum(CellFunction):
+    """a if a >= b or a is NaN else b: a tie takes the first argument."""
+
+    cell_name, nargs = "max", 2
+
+
+class Where(CellFunction):
+    """The second argument where the first, a comparison, holds, else the third."""
+
+    cell_name, nargs = "where", 3
+
+
+class Detach(CellFunction):
+    """x, with no gradient."""
+
+    cell_name, nargs = "detach", 1
+
+
+class Comparison(CellFunction):
+    """A condition, the first argument of `where`; false when an operand is NaN (`!=`: true)."""
+
+
+class Less(Comparison):
+    """a < b."""
+
+    cell_name, nargs = "<", 2
+
+
+class LessOrEqual(Comparison):
+    """a <= b."""
+
+    cell_name, nargs = "<=", 2
+
+
+class Greater(Comparison):
+    """a > b."""
+
+    cell_name, nargs = ">", 2
+
+
+class GreaterOrEqual(Comparison):
+    """a >= b."""
+
+    cell_name, nargs = ">=", 2
+
+
+class Equal(Comparison):
+    """a == b."""
+
+    cell_name, nargs = "==", 2
+
+
+class NotEqual(Comparison):
+    """a != b."""
+
+    cell_name, nargs = "!=", 2
+
+
+def _by_cell_name(*classes: type[CellFunction]) -> dict[str, type[CellFunction]]:
+    return {each.cell_name: each for each in classes}
+
+
+COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, NotEqual)
+FUNCTIONS = _by_cell_name(
+    *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),
+    *(Minimum, Maximum, Where, Detach),
+)
+
+
+def argument_count(function: type[CellFunction]) -> int:
+    """Return how many arguments `function` takes."""
+    return next(iter(function.nargs))  # type: ignore[no-any-return]

@@ -1,0 +1,161 @@
+"""Cells to straight-line programs: one time step of any cell, and the two halves of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.analysis import Recurrence
+from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.numbering import ProgramBuilder
+from minrnn_gen.cell.program import Program, Statement
+from minrnn_gen.errors import BadInput
+
+__all__ = ["LoweredScan", "Program", "Statement", "lower_scan", "lower_step"]
+
+
+@dataclass(frozen=True)
+class LoweredScan:
+    """A cell whose states obey state[t] = a * state[t-1] + b, as programs per element.
+
+    `coefficients` takes `W_<gate>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of `carried`. `output`
+    takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the parameters, and gives `y`.
+    `carried` are the values of a time step, free of states, that the output needs and the scan does not.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    coefficients: Program
+    carried: tuple[str, ...]
+    output: Program
+    equations: str
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per element and step, the scan's own multiply-add not counted."""
+        return self.coefficients.operation_count + self.output.operation_count
+
+    @property
+    def transcendental_count(self) -> int:
+        """Exponentials, logarithms and hyperbolic tangents per element and step."""
+        return self.coefficients.transcendental_count + self.output.transcendental_count
+
+
+def lower_step(cell: Cell) -> Program:
+    """Return one time step of `cell`.
+
+    Inputs are `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, in the cell's orders; results are
+    `state_<state>` for each state, and `y`.
+    """
+    products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
+    builder = ProgramBuilder(_gates(cell) | products | _previous(cell) | _parameters(cell))
+    for symbol, expression in cell.definitions:
+        builder.define(symbol, expression, _program_name(cell, symbol))
+    results = {f"state_{state}": ex.current(state) for state in cell.states}
+    return builder.program({**results, "y": cell.output})
+
+
+def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
+    """Return the programs of a cell that `recurrence` proves affine. Raises `BadInput` for another."""
+    if recurrence.kind != "affine-diagonal":
+        raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
+    output = _Output(cell)
+    coefficients = ProgramBuilder(_gates(cell) | _parameters(cell))
+    for symbol, expression in cell.definitions:
+        if symbol not in output.stateful:
+            coefficients.define(symbol, expression, _program_name(cell, symbol))
+    results: dict[str, Expr] = {}
+    for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True):
+        results |= {f"a_{state}": a, f"b_{state}": b}
+    return LoweredScan(
+        name=cell.name,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        coefficients=coefficients.program(results | output.carried),
+        carried=tuple(output.carried),
+        output=output.program,
+        equations=cell.equations,
+    )
+
+
+class _Output:
+    """The output of a cell as a program over its states, with what must be carried to it from the gates.
+
+    `carried` maps each carried name to its value; `stateful` holds the symbols a state reaches.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._lets = {ex.named(name): expression for name, expression in cell.lets}
+        self.stateful = {ex.current(state) for state in cell.states} | set(_previous(cell))
+        self._gated = set(_gates(cell))
+        for symbol, expression in self._lets.items():
+            used = set(ex.symbols_of(expression))
+            if used & self.stateful:
+                self.stateful.add(symbol)
+            elif used & self._gated:
+                self._gated.add(symbol)
+        self.carried: dict[str, Expr] = {}
+        self._carried_symbols: dict[Expr, Symbol] = {}
+        needed = self._needed_lets()
+        lets = {symbol: self._with_carried(self._lets[symbol]) for symbol in needed}
+        output = self._with_carried(cell.output)
+        self.program = self._built(lets, output)
+
+    def _needed_lets(self) -> list[Symbol]:
+        """Return, in order, the lets that the output program computes itself."""
+        needed: set[Symbol] = set()
+        waiting = [self._cell.output]
+        while waiting:
+            for symbol in ex.symbols_of(waiting.pop()):
+                if symbol in self._lets and symbol not in needed and symbol not in self._gated:
+                    needed.add(symbol)
+                    waiting.append(self._lets[symbol])
+        return [symbol for symbol in self._lets if symbol in needed]
+
+    def _with_carried(self, expression: Expr) -> Expr:
+        """Return `expression` with each largest part that gates reach and states do not replaced by a carried symbol."""
+        used = set(ex.symbols_of(expression))
+        if not used & self._gated:
+            return expression
+        if used & self.stateful:
+            return ex.rebuilt(expression, [self._with_carried(operand) for operand in ex.operation(expression)[1]])
+        if expression not in self._carried_symbols:
+            anonymous = not isinstance(expression, Symbol)
+            name = f"carried_{len(self.carried)}" if anonymous else _program_name(self._cell, expression)
+            self.carried[name] = expression
+            self._carried_symbols[expression] = ex.named(name) if anonymous else expression
+        return self._carried_symbols[expression]
+
+    def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:
+        used = {symbol for expression in (*lets.values(), output) for symbol in ex.symbols_of(expression)}
+        current = {ex.current(state): f"state_{state}" for state in self._cell.states}
+        previous = {symbol: name for symbol, name in _previous(self._cell).items() if symbol in used}
+        carried = dict(zip(self._carried_symbols.values(), self.carried, strict=True))
+        builder = ProgramBuilder(current | previous | carried | _parameters(self._cell))
+        for symbol, expression in lets.items():
+            builder.define(symbol, expression, _program_name(self._cell, symbol))
+        return builder.program({"y": output})
+
+
+def _gates(cell: Cell) -> dict[Symbol, str]:
+    return {ex.gate(gate): f"W_{gate}" for gate in cell.gates}
+
+
+def _previous(cell: Cell) -> dict[Symbol, str]:
+    return {ex.previous(state): f"previous_{state}" for state in cell.states}
+
+
+def _parameters(cell: Cell) -> dict[Symbol, str]:
+    return {ex.named(parameter): f"parameter_{parameter}" for parameter in cell.parameters}
+
+
+def _program_name(cell: Cell, symbol: Symbol) -> str:
+    """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
+    states = {ex.current(state): f"state_{state}" for state in cell.states}
+    return (_gates(cell) | states).get(symbol) or f"let_{symbol.name}"

@@ -1,0 +1,113 @@
+"""Value numbering: expressions to a `Program` in which every common subexpression is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.functions import Comparison
+from minrnn_gen.cell.program import Program, Statement
+
+Key = tuple[object, ...]
+
+
+class ProgramBuilder:
+    """Numbers the values of expressions; equal operations on equal values have one number.
+
+    `inputs` gives the program's name of each input symbol. A value is written as a statement when it was given a name by
+    `define` or is used more than once, and at all only if a result needs it.
+    """
+
+    def __init__(self, inputs: Mapping[Symbol, str]) -> None:
+        self._inputs = tuple(inputs.values())
+        self._numbers: dict[Key, int] = {}
+        self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
+        self._operands: list[tuple[int, ...]] = []
+        self._names: dict[int, str] = {}
+        self._symbols: dict[Symbol, int] = {}
+        for symbol, name in inputs.items():
+            self._symbols[symbol] = self._value(("input", name), ex.named(name), ())
+
+    def define(self, symbol: Symbol, expression: Expr, name: str) -> None:
+        """Let `symbol` stand for `expression`, and call its value `name` unless it has a name already."""
+        self._symbols[symbol] = self._named(expression, name)
+
+    def program(self, results: Mapping[str, Expr]) -> Program:
+        """Return the program that computes `results`, by label; a value without a name takes its label."""
+        numbers = {label: self._named(expression, label) for label, expression in results.items()}
+        uses = self._uses(list(numbers.values()))
+        written: dict[int, Symbol] = {}
+        statements: list[Statement] = []
+        shared = 0
+        for number, sample in enumerate(self._samples):
+            if isinstance(sample, Symbol):
+                written[number] = sample
+                continue
+            name = self._names.get(number)
+            if uses[number] == 0 or (ex.is_number(sample) and name is None) or isinstance(sample, Comparison):
+                continue
+            if name is None and uses[number] > 1:
+                name, shared = f"shared_{shared}", shared + 1
+            if name is not None:
+                statements.append(Statement(name, self._expression(number, written)))
+                written[number] = ex.named(name)
+        return Program(
+            inputs=self._inputs,
+            statements=tuple(statements),
+            results=tuple((label, written[number].name) for label, number in numbers.items()),
+        )
+
+    def _named(self, expression: Expr, name: str) -> int:
+        # A number that has a name is kept apart from the same number inside other expressions.
+        key: Key = ("constant", name)
+        number = self._value(key, expression, ()) if ex.is_number(expression) else self._number(expression)
+        if not isinstance(self._samples[number], Symbol):
+            self._names.setdefault(number, name)
+        return number
+
+    def _number(self, expression: Expr) -> int:
+        name, operands = ex.operation(expression)
+        if name == "symbol":
+            return self._symbols[expression]
+        if name == "number":
+            return self._value(("number", expression), expression, ())
+        numbers = tuple(self._number(operand) for operand in operands)
+        if name == "power":
+            return self._powered(numbers[0], ex.power_exponent(expression))
+        return self._value((expression.func if name == "call" else name, *numbers), expression, numbers)
+
+    def _powered(self, base: int, exponent: int) -> int:
+        """Return base ** exponent by squaring."""
+        if exponent == 1:
+            return base
+        half = self._powered(base, exponent // 2)
+        square = self._value(("multiply", half, half), _PRODUCT, (half, half))
+        return self._value(("multiply", square, base), _PRODUCT, (square, base)) if exponent % 2 else square
+
+    def _value(self, key: Key, sample: Expr, operands: tuple[int, ...]) -> int:
+        number = self._numbers.setdefault(key, len(self._samples))
+        if number == len(self._samples):
+            self._samples.append(sample)
+            self._operands.append(operands)
+        return number
+
+    def _uses(self, results: Sequence[int]) -> list[int]:
+        uses = [0] * len(self._samples)
+        for number in results:
+            uses[number] += 1
+        for number in reversed(range(len(uses))):  # operands have smaller numbers than what uses them
+            # A condition is no `real` and cannot be named: it is written out at each of its uses.
+            written = uses[number] if isinstance(self._samples[number], Comparison) else min(uses[number], 1)
+            for operand in self._operands[number]:
+                uses[operand] += written
+        return uses
+
+    def _expression(self, number: int, written: Mapping[int, Symbol]) -> Expr:
+        if number in written:
+            return written[number]
+        operands = [self._expression(operand, written) for operand in self._operands[number]]
+        return ex.rebuilt(self._samples[number], operands)
+
+
+_PRODUCT = ex.multiply(ex.named("left"), ex.named("right"))

@@ -1,0 +1,135 @@
+"""Straight-line programs: one list of statements that is printed as CUDA and evaluated with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minrnn_gen.cell.expressions import Expr, is_number, operation
+from minrnn_gen.cell.functions import CellFunction
+from minrnn_gen.cell.text import cuda_text
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`name` = `expression`, over inputs and names of earlier statements; it has no powers."""
+
+    name: str
+    expression: Expr
+
+    @property
+    def cuda(self) -> str:
+        """The expression as C++ over the type `real`, with functions called `fn_<name>`."""
+        return cuda_text(self.expression)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Statements in the order of execution; `results` maps each label to the statement or input that holds its value."""
+
+    inputs: tuple[str, ...]
+    statements: tuple[Statement, ...]
+    results: tuple[tuple[str, str], ...]
+
+    @property
+    def operation_count(self) -> int:
+        """Arithmetic operations, comparisons, selections and calls per element."""
+        return sum(_count(statement.expression, lambda _: 1) for statement in self.statements)
+
+    @property
+    def transcendental_count(self) -> int:
+        """Exponentials, logarithms and hyperbolic tangents per element."""
+        return sum(_count(statement.expression, _transcendentals) for statement in self.statements)
+
+    def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return {label: array} for arrays of the inputs by name.
+
+        Shapes broadcast against each other, and every result has the common shape. All is computed in the inputs' common dtype.
+        Infinities and NaN follow IEEE 754 without warnings, as on a GPU. A result may be a read-only view, or an input itself.
+        """
+        arrays = [np.asarray(values[name]) for name in self.inputs]
+        dtype = np.result_type(*arrays)
+        held = {name: array.astype(dtype, copy=False) for name, array in zip(self.inputs, arrays, strict=True)}
+        with np.errstate(all="ignore"):
+            for statement in self.statements:
+                held[statement.name] = np.asarray(_value(statement.expression, held, dtype))
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        return {label: np.broadcast_to(held[name], shape) for label, name in self.results}
+
+
+def _count(expression: Expr, weight: Callable[[Expr], int]) -> int:
+    operands = operation(expression)[1]
+    return weight(expression) + sum(_count(operand, weight) for operand in operands) if operands else 0
+
+
+def _transcendentals(expression: Expr) -> int:
+    return expression.transcendental_count if isinstance(expression, CellFunction) else 0
+
+
+def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) -> Array:
+    if is_number(expression):
+        return np.asarray(float(expression), dtype)
+    name, operands = operation(expression)
+    if name == "symbol":
+        return held[expression.name]
+    spelling = expression.cell_name if name == "call" else name
+    return _NUMPY[spelling](*(_value(operand, held, dtype) for operand in operands))
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))
+    one = x.dtype.type(1)
+    return np.where(x >= 0, one, small) / (one + small)
+
+
+def _log1p_exp(x: Array) -> Array:
+    tail: Array = np.log1p(np.exp(-np.abs(x)))
+    return tail
+
+
+def _relu(x: Array) -> Array:
+    return np.where(x < 0, x.dtype.type(0), x)
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    return np.where((a <= b) | np.isnan(a), a, b)
+
+
+def _maximum(a: Array, b: Array) -> Array:
+    return np.where((a >= b) | np.isnan(a), a, b)
+
+
+_NUMPY: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "negate": np.negative,
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "logsigmoid": lambda x: np.minimum(x, x.dtype.type(0)) - _log1p_exp(x),
+    "softplus": lambda x: np.maximum(x, x.dtype.type(0)) + _log1p_exp(x),
+    "silu": lambda x: x * _sigmoid(x),
+    "relu": _relu,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "min": _minimum,
+    "max": _maximum,
+    "where": np.where,
+    "detach": lambda x: x,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}

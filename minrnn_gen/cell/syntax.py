@@ -1,0 +1,126 @@
+"""Equation text, untrusted, to a Python syntax tree of bounded size, with positions that point into the author's file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.errors import BadInput
+
+TEXT_LIMIT_BYTES = 64 * 1024
+OPERATION_LIMIT = 2_000
+# The built-in cells nest 8 deep. A hundred levels keep every walk over a tree within Python's own recursion limit.
+DEPTH_LIMIT = 100
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_FOREIGN = re.compile(r"[^A-Za-z0-9_.,()\[\]+\-*/<>=! \t\n]")
+_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_WORD_WITH_DIGITS = re.compile(r"[A-Za-z_]\w*|(?:\d|\.\d)(?:[eE][+-]|[\w.])*")
+
+
+@dataclass(frozen=True)
+class EquationText:
+    """A text in the equation language; `key` is the cell file's key it stands under, `where` names the file.
+
+    `first_line` and `indentation` place the text in the file; without them positions count from the text's own start.
+    """
+
+    where: str
+    key: str
+    text: str
+    first_line: int | None = None
+    indentation: int = 0
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, without comments."""
+        # The language has no text literals, so that # always starts a comment, which may hold any character.
+        return tuple(line.split("#", 1)[0].rstrip(" \t") for line in _LINE_END.split(self.text))
+
+    def error(self, line: int, column: int, message: str) -> BadInput:
+        """Return the error "file:line:column: message" for a 1-based position in the text."""
+        if self.first_line is None:
+            return BadInput(f"{self.where}: {self.key}:{line}:{column + self.indentation}: {message}")
+        return BadInput(f"{self.where}:{self.first_line + line - 1}:{column + self.indentation}: {message}")
+
+    def error_at(self, node: ast.AST, message: str) -> BadInput:
+        """Return the error for the position of a node of this text's tree."""
+        return self.error(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, message)
+
+
+def located(where: str, key: str, text: str, file_text: str) -> EquationText:
+    """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is a literal block there."""
+    own_lines = _LINE_END.split(text)
+    own_indentation = min((_indentation(line) for line in own_lines if line.split("#", 1)[0].strip()), default=0)
+    bare = "\n".join(line[own_indentation:] for line in own_lines)
+    lines = _LINE_END.split(file_text)
+    for index, line in enumerate(lines):
+        if re.match(rf"{key}\s*:\s*\|", line):
+            block = lines[index + 1 : index + 1 + len(own_lines)]
+            indentation = next((_indentation(each) for each in block if each.strip()), 0)
+            if [each[indentation:].rstrip() for each in block][: len(own_lines) - 1] == [
+                each.rstrip() for each in own_lines[:-1]
+            ]:
+                return EquationText(where, key, bare, index + 2, indentation)
+    return EquationText(where, key, bare, None, own_indentation)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
+
+
+def equation_statements(source: EquationText) -> list[ast.stmt]:
+    """Return the statements of `source`, one per equation. Raises `BadInput`."""
+    tree = _parsed(source, "exec")
+    return tree.body if isinstance(tree, ast.Module) else []
+
+
+def output_expression(source: EquationText) -> ast.expr:
+    """Return the single expression of `source`. Raises `BadInput`."""
+    tree = _parsed(source, "eval")
+    if not isinstance(tree, ast.Expression):
+        raise source.error(1, 1, "an expression is expected here")
+    return tree.body
+
+
+def node_text(source: EquationText, node: ast.expr | ast.stmt) -> str:
+    """Return how `node` is written, at most its first line and 40 characters."""
+    line = source.lines[node.lineno - 1]
+    end = node.end_col_offset if node.end_lineno == node.lineno else None
+    text = line[node.col_offset : end].strip()
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _parsed(source: EquationText, mode: str) -> ast.AST:
+    if len(source.text.encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
+        raise source.error(1, 1, f"the text is longer than {TEXT_LIMIT_BYTES} bytes, the most a cell may have")
+    _check_characters(source)
+    try:
+        return ast.parse("\n".join(source.lines), mode=mode)
+    except SyntaxError as error:
+        wanted = "`name = expression` or `state[t] = expression`" if mode == "exec" else "one expression"
+        place = (max(error.lineno or 1, 1), max(error.offset or 1, 1))
+        raise source.error(*place, f"this cannot be read ({error.msg}); write {wanted}") from None
+    except (ValueError, MemoryError, RecursionError):
+        raise source.error(1, 1, f"the text nests deeper than {DEPTH_LIMIT} levels; name the parts") from None
+
+
+def _check_characters(source: EquationText) -> None:
+    """Refuse before Python's parser what the language has no use for, and what would make that parser work hard."""
+    operators = depth = 0
+    for number, line in enumerate(source.lines, start=1):
+        if foreign := _FOREIGN.search(line):
+            raise source.error(number, foreign.start() + 1, f"the character {foreign[0]!r} has no meaning in an equation")
+        for word in _WORD_WITH_DIGITS.finditer(line):
+            if not word[0][0].isalpha() and word[0][0] != "_" and not _NUMBER.fullmatch(word[0]):
+                shown = word[0][:40]
+                raise source.error(number, word.start() + 1, f"'{shown}' is neither a number (such as 0.5 or 1e-3) nor a name")
+        for column, character in enumerate(line, start=1):
+            operators += character in "+-*/("
+            depth += (character in "([") - (character in ")]")
+            if depth > DEPTH_LIMIT:
+                raise source.error(number, column, f"brackets nest deeper than {DEPTH_LIMIT} levels; name the parts")
+        if operators > 2 * OPERATION_LIMIT:  # ** counts twice
+            raise source.error(number, 1, f"there are more than {OPERATION_LIMIT:,} operations, the most a cell may have")

@@ -1,0 +1,83 @@
+"""Expressions to text: back to the equation language, and to CUDA C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sympy import Rational  # type: ignore[import-untyped]
+
+from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent
+from minrnn_gen.cell.functions import Comparison, Detach, Where
+
+_INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2), "divide": ("/", 2)}
+_PREFIX, _POWER, _ATOM = 3, 4, 5
+
+Part = tuple[str, int]
+"""A text and how tightly it binds: the level of its outermost operator."""
+
+
+def equation_text(expression: Expr) -> str:
+    """Return `expression` in the equation language; reading it back gives the same expression."""
+    return _part(expression, _equation_part)[0]
+
+
+def cuda_text(expression: Expr) -> str:
+    """Return `expression` as C++ over the type `real`, where symbols are variables and a function f is called `fn_f`.
+
+    Powers have no C++ operator: a program has written them as products before.
+    """
+    return _part(expression, _cuda_part)[0]
+
+
+def _part(expression: Expr, special: Callable[[Expr], Part]) -> Part:
+    name, operands = operation(expression)
+    if name in _INFIX:
+        sign, level = _INFIX[name]
+        # The right operand of the same level keeps its parentheses: floating-point sums and products do not associate.
+        left, right = _bound(operands[0], level, special), _bound(operands[1], level + 1, special)
+        return f"{left} {sign} {right}", level
+    if name == "negate":
+        return f"-{_bound(operands[0], _PREFIX + 1, special)}", _PREFIX
+    if name == "symbol":
+        return str(expression.name), _ATOM
+    return special(expression)
+
+
+def _bound(expression: Expr, level: int, special: Callable[[Expr], Part]) -> str:
+    text, own_level = _part(expression, special)
+    return text if own_level >= level else f"({text})"
+
+
+def _equation_part(expression: Expr) -> Part:
+    if is_number(expression):
+        return _exact_number(expression)
+    name, operands = operation(expression)
+    if name == "power":
+        return f"{_bound(operands[0], _ATOM, _equation_part)} ** {power_exponent(expression)}", _POWER
+    if isinstance(expression, Comparison):
+        left, right = (_bound(operand, 1, _equation_part) for operand in operands)
+        return f"{left} {expression.cell_name} {right}", 0
+    return f"{expression.cell_name}({', '.join(equation_text(operand) for operand in operands)})", _ATOM
+
+
+def _exact_number(value: Rational) -> Part:
+    short = repr(float(value)).removesuffix(".0")
+    if Rational(short) == value:
+        return short, _ATOM if value >= 0 else _PREFIX
+    return f"{value.p} / {value.q}", _INFIX["divide"][1]
+
+
+def _cuda_part(expression: Expr) -> Part:
+    if is_number(expression):
+        # The decimal is the shortest that reads back as the nearest double, so no digit is lost before the conversion to real.
+        return f"real({float(expression)!r})", _ATOM
+    operands = operation(expression)[1]
+    if isinstance(expression, Detach):
+        return _part(operands[0], _cuda_part)
+    if isinstance(expression, Where):
+        condition, yes, no = (cuda_text(operand) for operand in operands)
+        return f"({condition} ? {yes} : {no})", _ATOM
+    if isinstance(expression, Comparison):
+        left, right = (_bound(operand, 1, _cuda_part) for operand in operands)
+        return f"{left} {expression.cell_name} {right}", 0
+    return f"fn_{expression.cell_name}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM
