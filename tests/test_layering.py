@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -97,9 +98,10 @@ MODULES = {name: path for name, path in PATHS.items() if path.name != "__init__.
 FOLDERS = {name: path for name, path in PATHS.items() if path.name == "__init__.py" and name}
 
 
-def imports_of(path: Path) -> set[str]:
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
     """Return the dotted names that `path` imports anywhere, inside functions and under TYPE_CHECKING too."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names=names):
@@ -116,7 +118,7 @@ def imports_of(path: Path) -> set[str]:
                 if called in {"import_module", "__import__"}:
                     text = argument.value if isinstance(argument, ast.Constant) else None
                     found.add(text if isinstance(text, str) else "computed import")
-    return found
+    return frozenset(found)
 
 
 def house_imports(path: Path) -> set[str]:
