@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from host_kernels import host_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import (
@@ -26,8 +26,6 @@ from oracle import CELLS, Arithmetic, Tracked, assert_within, oracle
 from minrnn_gen import cpu
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
-
-HostKernel = Callable[..., Any]
 
 seeds = st.integers(0, 2**32 - 1)
 precisions = st.sampled_from(PRECISION_NAMES)
@@ -51,7 +49,6 @@ def cases(draw: st.DrawFn) -> tuple[str, str]:
 @settings(max_examples=25)
 @given(case=cases(), shape=shapes, seed=seeds, narrow_vectors=st.booleans(), has_bias=st.booleans())
 def test_agrees_with_the_oracle(
-    host_kernel: HostKernel,
     precision_name: str,
     layout: str,
     case: tuple[str, str],
@@ -87,15 +84,13 @@ def test_agrees_with_the_oracle(
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_orders_are_the_published_ones(host_kernel: HostKernel, cell: str) -> None:
+def test_orders_are_the_published_ones(cell: str) -> None:
     kernel = host_kernel(cell, 8, "fp32")
     assert (kernel.gates, kernel.states) == (CELLS[cell].gates, (CELLS[cell].state,))
 
 
 @given(cell=st.sampled_from(tuple(CELLS)), precision=precisions, layout=layouts, seed=seeds, batch=st.integers(0, 3))
-def test_a_step_is_a_call_of_one_step(
-    host_kernel: HostKernel, cell: str, precision: str, layout: str, seed: int, batch: int
-) -> None:
+def test_a_step_is_a_call_of_one_step(cell: str, precision: str, layout: str, seed: int, batch: int) -> None:
     table = precision_of(precision)
     storage, carried = numpy_dtype(table.storage_dtype), numpy_dtype(table.arithmetic_dtype)
     gates = {name: gate.astype(storage) for name, gate in gates_of(cell, "slow", seed, (1, batch, 5)).items()}
@@ -111,7 +106,7 @@ def test_a_step_is_a_call_of_one_step(
 
 
 @given(cell=st.sampled_from(tuple(CELLS)), precision=precisions, layout=layouts, seed=seeds)
-def test_no_state_is_a_state_of_zeros(host_kernel: HostKernel, cell: str, precision: str, layout: str, seed: int) -> None:
+def test_no_state_is_a_state_of_zeros(cell: str, precision: str, layout: str, seed: int) -> None:
     table = precision_of(precision)
     x = arranged(np, gates_of(cell, "slow", seed, (9, 2, 5)), layout).astype(numpy_dtype(table.storage_dtype))
     parameters = {name: one.astype(x.dtype) for name, one in drawn_parameters(cell, seed, 5).items()}
@@ -133,7 +128,6 @@ def test_no_state_is_a_state_of_zeros(host_kernel: HostKernel, cell: str, precis
     has_bias=st.booleans(),
 )
 def test_a_projection_is_a_matrix_product(
-    host_kernel: HostKernel,
     layout: str,
     cell: str,
     precision_name: str,
@@ -174,7 +168,7 @@ def _named(names: tuple[str, ...], bias: Any) -> dict[str, Any] | None:
 
 
 @given(cell=st.sampled_from(tuple(CELLS)), layout=layouts, seed=seeds)
-def test_the_reference_is_the_oracle(host_kernel: HostKernel, cell: str, layout: str, seed: int) -> None:
+def test_the_reference_is_the_oracle(cell: str, layout: str, seed: int) -> None:
     """`reference` takes the arrays of a call and computes in float64, so it is within the bound of fp64, unrounded."""
     gates = {name: gate.astype(np.float16) for name, gate in gates_of(cell, "slow", seed, (40, 2, 5)).items()}
     state = {name: one.astype(np.float32) for name, one in drawn_state(cell, seed, 2, 5).items()}
@@ -187,7 +181,7 @@ def test_the_reference_is_the_oracle(host_kernel: HostKernel, cell: str, layout:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_blocks_of_the_host_target_do_not_show(host_kernel: HostKernel, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_the_host_target_do_not_show(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Coefficients are computed for a block of steps at once; where the blocks end is no matter, to the last bit."""
     gates = gates_of(cell, "slow", 0, (50, 2, 5))
     x = arranged(np, gates, "BTD").astype(np.float32)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from host_kernels import host_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import (
@@ -27,7 +27,6 @@ from oracle import CELLS, assert_within, oracle
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
-HostKernel = Callable[..., Any]
 Affine = tuple[Any, Any]
 
 seeds = st.integers(0, 2**32 - 1)
@@ -84,7 +83,7 @@ def test_any_order_in_fp32_is_within_the_bound(steps: list[Affine], data: st.Dat
     cut=st.floats(0, 1),
 )
 def test_a_sequence_can_be_cut_anywhere(
-    host_kernel: HostKernel, cell: str, kind: int, precision_name: str, layout: str, seed: int, time: int, cut: float
+    cell: str, kind: int, precision_name: str, layout: str, seed: int, time: int, cut: float
 ) -> None:
     """scan(T) is scan(T1), then scan(T2) from the state that is left; the host walks step by step, so bit for bit."""
     precision = precision_of(precision_name)
@@ -120,7 +119,6 @@ def test_a_sequence_can_be_cut_anywhere(
     data=st.data(),
 )
 def test_what_is_not_finite_stays_where_it_is(
-    host_kernel: HostKernel,
     cell: str,
     precision_name: str,
     layout: str,
@@ -154,7 +152,7 @@ def test_what_is_not_finite_stays_where_it_is(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(precision_name=precisions, seed=seeds)
-def test_integers_that_are_kept_add_up_exactly(host_kernel: HostKernel, layout: str, precision_name: str, seed: int) -> None:
+def test_integers_that_are_kept_add_up_exactly(layout: str, precision_name: str, seed: int) -> None:
     """With a = 1 a scan is a cumulative sum, and of small integers every rounding is exact: no tolerance at all."""
     precision = precision_of(precision_name)
     storage = numpy_dtype(precision.storage_dtype)
@@ -170,7 +168,7 @@ def test_integers_that_are_kept_add_up_exactly(host_kernel: HostKernel, layout: 
 
 
 @given(precision_name=precisions, layout=layouts, seed=seeds)
-def test_a_state_that_is_dropped_leaves_no_trace(host_kernel: HostKernel, precision_name: str, layout: str, seed: int) -> None:
+def test_a_state_that_is_dropped_leaves_no_trace(precision_name: str, layout: str, seed: int) -> None:
     """With a = 0, y is b, bit for bit."""
     precision = precision_of(precision_name)
     gates = {
@@ -184,7 +182,7 @@ def test_a_state_that_is_dropped_leaves_no_trace(host_kernel: HostKernel, precis
 
 
 @given(precision_name=precisions, seed=seeds)
-def test_signs_alternate_exactly(host_kernel: HostKernel, precision_name: str, seed: int) -> None:
+def test_signs_alternate_exactly(precision_name: str, seed: int) -> None:
     """With a = -1 or 1 and b = 0 the state keeps its size, bit for bit, and has the product of the signs."""
     precision = precision_of(precision_name)
     storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
@@ -196,7 +194,7 @@ def test_signs_alternate_exactly(host_kernel: HostKernel, precision_name: str, s
     assert np.array_equal(by_time(y, "BTD").astype(carried), np.cumprod(a, axis=0) * h0)
 
 
-def test_a_long_sequence_with_slow_gates(host_kernel: HostKernel) -> None:
+def test_a_long_sequence_with_slow_gates() -> None:
     """Where errors add up: 20,000 steps that each keep all but a ten-thousandth."""
     drawn = drawn_coefficients("slower", 0, (20_000, 1, 5))
     # Of one sign, so that nothing cancels and relative errors mean something.
@@ -211,7 +209,7 @@ def test_a_long_sequence_with_slow_gates(host_kernel: HostKernel) -> None:
 
 
 @pytest.mark.parametrize("precision_name", PRECISION_NAMES)
-def test_overflow_is_an_infinity_without_a_warning(host_kernel: HostKernel, precision_name: str) -> None:
+def test_overflow_is_an_infinity_without_a_warning(precision_name: str) -> None:
     """As on a GPU: what storage cannot hold is infinite, infinity times 0 is NaN, and nobody is warned."""
     storage = numpy_dtype(precision_of(precision_name).storage_dtype)
     largest = {"float64": 1e300, "float32": 1e38, "bfloat16": 1e38, "float16": 6e4}[storage.name]
@@ -225,7 +223,7 @@ def test_overflow_is_an_infinity_without_a_warning(host_kernel: HostKernel, prec
     assert np.isnan(y[3]) if precision_name != "fp16" else y[3] == y[0]
 
 
-def test_a_projection_that_overflows_is_silent(host_kernel: HostKernel) -> None:
+def test_a_projection_that_overflows_is_silent() -> None:
     kernel = host_kernel("raw", 1, "fp32", "BTD", input_size=2)
     x = np.full((1, 3, 2), np.finfo(np.float32).max)
     x[0, 0, 1] = -np.inf
