@@ -41,7 +41,7 @@ class LoweredScan:
 
     @property
     def transcendental_count(self) -> int:
-        """Exponentials, logarithms and hyperbolic tangents per element and step."""
+        """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
         return self.coefficients.transcendental_count + self.output.transcendental_count
 
 

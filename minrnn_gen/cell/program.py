@@ -85,7 +85,8 @@ def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) ->
 def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))
     one = x.dtype.type(1)
-    return np.where(x >= 0, one, small) / (one + small)
+    share: Array = np.where(x >= 0, one, small) / (one + small)
+    return share
 
 
 def _log1p_exp(x: Array) -> Array:
