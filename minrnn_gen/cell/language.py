@@ -80,11 +80,11 @@ def parse_cell(source: CellSource) -> Cell:
     """
     file = validated(source.document, CellFile)
     file_text = source.canonical.decode("utf-8", "replace")
-    reader = _Reader(file, located(source.document.where, "equations", file.equations, file_text))
+    reader = _Reader(file, located(source.document, "equations", file.equations, file_text))
     for statement in equation_statements(reader.source):
         reader.read_statement(statement)
     output = reader.read_output(
-        EquationText(source.document.where, "output", file.output.strip()) if file.output is not None else None
+        EquationText(source.document, "output", file.output.strip()) if file.output is not None else None
     )
     return reader.finished(source, output)
 
