@@ -17,7 +17,11 @@ from minrnn_gen.errors import nearest_name, shown
 _LIBRARY = Path(__file__).resolve().parent / "library"
 _SUFFIXES = (".yaml", ".yml")
 
+# A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
+NAME_LIMIT = 64
+
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+Names = Annotated[tuple[Name, ...], Field(max_length=NAME_LIMIT)]
 
 
 class CellFile(BaseModel):
@@ -27,10 +31,10 @@ class CellFile(BaseModel):
 
     name: Name = Field(description="What the cell is called in messages and generated files.")
     equations: StrictStr = Field(description="One `name = expression` or `state[t] = expression` per line.")
-    gates: tuple[Name, ...] | None = Field(None, description="The order of W's gates; by default that of their first use.")
-    states: tuple[Name, ...] | None = Field(None, description="The order of the states; by default that of their first use.")
+    gates: Names | None = Field(None, description="The order of W's gates; by default that of their first use.")
+    states: Names | None = Field(None, description="The order of the states; by default that of their first use.")
     output: StrictStr | None = Field(None, description="A state's name or an expression; by default the first state.")
-    parameters: tuple[Name, ...] = Field((), description="Learned vectors of shape [H].")
+    parameters: Names = Field((), description="Learned vectors of shape [H].")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 

@@ -11,7 +11,7 @@ from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.files import CellFile, CellSource
+from minrnn_gen.cell.files import NAME_LIMIT, CellFile, CellSource
 from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, CellFunction, Comparison, Where, argument_count
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
@@ -362,6 +362,8 @@ _Uses = TypeVar("_Uses", dict[str, ast.expr], set[str])
 
 def _in_order(source: CellSource, key: str, listed: tuple[str, ...] | None, used: _Uses, form: str) -> tuple[str, ...]:
     """Return the names `used` in the order `listed`, which must name each of them once and nothing else."""
+    if len(used) > NAME_LIMIT:
+        raise source.document.error(("equations",), f"{len(used)} {key} are used; a cell has at most {NAME_LIMIT}")
     if listed is None:
         return tuple(used)
     for position, name in enumerate(listed):

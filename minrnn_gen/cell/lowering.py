@@ -134,10 +134,9 @@ class _Output:
 
     def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:
         used = {symbol for expression in (*lets.values(), output) for symbol in ex.symbols_of(expression)}
-        current = {ex.current(state): f"state_{state}" for state in self._cell.states}
         previous = {symbol: name for symbol, name in _previous(self._cell).items() if symbol in used}
         carried = dict(zip(self._carried_symbols.values(), self.carried, strict=True))
-        builder = ProgramBuilder(current | previous | carried | _parameters(self._cell))
+        builder = ProgramBuilder(_current(self._cell) | previous | carried | _parameters(self._cell))
         for symbol, expression in lets.items():
             builder.define(symbol, expression, _program_name(self._cell, symbol))
         return builder.program({"y": output})
@@ -151,11 +150,14 @@ def _previous(cell: Cell) -> dict[Symbol, str]:
     return {ex.previous(state): f"previous_{state}" for state in cell.states}
 
 
+def _current(cell: Cell) -> dict[Symbol, str]:
+    return {ex.current(state): f"state_{state}" for state in cell.states}
+
+
 def _parameters(cell: Cell) -> dict[Symbol, str]:
     return {ex.named(parameter): f"parameter_{parameter}" for parameter in cell.parameters}
 
 
 def _program_name(cell: Cell, symbol: Symbol) -> str:
     """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
-    states = {ex.current(state): f"state_{state}" for state in cell.states}
-    return (_gates(cell) | states).get(symbol) or f"let_{symbol.name}"
+    return (_gates(cell) | _current(cell)).get(symbol) or f"let_{symbol.name}"
