@@ -24,68 +24,11 @@ from minrnn_gen.errors import BadInput
 
 TEXTS = [built_in(name).equations for name in library_names()]
 # What a text is made of, so that random texts often get past the first character.
-PIECES = [
-    *(
-        "h[t]",
-        "h[t-1]",
-        "c[t]",
-        "W.h",
-        "W.z",
-        "R.h",
-        "z",
-        "t",
-        " = ",
-        "\n",
-        "(",
-        ")",
-        "[",
-        "]",
-        ",",
-        ".",
-        "+",
-        "-",
-        "*",
-        "/",
-        "**",
-    ),
-    *(
-        "0",
-        "1",
-        "2",
-        "0.5",
-        "1e9",
-        "sigmoid(",
-        "tanh(",
-        "where(",
-        "max(",
-        "detach(",
-        "<",
-        "==",
-        " if ",
-        " else ",
-        " and ",
-        "not ",
-    ),
-    *(
-        "__import__('os')",
-        "lambda: 0",
-        "__class__",
-        "#",
-        "\\",
-        "'",
-        '"',
-        "{",
-        "}",
-        ":",
-        "\t",
-        "\r",
-        "\x0c",
-        "é",
-        "\ud800",
-        "\x00",
-        "@",
-    ),
-]
+WORDS = """
+    h[t] h[t-1] c[t] W.h W.z R.h z t ( ) [ ] , . + - * / ** 0 1 2 0.5 1e9 sigmoid( tanh( where( max( detach( < == # { } :
+    canary() canary(t) W.canary canary.real @canary lambda:canary() __import__('os') __class__ \\ ' " é
+"""
+PIECES = [*WORDS.split(), " = ", "\n", "\t", "\r", "\x0c", " if ", " else ", " and ", "not ", "\ud800", "\x00"]
 
 
 def answer_of(equations: str, **keys: Any) -> None:
