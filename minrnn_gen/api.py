@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from minrnn_gen import cuda
@@ -16,7 +15,7 @@ from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store, cache_folder
 
 
-def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Kernel:  # noqa: A001
+def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Kernel:
     """Compile a spec (a path, a dict or a Spec; `overrides` replace its keys) to a callable kernel.
 
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and

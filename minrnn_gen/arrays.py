@@ -70,9 +70,7 @@ def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], An
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
         return inspect_array(import_foreign(value, name), name, import_foreign)
-    raise BadInput(
-        f"{name} is a {type(value).__name__}; a NumPy, CuPy or torch array, or any with DLPack, is expected"
-    )
+    raise BadInput(f"{name} is a {type(value).__name__}; a NumPy, CuPy or torch array, or any with DLPack, is expected")
 
 
 def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:

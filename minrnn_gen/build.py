@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,5 +220,5 @@ class Builder:
 
 
 def _cell_shape_from(data: Mapping[str, Any]) -> CellShape:
-    values = {field.name: data[field.name] for field in fields(CellShape)}
-    return CellShape(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    names = ("gates", "states", "parameters")
+    return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

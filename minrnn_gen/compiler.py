@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
-# -v makes ptxas report registers, shared memory and spills into the log.
-OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+# -v makes ptxas report registers, shared memory and spills into the log. NVRTC before 13.4 takes a generic lambda for a host
+# function unless the default is the device.
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 # Distributions that bring NVRTC, and CuPy's own, whose wrapper calls it.
 _DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 

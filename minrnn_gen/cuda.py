@@ -63,7 +63,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
     shipped = profile_for_device(name, dotted)
-    profile = shipped or profile_from_attributes(name, attributes)
+    profile = shipped or profile_from_attributes(name, dotted, attributes)
     return LiveDevice(name, dotted, attributes, profile, shipped is not None)
 
 

@@ -44,12 +44,23 @@ def nearest_name(given: object, allowed: Iterable[str]) -> str:
 
 def shown(value: object, limit: int = 60) -> str:
     """Return `value` as an error message shows it: one printable line, at most twice `limit` long; true and null as in YAML."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    # Python refuses to print an integer of more than 4300 digits (sys.int_info.default_max_str_digits).
-    if isinstance(value, int) and value.bit_length() > 4 * limit:
-        return f"an integer of {value.bit_length()} bits"
-    brief = reprlib.Repr()
-    brief.maxlevel, brief.maxstring, brief.maxother, brief.maxlong = 2, limit, limit, limit
-    text = " ".join(brief.repr(value).split())
+    text = " ".join(_Brief(limit).repr(value).split())
     return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
+
+
+class _Brief(reprlib.Repr):
+    """A short repr of plain data, with YAML's words; the method names are reprlib's."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, limit, limit
+
+    def repr_NoneType(self, _value: None, _level: int) -> str:
+        return "null"
+
+    def repr_bool(self, value: bool, _level: int) -> str:
+        return "true" if value else "false"
+
+    def repr_int(self, value: int, _level: int) -> str:
+        # Python refuses to print integers of thousands of digits; 256 bits are beyond any size one means.
+        return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"

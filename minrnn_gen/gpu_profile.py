@@ -14,7 +14,7 @@ from typing import Annotated
 import pydantic
 
 from minrnn_gen import documents
-from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.package_files import package_folder
 
 DEFAULT_GPU = "h200"
@@ -22,8 +22,8 @@ DEFAULT_GPU = "h200"
 # Where nobody measured the copy bandwidth: the lowest share of the datasheet's that a copy was seen to reach (A100 0.89,
 # H200 0.89, L40 0.92, A40 0.94: a device copy on the H200, gpu-benches gpu-stream "scale" on the others).
 COPY_EFFICIENCY = 0.88
-# Board makers and datasheets differ from the driver's clocks by a few per cent (a 4.8 TB/s datasheet, 4.81 by the clocks;
-# factory-overclocked boards up to 8 %); another GPU or memory differs by more.
+# Datasheets round (4.8 TB/s on the H200, 4.81 by its clocks) and board makers raise clocks (RTX 3090 boards report 1.695 to
+# 1.74 GHz); a GPU with another memory or of another model differs by more.
 CLOCK_TOLERANCE = 0.1
 
 Count = Annotated[int, pydantic.Field(gt=0)]
@@ -40,10 +40,10 @@ class GpuProfile(pydantic.BaseModel):
     must opt in.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
-    device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1, strict=False)]
+    device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
     sm_count: Count
     partitions_per_sm: Count
@@ -68,6 +68,13 @@ class GpuProfile(pydantic.BaseModel):
     cluster_size_portable_max: Count
     cluster_size_max: Count
     sources: Mapping[str, str]
+
+    @pydantic.field_validator("compute_capability", mode="before")
+    @classmethod
+    def _capability_is_text(cls, value: object) -> object:
+        if isinstance(value, float):
+            raise ValueError(f'{value} is a number, and 8.10 would be 8.1; write it in quotes, "{value}"')
+        return value
 
     @pydantic.model_validator(mode="after")
     def _every_number_has_a_source(self) -> GpuProfile:
@@ -156,16 +163,8 @@ def profile_names() -> tuple[str, ...]:
 
 
 def profile_bytes(name_or_path: str) -> bytes:
-    """Return the bytes of a profile's file, for the cache key; raises `BadInput` as `load_profile` does."""
-    names = profile_names()
-    if name_or_path in names:
-        return (package_folder("gpu_profiles") / f"{name_or_path}.yaml").read_bytes()
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml") and len(path.parts) < 2:
-        raise BadInput(
-            f"gpu: no GPU profile is called '{name_or_path}'{nearest_name(name_or_path, names)}; "
-            f"give one of {', '.join(names)}, or the path of a .yaml file"
-        )
+    """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`."""
+    path = _file_of(name_or_path)
     try:
         # A device or a pipe could be read for ever.
         if path.is_file():
@@ -173,22 +172,30 @@ def profile_bytes(name_or_path: str) -> bytes:
         reason = "there is no such file"
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
-    raise BadInput(
-        f"gpu: no GPU profile at '{name_or_path}', {reason}; give the path of a .yaml file, or one of {', '.join(names)}"
-    )
+    raise BadInput(f"gpu: no GPU profile at {shown(name_or_path)}, {reason}; {_allowed()}")
 
 
 def load_profile(name_or_path: str) -> GpuProfile:
     """Read the shipped profile of that name, or the YAML file at that path.
 
-    Raises `BadInput` for an unknown name, an unreadable file, and a file that is no valid profile.
+    An unknown name, an unreadable file and a file that is no valid profile are `BadInput`.
     """
-    given = profile_bytes(name_or_path)
-    try:
-        text = given.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{name_or_path}: byte {error.start} is not UTF-8; save the GPU profile as UTF-8 text") from error
-    return documents.validated(documents.parse_document(text, name_or_path), GpuProfile)
+    return documents.validated(documents.read_document(_file_of(name_or_path), name_or_path), GpuProfile)
+
+
+def _file_of(name_or_path: str) -> Path:
+    names = profile_names()
+    if name_or_path in names:
+        return package_folder("gpu_profiles") / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml") and len(path.parts) < 2:
+        nearest = nearest_name(name_or_path, names)
+        raise BadInput(f"gpu: no GPU profile is called {shown(name_or_path)}{nearest}; {_allowed()}")
+    return path
+
+
+def _allowed() -> str:
+    return f"give one of {', '.join(profile_names())}, or the path of a .yaml file"
 
 
 def profile_for_device(device_name: str, compute_capability: str) -> GpuProfile | None:
@@ -218,10 +225,6 @@ _ATTRIBUTE_OF = {
 }
 
 
-def _compute_capability(attributes: Mapping[str, int]) -> str:
-    return f"{attributes['ComputeCapabilityMajor']}.{attributes['ComputeCapabilityMinor']}"
-
-
 def _live_rates(attributes: Mapping[str, int]) -> dict[str, tuple[float, str]]:
     """Return each rate that the attributes give (clocks in kHz, 0 where the driver no longer tells), and from which."""
     rates = {}
@@ -234,16 +237,15 @@ def _live_rates(attributes: Mapping[str, int]) -> dict[str, tuple[float, str]]:
     return rates
 
 
-def profile_from_attributes(device_name: str, attributes: Mapping[str, int]) -> GpuProfile:
-    """Return a profile for a live GPU that no file describes.
+def profile_from_attributes(device_name: str, compute_capability: str, attributes: Mapping[str, int]) -> GpuProfile:
+    """Return a profile for a live GPU of that compute capability ("9.0") that no file describes.
 
-    `attributes` are the driver's, named as `cupy.cuda.Device.attributes` names them, with `ComputeCapabilityMajor` and
-    `ComputeCapabilityMinor`, which CuPy leaves out, and optionally `TotalGlobalMem` (bytes). What they do not tell is taken
-    from the most similar shipped profile; `sources` says so field by field. Raises `BadInput` below compute capability 7.5.
+    `attributes` are the driver's, named as `cupy.cuda.Device.attributes` names them, and optionally `TotalGlobalMem` (bytes).
+    What they do not tell is taken from the most similar shipped profile; `sources` says so field by field. A GPU older than
+    every shipped one and attributes that contradict each other are `BadInput`.
     """
-    capability = _compute_capability(attributes)
     shipped = [load_profile(name) for name in profile_names()]
-    similar = _most_similar(shipped, device_name, capability, attributes.get("MultiProcessorCount"))
+    similar = _most_similar(shipped, device_name, compute_capability, attributes.get("MultiProcessorCount"))
     told: dict[str, tuple[float, str]] = {
         field: (attributes[attribute], attribute) for field, attribute in _ATTRIBUTE_OF.items() if attribute in attributes
     }
@@ -256,9 +258,8 @@ def profile_from_attributes(device_name: str, attributes: Mapping[str, int]) -> 
     values |= {field: value for field, (value, _) in told.items()}
     sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in told.items()}
     name = re.sub(r"[^a-z0-9]+", "_", device_name.lower()).strip("_")
-    return GpuProfile.model_validate(
-        values | {"name": name, "device_names": (device_name,), "compute_capability": capability, "sources": sources}
-    )
+    values |= {"name": name, "device_names": [device_name], "compute_capability": compute_capability, "sources": sources}
+    return documents.validated(documents.Document(device_name, values), GpuProfile)
 
 
 def _most_similar(profiles: list[GpuProfile], device_name: str, capability: str, sm_count: int | None) -> GpuProfile:
@@ -276,23 +277,21 @@ def _most_similar(profiles: list[GpuProfile], device_name: str, capability: str,
     return min(kin, key=lambda profile: (abs(profile.sm_count - (sm_count or profile.sm_count)), profile.name))
 
 
-def profile_mismatches(profile: GpuProfile, device_name: str, attributes: Mapping[str, int]) -> list[str]:
+def profile_mismatches(
+    profile: GpuProfile, device_name: str, compute_capability: str, attributes: Mapping[str, int]
+) -> list[str]:
     """Return one sentence for each fact of `profile` that the live device contradicts; attributes it lacks are not compared.
 
-    `attributes` as for `profile_from_attributes`. Counts and bytes must be equal; clock and bandwidth may differ by
-    `CLOCK_TOLERANCE`, memory by what the driver keeps to itself.
+    `attributes` as for `profile_from_attributes`. Clock, bandwidth and memory may differ by `CLOCK_TOLERANCE`,
+    everything else must be equal.
     """
     mismatches = []
     if device_name not in profile.device_names:
         mismatches.append(f"device_names: the profile has {', '.join(profile.device_names)}, the device {device_name}")
-    expected: dict[str, object] = {field: getattr(profile, field) for field in _ATTRIBUTE_OF}
-    found: dict[str, object] = {field: attributes.get(attribute) for field, attribute in _ATTRIBUTE_OF.items()}
-    if "ComputeCapabilityMajor" in attributes:
-        expected["compute_capability"] = profile.compute_capability
-        found["compute_capability"] = _compute_capability(attributes)
-    for field, value in expected.items():
-        if found[field] is not None and found[field] != value:
-            mismatches.append(f"{field}: the profile has {value}, the device {found[field]}")
+    found: dict[str, object] = {field: attributes[told] for field, told in _ATTRIBUTE_OF.items() if told in attributes}
+    for field, value in (found | {"compute_capability": compute_capability}).items():
+        if value != getattr(profile, field):
+            mismatches.append(f"{field}: the profile has {getattr(profile, field)}, the device {value}")
     rates = {field: rate for field, (rate, _) in _live_rates(attributes).items()}
     if "TotalGlobalMem" in attributes:
         rates["memory_bytes"] = attributes["TotalGlobalMem"]

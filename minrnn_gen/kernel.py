@@ -101,7 +101,7 @@ class Kernel:
     def __call__(
         self,
         x: Any,
-        R: Any = None,  # noqa: N803 the name of the equations
+        R: Any = None,
         *,
         weight: Any = None,
         bias: Any = None,
@@ -127,7 +127,7 @@ class Kernel:
     def step(
         self,
         x_t: Any,
-        R: Any = None,  # noqa: N803 the name of the equations
+        R: Any = None,
         *,
         weight: Any = None,
         bias: Any = None,
@@ -259,8 +259,7 @@ class Kernel:
             bias=None if call.bias is None else as_numpy(call.bias).reshape(contract.gate_count, contract.hidden_size),
             parameters={name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
             initial={
-                name: zeros if one is None else as_numpy(one)
-                for name, one in zip(contract.states, call.initial, strict=True)
+                name: zeros if one is None else as_numpy(one) for name, one in zip(contract.states, call.initial, strict=True)
             },
             arithmetic=dtype,
             y=y_by_time,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.arguments import Y_AXES, Call
+from minrnn_gen.arguments import Call
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -25,13 +25,11 @@ class Launch:
 
 
 def alignment_of_call(x: Array, y: Array) -> int:
-    """Return the alignment, in bytes, of every contiguous run of x and y: of the pointers and of all strides but the innermost."""
+    """Return the alignment, in bytes, of every contiguous run of x and y: of pointers and outer strides."""
     offsets = [x.pointer, y.pointer]
     for array in (x, y):
         offsets += [
-            stride * array.itemsize
-            for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True)
-            if size > 1
+            stride * array.itemsize for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1
         ]
     return max(alignment_of(*offsets), x.itemsize)
 
@@ -41,24 +39,19 @@ def launch_of(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) 
     if plan.kernel_pass == "step":
         return _step(plan, call, y, final)
     stride = dict(zip(call.x_axes, call.x.strides, strict=True))
-    y_stride = dict(zip(Y_AXES[plan.layout], y.strides, strict=True))
     if plan.layout == "BDT":
-        blocks = -(-call.batch * plan.hidden_size // plan.channels_per_block)
-        sizes: tuple[int, ...] = (call.batch, call.time)
-        x_strides, y_strides = "bgh", "bh"
+        blocks, strides = -(-call.batch * plan.hidden_size // plan.channels_per_block), "bgh"
     else:
-        blocks = call.batch * -(-plan.hidden_size // plan.channels_per_block)
-        sizes = (call.time,)
-        x_strides, y_strides = "btg", "bt"
+        blocks, strides = call.batch * -(-plan.hidden_size // plan.channels_per_block), "btg"
     arguments = (
         call.x.pointer,
-        *(stride[axis] for axis in x_strides),
+        *(stride[axis] for axis in strides),
         *_vectors(call),
         *_pointers(call.initial),
         y.pointer,
-        *(y_stride[axis] for axis in y_strides),
         *_pointers(final),
-        *sizes,
+        call.batch,
+        call.time,
     )
     return _checked(blocks, arguments)
 

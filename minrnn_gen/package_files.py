@@ -8,6 +8,6 @@ PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 
 def package_folder(name: str) -> Path:
-    """Return the folder `name` ("templates", "gpu_profiles"): inside the package when installed, else at the checkout's top level."""
+    """Return the folder `name` ("templates" or "gpu_profiles"): in the package when installed, else at the checkout's top."""
     installed = PACKAGE_FOLDER / name
     return installed if installed.is_dir() else PACKAGE_FOLDER.parent / name

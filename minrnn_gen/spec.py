@@ -38,32 +38,41 @@ class Spec(BaseModel):
     )
     hidden_size: _Size = Field(description="H, the number of units, heads times head_dim.")
     precision: PrecisionName = Field(
-        "fp32", description="Storage of x, R, weight and y; arithmetic and carried state are fp32 (fp64 for fp64)."
+        default="fp32", description="Storage of x, R, weight and y; arithmetic and carried state are fp32 (fp64 for fp64)."
     )
-    heads: _Size = Field(1, description="Blocks of the block-diagonal recurrent matrix; must divide hidden_size.")
+    heads: _Size = Field(default=1, description="Blocks of the block-diagonal recurrent matrix; must divide hidden_size.")
     input_size: _Size | None = Field(
-        None,
+        default=None,
         description="I, the features of the input; given, the kernel owns the input projection, else x is pre-activations.",
     )
-    layout: Literal["BTD", "TBD", "BDT"] = Field("BTD", description="Order of batch (B), time (T) and features (D) in x and y.")
-    direction: Literal["forward", "reverse", "bidirectional"] = Field("forward", description="The order in which time runs.")
-    training: bool = Field(True, description="true generates the gradients too.")
-    batch: _Hint | None = Field(None, description="Typical batch size; a hint only, a kernel is valid for every batch.")
-    time: _Hint | None = Field(None, description="Typical sequence length; a hint only, a kernel is valid for every length.")
+    layout: Literal["BTD", "TBD", "BDT"] = Field(
+        default="BTD", description="Order of batch (B), time (T) and features (D) in x and y."
+    )
+    direction: Literal["forward", "reverse", "bidirectional"] = Field(
+        default="forward", description="The order in which time runs."
+    )
+    training: bool = Field(default=True, description="true generates the gradients too.")
+    batch: _Hint | None = Field(default=None, description="Typical batch size; a hint only, a kernel is valid for every batch.")
+    time: _Hint | None = Field(
+        default=None, description="Typical sequence length; a hint only, a kernel is valid for every length."
+    )
     recurrent_bias: bool | None = Field(
-        None, description="Whether the recurrent product has a bias; null means as the cell has it: true for gru, else false."
+        default=None,
+        description="Whether the recurrent product has a bias; null means as the cell has it: true for gru, else false.",
     )
     scan_arithmetic: Literal["linear", "log"] = Field(
-        "linear", description="Space in which a scan computes; log is for fidelity to the minRNN paper and loses digits."
+        default="linear",
+        description="Space in which a scan computes; log is for fidelity to the minRNN paper and loses digits.",
     )
     fp32_product: Literal["tf32x3", "fma"] = Field(
-        "tf32x3", description="How fp32 matrix products are made: three tf32 tensor-core products, or fused multiply-adds."
+        default="tf32x3",
+        description="How fp32 matrix products are made: three tf32 tensor-core products, or fused multiply-adds.",
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="Bound on the magnitude of the gradient carried from step to step; null means none."
+        default=None, description="Bound on the magnitude of the gradient carried from step to step; null means none."
     )
     gpu: _Name | None = Field(
-        None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."
+        default=None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."
     )
 
     _document: Document = PrivateAttr()
@@ -127,7 +136,7 @@ class Spec(BaseModel):
         return hash(self.canonical())
 
 
-def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Spec:
+def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **overrides: Any) -> Spec:
     """Return the spec in the YAML file at a path, in a dict, or in another spec, with keys replaced by `overrides`.
 
     Relative paths, overriding ones too, start at the file's folder, or at the working directory for a dict. Whatever is

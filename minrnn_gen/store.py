@@ -19,7 +19,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -234,16 +234,13 @@ class Store:
 
     def _placed(self, scratch: Path, path: Path, entry: Entry) -> Entry:
         path.parent.mkdir(exist_ok=True)
-        for attempt in range(1, _PLACE_ATTEMPTS + 1):
-            try:
+        for _ in range(_PLACE_ATTEMPTS):
+            with suppress(OSError):
                 os.rename(scratch, path)
                 return replace(entry, folder=path)
-            except OSError:
-                if theirs := self.find(entry.key):
-                    return theirs
-                if attempt == _PLACE_ATTEMPTS:
-                    raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            if theirs := self.find(entry.key):
+                return theirs
+        raise OSError(f"{path.name} cannot be put in place")
 
     def _discard(self, path: Path) -> bool:
         # Renamed first: nobody ever sees an entry that is half removed.

@@ -28,7 +28,7 @@ def first_violation(
     path, value = _located(violation["loc"], data)
     kind = violation["type"]
     if kind == "extra_forbidden":
-        known = list(_schema_at(root, root, path[:-1]).get("properties", {}))
+        known = [key for branch in _branches(_schema_at(root, root, path[:-1]), root) for key in branch.get("properties", {})]
         return path, f"unknown key{nearest_name(path[-1], known)}; allowed: {', '.join(known)}"
     if kind == "missing":
         path = (*path, violation["loc"][-1])
@@ -53,11 +53,13 @@ def _located(loc: _Path, data: Any) -> tuple[_Path, Any]:
 
 def _schema_at(schema: _JsonSchema, root: _JsonSchema, path: _Path) -> _JsonSchema:
     """Return the JSON schema of the value at `path`, or an empty one where nothing is said about it."""
+    if not path:
+        return schema
     for branch in _branches(schema, root):
-        if not path:
-            return schema
-        inner = branch.get("items") if isinstance(path[0], int) else branch.get("properties", {}).get(path[0])
-        inner = branch.get("additionalProperties") if inner is None else inner
+        if isinstance(path[0], int):
+            inner = dict(enumerate(branch.get("prefixItems", ()))).get(path[0], branch.get("items"))
+        else:
+            inner = branch.get("properties", {}).get(path[0], branch.get("additionalProperties"))
         if isinstance(inner, Mapping) and (found := _schema_at(inner, root, path[1:])):
             return found
     return {}
@@ -89,8 +91,8 @@ def _allowed_by_branch(schema: _JsonSchema, root: _JsonSchema) -> str:
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _range(schema, "minimum", "maximum")
     if kind == "array":
-        items = schema.get("items")
-        return ("a list of " + _allowed(items, root) if items else "a list") + _range(schema, "minItems", "maxItems", " items")
+        each = f", each {_allowed(schema['items'], root)}" if "items" in schema else ""
+        return "a list" + _range(schema, "minItems", "maxItems", " items") + each
     text = _PLAIN_TYPES.get(str(kind), "another value")
     if kind == "string":
         text += _range(schema, "minLength", "maxLength", " characters")

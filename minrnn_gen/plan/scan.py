@@ -50,9 +50,7 @@ def operations_per_element(problem: Problem) -> int:
     return factor * own + 5 * len(cell.states) + 3 * len(cell.gates) + 4
 
 
-def hardware_constraints(
-    gpu: GpuProfile, threads: Quantity, registers: Quantity, shared: Quantity
-) -> tuple[Constraint, ...]:
+def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity, shared: Quantity) -> tuple[Constraint, ...]:
     """Return the limits every block has to keep; `registers` is the estimate per thread."""
 
     both = tuple(dict.fromkeys((*threads.over, *registers.over)))

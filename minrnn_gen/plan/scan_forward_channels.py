@@ -1,14 +1,16 @@
-"""The search space of scan_forward_channels.cu.j2: lanes along the channels, warps along time (layouts BTD and TBD)."""
+"""The search space of scan_forward_channels.cu.j2: lanes along the channels and along time (layouts BTD and TBD)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
+# Memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide, coalesced access).
+SECTOR_BYTES = 32
 # Registers besides the steps of a tile: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 42
 REGISTERS_PER_GATE_AND_CHANNEL = 3
@@ -19,45 +21,47 @@ REGISTERS_PER_STEP_VALUE = 1.25
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     del problem
     return {
+        "channel_lanes": (8, 16, 32),
         "channels_per_lane": (1, 2, 4, 8),
         "time_warps": (1, 2, 4, 8, 16),
-        "rows_per_warp": (4, 8, 16, 32),
+        "rows": (2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
     }
 
 
-def _registers(problem: Problem, channels_per_lane: int, rows_per_warp: int) -> int:
+def _registers(problem: Problem, channels_per_lane: int, rows: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     kept = 2 * len(cell.states) + cell.carried_count
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
-    steps = REGISTERS_PER_STEP_VALUE * rows_per_warp * kept
+    steps = REGISTERS_PER_STEP_VALUE * rows * kept
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
 
 
-def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows_per_warp: int, stages: int) -> int:
-    row = scan.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
-    return time_warps * stages * len(problem.cell.gates) * rows_per_warp * row
+def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
+    """However a warp's lanes are arranged, it copies a row of every lane."""
+    row_of_warp = scan.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
+    return time_warps * stages * len(problem.cell.gates) * rows * row_of_warp
 
 
-def _composed_bytes(problem: Problem, channels_per_lane: int, time_warps: int) -> int:
+def _composed_bytes(problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int) -> int:
     """Two tiles' compositions (a, b) of every warp, where there is more than one warp to exchange them."""
     if time_warps == 1:
         return 0
     per_channel = 2 * problem.precision.arithmetic_bytes * len(problem.cell.states)
-    return 2 * time_warps * scan.WARP_LANES * channels_per_lane * per_channel
+    return 2 * time_warps * channel_lanes * channels_per_lane * per_channel
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("channels_per_lane", "time_warps", "rows_per_warp", "stages")
-    hidden_size = problem.hidden_size
+    ring = ("channels_per_lane", "time_warps", "rows", "stages")
+    hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
 
-    def shared_bytes(channels_per_lane: int, time_warps: int, rows_per_warp: int, stages: int) -> int:
-        ring_bytes = _ring_bytes(problem, channels_per_lane, time_warps, rows_per_warp, stages)
-        return ring_bytes + _composed_bytes(problem, channels_per_lane, time_warps)
+    def shared_bytes(channels_per_lane: int, time_warps: int, rows: int, stages: int, channel_lanes: int) -> int:
+        exchange = _composed_bytes(problem, channel_lanes, channels_per_lane, time_warps)
+        return _ring_bytes(problem, channels_per_lane, time_warps, rows, stages) + exchange
 
-    def in_flight(channels_per_lane: int, time_warps: int, rows_per_warp: int, stages: int) -> int:
-        return _ring_bytes(problem, channels_per_lane, time_warps, rows_per_warp, max(1, stages - 1))
+    def in_flight(channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
+        return _ring_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
 
     return (
         Constraint(
@@ -72,57 +76,71 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "vector_width",
             "one instruction moves at most 16 bytes per lane",
             ("channels_per_lane",),
-            lambda channels_per_lane: channels_per_lane * problem.precision.storage_bytes,
-            lambda _: 16,
+            lambda channels_per_lane: channels_per_lane * storage_bytes,
+            lambda _: WIDEST_COPY_BYTES,
+            "bytes",
+        ),
+        Constraint(
+            "copy_within_row",
+            "one copy stays within the block's part of a row",
+            ("channel_lanes", "channels_per_lane"),
+            lambda *_: problem.regime.alignment_bytes,
+            lambda lanes, channels: lanes * channels * storage_bytes,
+            "bytes",
+        ),
+        Constraint(
+            "whole_sectors",
+            "a block that reads less than a sector of a row is dominated: the rest of the sector is fetched for nothing",
+            ("channel_lanes", "channels_per_lane"),
+            lambda *_: min(SECTOR_BYTES, hidden_size * storage_bytes),
+            lambda lanes, channels: lanes * channels * storage_bytes,
             "bytes",
         ),
         Constraint(
             "channels_per_block",
-            "a block wider than the hidden size is dominated: its lanes idle",
-            ("channels_per_lane",),
-            lambda channels_per_lane: channels_per_lane,
-            lambda _: -(-hidden_size // scan.WARP_LANES),
-            "channels per lane",
+            "a block much wider than the hidden size is dominated: its lanes idle",
+            ("channel_lanes", "channels_per_lane"),
+            lambda lanes, channels: lanes * channels,
+            lambda *_: max(2 * hidden_size - 1, min(scan.WARP_LANES, 8)),
+            "channels",
         ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
-            Quantity(("channels_per_lane", "rows_per_warp"), lambda channels, rows: _registers(problem, channels, rows)),
-            Quantity(ring, shared_bytes),
+            Quantity(("channels_per_lane", "rows"), lambda channels, rows: _registers(problem, channels, rows)),
+            Quantity((*ring, "channel_lanes"), shared_bytes),
         ),
         *scan.copy_constraints(problem, Quantity(ring, in_flight)),
-        scan.unrolled_constraint(
-            problem, Quantity(("channels_per_lane", "rows_per_warp"), lambda channels, rows: channels * rows)
-        ),
+        scan.unrolled_constraint(problem, Quantity(("channels_per_lane", "rows"), lambda channels, rows: channels * rows)),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]
-    rows_per_warp = candidate["rows_per_warp"]
-    shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows_per_warp, candidate["stages"])}
+    channel_lanes, channels_per_lane = candidate["channel_lanes"], candidate["channels_per_lane"]
+    time_warps, rows = candidate["time_warps"], candidate["rows"]
+    shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     if time_warps > 1:
-        shared_map["composed"] = _composed_bytes(problem, channels_per_lane, time_warps)
+        shared_map["composed"] = _composed_bytes(problem, channel_lanes, channels_per_lane, time_warps)
     return scan.resident(
         problem,
         threads=time_warps * scan.WARP_LANES,
-        channels_per_block=scan.WARP_LANES * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, rows_per_warp),
+        channels_per_block=channel_lanes * channels_per_lane,
+        registers_estimated=_registers(problem, channels_per_lane, rows),
         shared_map=shared_map,
     )
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
-    time_warps, rows_per_warp = candidate["time_warps"], candidate["rows_per_warp"]
+    time_warps, rows = candidate["time_warps"], candidate["rows"]
+    segments_per_warp = scan.WARP_LANES // candidate["channel_lanes"]
     blocks = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
-    elements = rows_per_warp * candidate["channels_per_lane"]
-    walks = 2 if time_warps > 1 else 1
+    elements = rows * candidate["channels_per_lane"]
     exchange = scan.BARRIER_CYCLES + time_warps * (scan.BARRIER_CYCLES_PER_WARP + scan.DEPENDENT_CYCLES)
     tile_chain_cycles = (
         2 * scan.SHARED_LATENCY_CYCLES
         + elements * scan.operations_per_element(problem)
-        + walks * rows_per_warp * scan.DEPENDENT_CYCLES
+        + 2 * rows * scan.DEPENDENT_CYCLES
         + (exchange + scan.SHARED_LATENCY_CYCLES if time_warps > 1 else 0)
     )
     return scan.predicted_us(
@@ -130,7 +148,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         taken,
         blocks=blocks,
         in_flight_bytes=taken.shared_map["ring"] * max(1, candidate["stages"] - 1) // candidate["stages"],
-        tile_steps=time_warps * rows_per_warp,
+        tile_steps=time_warps * rows * segments_per_warp,
         tile_chain_cycles=tile_chain_cycles,
     )
 

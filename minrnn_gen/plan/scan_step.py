@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
@@ -40,7 +41,8 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """A decoding step is bound by its launch; what is left is spreading few elements over many SMs."""
     elements = problem.batch * problem.hidden_size
-    blocks_of_busiest_sm = -(-(-(-elements // candidate["threads"])) // problem.gpu.sm_count)
+    blocks = math.ceil(elements / candidate["threads"])
+    blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
     work = blocks_of_busiest_sm * candidate["threads"] * scan.operations_per_element(problem)
     return {
         "issue": work / scan.LANE_OPERATIONS_PER_SM_CYCLE / (problem.gpu.sm_clock_hz / 1e6),

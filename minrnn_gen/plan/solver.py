@@ -188,7 +188,7 @@ def _nearest_miss(
     amount = f"{margin.used:g} {margin.unit}".strip()
     advice = f"; {constraint.advice}" if constraint.advice else ""
     return (
-        f"{problem.cell.name} with hidden_size {problem.hidden_size} in {problem.precision.name} does not fit {problem.gpu.name}: "
-        f"rejected by {counts}; the nearest candidate needs {amount} for {constraint.name}, "
+        f"{problem.cell.name} with hidden_size {problem.hidden_size} in {problem.precision.name} does not fit "
+        f"{problem.gpu.name}: rejected by {counts}; the nearest candidate needs {amount} for {constraint.name}, "
         f"the limit is {margin.limit:g}{advice}"
     )

@@ -1,0 +1,65 @@
+# Each target is complete by itself in a fresh clone: it needs Python >= 3.11, make, and a network the first time.
+#
+#   make demo       a spec all the way to a kernel that runs
+#   make test       every test but the whole compile matrix; GPU tests where there is a GPU
+#   make test-all   the whole compile matrix too: minutes
+#   make lint       ruff: rules and layout        make types    mypy --strict
+#   make clean      remove what the targets made
+#
+# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON= another interpreter; WORKERS= pytest's processes.
+
+VENV ?= .venv
+CUDA ?= cuda13
+# auto: one process per core; the ceiling, since every process compiles and holds its own libraries.
+WORKERS ?= auto --maxprocesses=4
+PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11 python,\
+	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
+
+BIN := $(VENV)/bin
+comma := ,
+# An install is repeated when what it was made from changes, or when other CUDA libraries are asked for.
+STAMP = $(VENV)/installed-$(1)$(if $(CUDA),-$(CUDA))
+DEMO := $(call STAMP,demo)
+TEST := $(call STAMP,test)
+DEV := $(VENV)/installed-dev
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.PHONY: demo test test-all lint types clean
+.DEFAULT_GOAL := test
+# Two installs into one environment would trip over each other.
+.NOTPARALLEL:
+
+demo: $(DEMO)
+	$(BIN)/minrnn-gen run examples/min_gru.yaml
+
+test: $(TEST)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-all: $(TEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".$(if $(CUDA),[$(CUDA)])"
+	touch $@
+
+$(TEST): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[test$(if $(CUDA),$(comma)$(CUDA))]"
+	touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[dev]"
+	touch $@

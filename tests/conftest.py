@@ -1,0 +1,44 @@
+"""What every test meets: a cache of its own, and GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+# No deadline: on two busy cores the time of one example says nothing. In CI the same examples every time: a failure there is
+# a failure everywhere; elsewhere new ones, which is how new failures are found.
+hypothesis.settings.register_profile("everyday", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "everyday")
+
+
+@functools.cache
+def cuda_device_count() -> int:
+    """Return how many CUDA devices the driver offers, asked through the driver alone: milliseconds, and no library of ours."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        count = ctypes.c_int(0)
+        # CUDA driver API: cuInit(0), then the count; CUDA_SUCCESS is 0.
+        return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    except OSError:
+        return 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and cuda_device_count() == 0:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests out of the user's cache, and old kernels of the user's out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINRNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

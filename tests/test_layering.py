@@ -1,0 +1,185 @@
+"""Imports go one way: a module knows only what lies below it. The tables are the house's floor plan."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import subprocess
+import sys
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import minrnn_gen
+
+PACKAGE = Path(minrnn_gen.__file__).parent
+LINES_MOST = 400
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Modules on one level: each imports from the levels above it in the table, never from its own unless `together`."""
+
+    modules: str
+    purpose: str
+    together: bool = False
+
+
+# From the ground up. An exact name beats a pattern.
+LAYERS = (
+    Layer("errors", "one family of exceptions"),
+    Layer("violations", "a refused value in one sentence"),
+    Layer("precision package_files documents", "tables, folders and files that know nothing of kernels"),
+    Layer("spec gpu_profile store", "what the user wants, what the GPU has, what is already made"),
+    Layer("cell.files cell.syntax", "a cell as a file and as text"),
+    Layer("cell.functions", "what an equation may call"),
+    Layer("cell.expressions", "the operations of an expression"),
+    Layer("cell.text", "expressions as text"),
+    Layer("cell.program", "expressions as a list of statements"),
+    Layer("cell.numbering", "what is computed once"),
+    Layer("cell.language", "text to Cell"),
+    Layer("cell.analysis", "the proof of its class"),
+    Layer("cell.gradient", "its vector-Jacobian product"),
+    Layer("cell.lowering", "Cell to statements for every target"),
+    Layer("plan.kernel_plan plan.occupancy", "the decision, and how many blocks an SM holds"),
+    Layer("plan.problem", "cell, sizes and GPU in one"),
+    Layer("plan.solver", "every candidate, and the best of them"),
+    Layer("plan.scan plan.recurrent plan.diagonal plan.alternating", "what the plans of one family share"),
+    Layer("plan.*", "one file per kernel: variables, constraints, cost, template"),
+    Layer("plan.families", "which of them a problem is for"),
+    Layer("source", "the decision as CUDA text"),
+    Layer("compiler", "CUDA text as a cubin"),
+    Layer("arrays", "arrays of three libraries"),
+    Layer("arguments", "what a kernel is called with, checked"),
+    Layer("cuda cpu launch", "the GPU, the CPU, and the launch between"),
+    Layer("build", "a spec all the way to a compiled kernel, through the store"),
+    Layer("explain", "why this decision"),
+    Layer("kernel", "the callable"),
+    Layer("api", "compile()"),
+    Layer(
+        "tune.* bench.* torch.* compat.* interpret.*",
+        "wings: they import the house, never the reverse",
+        together=True,
+    ),
+    Layer("cli.*", "one file per command", together=True),
+)
+
+# Third-party libraries that not every module may import; "!" takes a module out again.
+OWNERS = {
+    "cupy": "compiler cuda",
+    "cupy_backends": "compiler cuda",
+    "cuda": "compiler cuda",
+    "torch": "torch.*",
+    "sympy": "cell.* !cell.files",
+    "jinja2": "source",
+    "constraint": "plan.solver",
+    "yaml": "documents",
+    "platformdirs": "store",
+    "filelock": "store",
+    "typer": "cli.*",
+    "rich": "cli.*",
+}
+
+# What takes long to import stays out of the way of a request that is already in the cache.
+HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "torch"}
+
+
+def name_of(path: Path) -> str:
+    """Return the dotted name below the package; the package itself is ""."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {name: path for name, path in PATHS.items() if path.name != "__init__.py"}
+FOLDERS = {name: path for name, path in PATHS.items() if path.name == "__init__.py" and name}
+
+
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Return the dotted names that `path` imports anywhere, inside functions and under TYPE_CHECKING too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                for alias in names:
+                    inner = f"{module}.{alias.name}"
+                    found.add(inner if inner.removeprefix("minrnn_gen.") in PATHS else module)
+                    if inner == "minrnn_gen.__version__":
+                        found.discard(module)  # a constant, not what the house offers
+            case ast.ImportFrom():
+                found.add("relative import")
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[argument, *_]):
+                if called in {"import_module", "__import__"}:
+                    text = argument.value if isinstance(argument, ast.Constant) else None
+                    found.add(text if isinstance(text, str) else "computed import")
+    return frozenset(found)
+
+
+def house_imports(path: Path) -> set[str]:
+    names = {name for name in imports_of(path) if name.partition(".")[0] == "minrnn_gen"}
+    return {name.removeprefix("minrnn_gen").removeprefix(".") for name in names}
+
+
+def level_of(name: str) -> int | None:
+    """Return the level of the module in LAYERS, from 0 at the ground, or None where it has no place."""
+    for matches in (str.__eq__, fnmatchcase):
+        for level, layer in enumerate(LAYERS):
+            if any(matches(name, pattern) for pattern in layer.modules.split()):
+                return level
+    return None
+
+
+def test_every_module_has_its_place() -> None:
+    assert [name for name in MODULES if level_of(name) is None] == [], "give the new module a place in LAYERS"
+
+
+def test_every_import_goes_down() -> None:
+    upward = []
+    for name, path in MODULES.items():
+        level = level_of(name)
+        for imported in house_imports(path):
+            below = level_of(imported)
+            if level is None or below is None or below > level or (below == level and not LAYERS[level].together):
+                upward.append(f"{name} imports {imported or 'the package itself'}")
+    assert upward == []
+
+
+def test_there_is_no_cycle() -> None:
+    graph = {name: house_imports(path) for name, path in MODULES.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_folders_import_nothing() -> None:
+    assert {name: imports_of(path) for name, path in FOLDERS.items() if imports_of(path)} == {}
+
+
+def test_imports_are_absolute_and_written_out() -> None:
+    # Only the front door computes what to import: the names it offers, when they are asked for.
+    assert [name for name, path in MODULES.items() if imports_of(path) & {"relative import", "computed import"}] == []
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_only_its_owners_import(library: str) -> None:
+    patterns = OWNERS[library].split()
+    for name, path in PATHS.items():
+        if any(imported.partition(".")[0] == library for imported in imports_of(path)):
+            owned = any(fnmatchcase(name, pattern) for pattern in patterns)
+            assert owned and f"!{name}" not in patterns, f"{name} imports {library}, which belongs to: {OWNERS[library]}"
+
+
+def test_modules_are_small() -> None:
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in PATHS.items()}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_MOST} == {}
+
+
+@pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.store"])
+def test_the_front_door_is_light(name: str) -> None:
+    program = f"import sys, {name}; print(sorted({HEAVY!r} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (answer.stdout, answer.stderr) == ("[]\n", "")

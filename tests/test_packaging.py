@@ -1,0 +1,123 @@
+"""What users get: the wheel holds everything and nothing else, and works from anywhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MOVED = ("templates", "gpu_profiles")
+# Not installed wherever the tests run, so that the metadata cannot tell.
+DISTRIBUTIONS = {"cupy": "cupy", "cupy_backends": "cupy", "torch": "torch"}
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    answer = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+def files_below(name: str) -> set[str]:
+    """Return the files of the checkout's folder `name`, relative to the checkout, without what Python leaves there."""
+    paths = (path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(ROOT).as_posix() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distributions")
+    # First the sdist, then the wheel from the sdist: a file missing there is missing here. Without isolation: no network.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT), cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: Path) -> Path:
+    (path,) = distributions.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_the_package_and_its_two_folders(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    moved = {f"minrnn_gen/{name}" for folder in MOVED for name in files_below(folder)}
+    assert moved, "the checkout has templates and profiles"
+    assert names == files_below("minrnn_gen") | moved
+
+
+def test_the_wheel_holds_its_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_sdist_holds_what_it_takes_to_carry_on(distributions: Path) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"pyproject.toml", "Makefile", "constraints.txt", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+    for folder in ("minrnn_gen", *MOVED, "tests", "examples", "benchmarks", "docs", ".ci"):
+        wanted |= files_below(folder)
+    assert wanted <= names
+
+
+def test_the_installed_wheel_finds_its_files_from_anywhere(wheel: Path, tmp_path: Path) -> None:
+    place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run(sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(place), str(wheel), cwd=elsewhere)
+    program = f"""
+import minrnn_gen
+from minrnn_gen.package_files import package_folder
+print(minrnn_gen.__file__)
+for name in {MOVED!r}:
+    folder = package_folder(name)
+    print(folder, sum(path.is_file() for path in folder.rglob("*")))
+"""
+    lines = run(sys.executable, "-c", program, cwd=elsewhere, PYTHONPATH=str(place)).splitlines()
+    package = place / "minrnn_gen"
+    assert lines == [
+        str(package / "__init__.py"),
+        *(f"{package / name} {len(files_below(name))}" for name in MOVED),
+    ]
+
+
+def test_an_editable_install_is_the_checkout_itself(tmp_path: Path) -> None:
+    program = f"import hatchling.build; print(hatchling.build.build_editable({str(tmp_path)!r}))"
+    name = run(sys.executable, "-c", program, cwd=ROOT).splitlines()[-1]
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        (pointer,) = (name for name in archive.namelist() if ".dist-info/" not in name)
+        assert archive.read(pointer).decode().split() == [str(ROOT)]
+
+
+@pytest.mark.parametrize("folder", MOVED)
+def test_the_two_folders_hold_no_python(folder: str) -> None:
+    assert list((ROOT / folder).rglob("*.py*")) == []
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["cuda13"], *extras["torch"]]
+    names = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in declared}
+    names |= {"cupy"} if "cupy-cuda13x" in names else set()
+    installed = packages_distributions()
+    missing = set()
+    for path in (ROOT / "minrnn_gen").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for module in {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"minrnn_gen"}:
+                owners = [DISTRIBUTIONS[module]] if module in DISTRIBUTIONS else installed.get(module, [module])
+                if not names & {owner.lower().replace("_", "-") for owner in owners}:
+                    missing.add(module)
+    assert missing == set()
