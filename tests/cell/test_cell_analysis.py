@@ -37,7 +37,7 @@ def test_the_class_of_a_built_in_cell(name: str) -> None:
     ("name", "a", "b"),
     [
         ("min_gru", "1 - z", "z * W.h"),
-        ("min_lstm", "sigmoid(-k)", "sigmoid(k) * W.h"),
+        ("min_lstm", "1 - new", "new * W.h"),
         ("hgrn", "f", "(1 - f) * silu(W.i)"),
         ("rg_lru", "exp(l)", "sqrt(-expm1(2 * l)) * (i * W.x)"),
     ],
@@ -59,6 +59,7 @@ AFFINE = [
     ("g = W.a * 2\nh[t] = (g - W.a - W.a) * h[t-1] ** 2 + W.a", "0", "W.a"),
     ("h[t] = tanh(W.h + h[t-1] - h[t-1])", "0", "tanh(W.h)"),
     ("h[t] = where(h[t-1] - h[t-1] >= 0, W.a, W.b)", "0", "where(0 >= 0, W.a, W.b)"),
+    ("h[t] = (W.h + h[t-1] - h[t-1]) ** 5", "0", "W.h * W.h * W.h * W.h * W.h"),
     ("h[t] = detach(W.z) * h[t-1]", "detach(W.z)", "0"),
     ("s = sigmoid(W.a)\nh[t] = (s * h[t-1] + 1) * (s * h[t-1] - 1) - s * h[t-1] * (s * h[t-1])", "-s + s", "-1"),
 ]
