@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program, Statement
@@ -118,7 +119,7 @@ class _Output:
         used = set(ex.symbols_of(expression))
         if not used & self._gated:
             return expression
-        if used & self._stateful:
+        if used & self._stateful or isinstance(expression, Comparison):  # a condition is no number that could be carried
             return ex.rebuilt(expression, [self._with_carried(operand) for operand in ex.operation(expression)[1]])
         if expression not in self._carried_symbols:
             anonymous = not isinstance(expression, Symbol)

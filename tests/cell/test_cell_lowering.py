@@ -35,6 +35,7 @@ MORE_SCANS = {
         output="where(W.o * 2 > q, W.o * 2, q * sigmoid(W.o + u) * W.g * s)",
         parameters=["u"],
     ),
+    "carried into a condition": cell_of("h[t] = W.f * h[t-1] + W.h", output="where(W.o < 0.5, h[t], tanh(W.o))"),
     "state-free output": cell_of("h[t] = W.f * h[t-1] + W.h", output="tanh(W.o)"),
     "constant": cell_of("two = 2\nh[t] = h[t-1] + W.h * 0.5 * two", output="two"),
     "renamed": cell_of("z = W.z\nh[t] = z * h[t-1] + z", output="h"),
@@ -88,10 +89,25 @@ def test_the_scan_and_the_step_agree(name: str, dtype: type) -> None:
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max()))
 
 
+@settings(max_examples=200)
+@given(trees(("W.x", "W.y", "p"), depth=2), trees(("W.x", "W.y", "p", "early"), depth=2), trees(depth=4))
+def test_any_output_of_a_scan_is_the_steps_to_the_last_bit(early: Tree, gated: Tree, output: Tree) -> None:
+    equations = f"early = {tree_text(early)}\nh[t] = ({tree_text(gated)}) * h[t-1] + W.x * W.y * p"
+    cell = cell_of(equations, parameters=["p"], gates=["x", "y"], output=tree_text(output))
+    lowered = lowered_scan(cell)
+    x, y, h, p = np.random.default_rng(0).normal(size=(4, 33))
+    whole = lower_step(cell).evaluate({"W_x": x, "W_y": y, "parameter_p": p, "previous_h": h})
+    found = lowered.coefficients.evaluate({"W_x": x, "W_y": y, "parameter_p": p})
+    available = {"state_h": whole["state_h"], "previous_h": h, "parameter_p": p, **found}
+    y_found = lowered.output.evaluate({name: available[name] for name in lowered.output.inputs})["y"]
+    np.testing.assert_array_equal(y_found, whole["y"])
+
+
 def test_what_the_output_needs_of_the_gates_is_carried_and_nothing_else() -> None:
     carried = {name: lowered_scan(cell).carried for name, cell in scan_cells().items()}
     assert carried["qrnn"] == ("let_o",)
     assert carried["carried"] == ("carried_0", "carried_1", "W_g")
+    assert carried["carried into a condition"] == ("W_o", "carried_1")
     assert carried["state-free output"] == ("carried_0",)
     assert carried["clashing names"] == ("W_if_", "carried_1")
     empty = set(SCANS) - {"qrnn"} | {"two states", "looks back", "constant", "renamed", "used twice", "same-step state"}
