@@ -68,7 +68,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
 
 
 def import_foreign(value: Any, name: str) -> Any:
-    """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (CUDA memory) or a NumPy one, without a copy."""
+    """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (device memory) or a NumPy one, uncopied."""
     if hasattr(value, "__cuda_array_interface__"):
         return _cupy().asarray(value)
     kind, _ = value.__dlpack_device__()

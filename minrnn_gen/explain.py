@@ -43,7 +43,7 @@ def _resources(built: BuiltKernel) -> str:
     for kernel in reported:
         lines += [
             f"  {kernel.name}",
-            f"    registers per thread  at most {plan.registers_per_thread}, about {plan.registers_estimated} / {kernel.registers}",
+            f"    registers per thread  {plan.registers_per_thread} (about {plan.registers_estimated}) / {kernel.registers}",
             f"    shared bytes          {plan.shared_bytes} / {kernel.shared_bytes}",
             f"    spilled bytes         0 / {kernel.spill_bytes}",
         ]

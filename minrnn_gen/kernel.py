@@ -135,7 +135,7 @@ class Kernel:
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> tuple[Any, State]:
-        """Run one time step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight."""
+        """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight."""
         self._refuse(R=R, recurrent_bias=recurrent_bias)
         return self._run("step", x_t, weight, bias, parameters, state)
 

@@ -78,7 +78,8 @@ def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) ->
     if name == "symbol":
         return held[expression.name]
     spelling = expression.cell_name if name == "call" else name
-    return _NUMPY[spelling](*(_value(operand, held, dtype) for operand in operands))
+    value: Array = _NUMPY[spelling](*(_value(operand, held, dtype) for operand in operands))
+    return value
 
 
 def _sigmoid(x: Array) -> Array:
