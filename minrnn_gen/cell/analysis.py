@@ -252,9 +252,8 @@ class _TooLarge(Exception):
 def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
     result = dict(left)
     for monomial, coefficient in right.items():
-        total = _plus(result[monomial], coefficient) if monomial in result else coefficient
-        result[monomial] = total
-    return result
+        result[monomial] = _plus(result.get(monomial, ex.ZERO), coefficient)
+    return {monomial: coefficient for monomial, coefficient in result.items() if coefficient != 0}
 
 
 def _scaled(value: Polynomial, factor: Expr) -> Polynomial:

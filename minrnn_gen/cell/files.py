@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
-from minrnn_gen.documents import Document, parse_document, validated
-from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.documents import SIZE_LIMIT_BYTES, Document, document_from_mapping, parse_document, validated
+from minrnn_gen.errors import nearest_name, shown
 
 _LIBRARY = Path(__file__).resolve().parent / "library"
 _SUFFIXES = (".yaml", ".yml")
-_FILE_LIMIT_BYTES = 256 * 1024  # four times the longest equations: room for a description, and a bound on what is read
+
+# A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
+NAME_LIMIT = 64
 
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+Names = Annotated[tuple[Name, ...], Field(max_length=NAME_LIMIT)]
 
 
 class CellFile(BaseModel):
@@ -28,10 +31,10 @@ class CellFile(BaseModel):
 
     name: Name = Field(description="What the cell is called in messages and generated files.")
     equations: StrictStr = Field(description="One `name = expression` or `state[t] = expression` per line.")
-    gates: tuple[Name, ...] | None = Field(None, description="The order of W's gates; by default that of their first use.")
-    states: tuple[Name, ...] | None = Field(None, description="The order of the states; by default that of their first use.")
+    gates: Names | None = Field(None, description="The order of W's gates; by default that of their first use.")
+    states: Names | None = Field(None, description="The order of the states; by default that of their first use.")
     output: StrictStr | None = Field(None, description="A state's name or an expression; by default the first state.")
-    parameters: tuple[Name, ...] = Field((), description="Learned vectors of shape [H].")
+    parameters: Names = Field((), description="Learned vectors of shape [H].")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 
@@ -54,58 +57,62 @@ def library_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _LIBRARY.glob("*.yaml")))
 
 
-def find_cell(model: str | Mapping[str, Any], folder: Path, where: str) -> CellSource:
+def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: str) -> CellSource:
     """Return the cell that `model` means: a built-in name, a path relative to `folder`, or the mapping of an inline cell.
 
-    A text is a path when it ends in .yaml or .yml or holds a path separator. `where` names the asking document in messages.
+    A text is a path when it ends in .yaml or .yml or holds a path separator. An inline cell given as a document, such as
+    `spec.document.part("model")`, has its lines in messages. `where` names the asking document in them.
     Raises `BadInput` for an unknown name, an unreadable file, or content that is not a cell file's.
     """
+    if isinstance(model, Document):
+        return _inline(model)
     if isinstance(model, Mapping):
-        return _inline(model, where)
+        return _inline(replace(document_from_mapping(model, where), inside=("model",)))
+    asking = Document(where, {})
     if _is_path(model):
-        return _from_file(folder / model, model, where)
+        return _from_file(folder / model, model, asking)
     names = library_names()
     if model not in names:
-        raise BadInput(
-            f"{where}: model: there is no built-in cell {model[:80]!r}{nearest_name(model, names)}; use one of "
-            f"{', '.join(names)}, a path to a .yaml file, or an inline cell"
+        raise asking.error(
+            ("model",),
+            f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
+            "the path of a .yaml file, or an inline cell",
         )
-    return _from_file(_LIBRARY / f"{model}.yaml", f"{model}.yaml", where)
+    return _from_file(_LIBRARY / f"{model}.yaml", f"{model}.yaml", asking)
 
 
 def _is_path(model: str) -> bool:
-    separators = {os.sep, "/", os.altsep or "/"}
-    return model.endswith(_SUFFIXES) or any(separator in model for separator in separators)
+    return model.endswith(_SUFFIXES) or any(separator in model for separator in {os.sep, "/", os.altsep or "/"})
 
 
-def _from_file(path: Path, shown: str, where: str) -> CellSource:
-    content = _file_bytes(path, shown, where)
+def _from_file(path: Path, called: str, asking: Document) -> CellSource:
+    content = _file_bytes(path, called, asking)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{shown}: byte {error.start} is not UTF-8; save the cell file as UTF-8 text") from None
-    document = parse_document(text, shown)
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Document(called, {}, {(): line}).error((), "this is not UTF-8; save the cell file as UTF-8") from None
+    document = parse_document(text, called)
     return CellSource(validated(document, CellFile).name, document, content)
 
 
-def _file_bytes(path: Path, shown: str, where: str) -> bytes:
+def _file_bytes(path: Path, called: str, asking: Document) -> bytes:
+    """Return the file's bytes, and no more than it takes `parse_document` to refuse it."""
     try:
-        if not path.is_file():  # a folder, a pipe or a device is not read
-            raise BadInput(f"{where}: model: there is no cell file {shown!r}; give a path relative to the spec's folder")
-        with path.open("rb") as file:
-            content = file.read(_FILE_LIMIT_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, BadInput):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
-        raise BadInput(f"{where}: model: the cell file {shown!r} cannot be read ({reason})") from None
-    if len(content) > _FILE_LIMIT_BYTES:
-        raise BadInput(f"{shown}: a cell file holds at most {_FILE_LIMIT_BYTES} bytes")
-    return content
+        if path.is_file():  # a folder, a pipe or a device is not opened
+            with path.open("rb") as file:
+                return file.read(SIZE_LIMIT_BYTES + 1)
+        reason = "it is no file"
+    except OSError as error:
+        reason = error.strerror or "it cannot be read"
+    except ValueError:
+        reason = "it is no valid path"
+    raise asking.error(
+        ("model",), f"the cell file {shown(called)} cannot be opened ({reason}); give a path from the spec's folder"
+    )
 
 
-def _inline(model: Mapping[str, Any], where: str) -> CellSource:
-    document = Document(where, model)
+def _inline(document: Document) -> CellSource:
     cell = validated(document, CellFile)
     canonical = json.dumps(cell.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))
     return CellSource(cell.name, document, canonical.encode())

@@ -15,8 +15,8 @@ from sympy import Function  # type: ignore[import-untyped]
 class CellFunction(Function):  # type: ignore[misc]
     """An operation of the language that is not +, -, *, / or a power.
 
-    `cell_name` is its spelling in equations; `transcendental_count` is how many exponentials, logarithms or hyperbolic tangents
-    one evaluation costs.
+    `cell_name` is its spelling in equations; `transcendental_count` is how many results of a GPU's special-function unit
+    (exponentials, logarithms, reciprocals) one evaluation takes.
     """
 
     cell_name: ClassVar[str]
@@ -26,13 +26,13 @@ class CellFunction(Function):  # type: ignore[misc]
 class Sigmoid(CellFunction):
     """1 / (1 + exp(-x)) for x >= 0, exp(x) / (1 + exp(x)) below."""
 
-    cell_name, nargs, transcendental_count = "sigmoid", 1, 1
+    cell_name, nargs, transcendental_count = "sigmoid", 1, 2
 
 
 class Tanh(CellFunction):
     """The hyperbolic tangent."""
 
-    cell_name, nargs, transcendental_count = "tanh", 1, 1
+    cell_name, nargs, transcendental_count = "tanh", 1, 2
 
 
 class Exp(CellFunction):
@@ -74,7 +74,7 @@ class Softplus(CellFunction):
 class Silu(CellFunction):
     """x * sigmoid(x)."""
 
-    cell_name, nargs, transcendental_count = "silu", 1, 1
+    cell_name, nargs, transcendental_count = "silu", 1, 2
 
 
 class Relu(CellFunction):

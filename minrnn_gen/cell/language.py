@@ -11,7 +11,7 @@ from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.files import CellFile, CellSource
+from minrnn_gen.cell.files import NAME_LIMIT, CellFile, CellSource
 from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, CellFunction, Comparison, Where, argument_count
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
@@ -80,11 +80,11 @@ def parse_cell(source: CellSource) -> Cell:
     """
     file = validated(source.document, CellFile)
     file_text = source.canonical.decode("utf-8", "replace")
-    reader = _Reader(file, located(source.document.where, "equations", file.equations, file_text))
+    reader = _Reader(file, located(source.document, "equations", file.equations, file_text))
     for statement in equation_statements(reader.source):
         reader.read_statement(statement)
     output = reader.read_output(
-        EquationText(source.document.where, "output", file.output.strip()) if file.output is not None else None
+        EquationText(source.document, "output", file.output.strip()) if file.output is not None else None
     )
     return reader.finished(source, output)
 
@@ -362,6 +362,8 @@ _Uses = TypeVar("_Uses", dict[str, ast.expr], set[str])
 
 def _in_order(source: CellSource, key: str, listed: tuple[str, ...] | None, used: _Uses, form: str) -> tuple[str, ...]:
     """Return the names `used` in the order `listed`, which must name each of them once and nothing else."""
+    if len(used) > NAME_LIMIT:
+        raise source.document.error(("equations",), f"{len(used)} {key} are used; a cell has at most {NAME_LIMIT}")
     if listed is None:
         return tuple(used)
     for position, name in enumerate(listed):

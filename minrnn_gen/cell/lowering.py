@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program, Statement
@@ -41,7 +42,7 @@ class LoweredScan:
 
     @property
     def transcendental_count(self) -> int:
-        """Exponentials, logarithms and hyperbolic tangents per element and step."""
+        """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
         return self.coefficients.transcendental_count + self.output.transcendental_count
 
 
@@ -64,9 +65,10 @@ def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
     if recurrence.kind != "affine-diagonal":
         raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
     output = _Output(cell)
+    looking_back = _reached(cell, set(_previous(cell)))
     coefficients = ProgramBuilder(_gates(cell) | _parameters(cell))
     for symbol, expression in cell.definitions:
-        if symbol not in output.stateful:
+        if symbol not in looking_back:
             coefficients.define(symbol, expression, _program_name(cell, symbol))
     results: dict[str, Expr] = {}
     for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True):
@@ -86,20 +88,14 @@ def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
 class _Output:
     """The output of a cell as a program over its states, with what must be carried to it from the gates.
 
-    `carried` maps each carried name to its value; `stateful` holds the symbols a state reaches.
+    `carried` maps each carried name to its value.
     """
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._lets = {ex.named(name): expression for name, expression in cell.lets}
-        self.stateful = {ex.current(state) for state in cell.states} | set(_previous(cell))
-        self._gated = set(_gates(cell))
-        for symbol, expression in self._lets.items():
-            used = set(ex.symbols_of(expression))
-            if used & self.stateful:
-                self.stateful.add(symbol)
-            elif used & self._gated:
-                self._gated.add(symbol)
+        self._stateful = _reached(cell, {*_current(cell), *_previous(cell)})
+        self._gated = _reached(cell, set(_gates(cell))) - self._stateful
         self.carried: dict[str, Expr] = {}
         self._carried_symbols: dict[Expr, Symbol] = {}
         needed = self._needed_lets()
@@ -123,7 +119,7 @@ class _Output:
         used = set(ex.symbols_of(expression))
         if not used & self._gated:
             return expression
-        if used & self.stateful:
+        if used & self._stateful or isinstance(expression, Comparison):  # a condition is no number that could be carried
             return ex.rebuilt(expression, [self._with_carried(operand) for operand in ex.operation(expression)[1]])
         if expression not in self._carried_symbols:
             anonymous = not isinstance(expression, Symbol)
@@ -134,13 +130,21 @@ class _Output:
 
     def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:
         used = {symbol for expression in (*lets.values(), output) for symbol in ex.symbols_of(expression)}
-        current = {ex.current(state): f"state_{state}" for state in self._cell.states}
         previous = {symbol: name for symbol, name in _previous(self._cell).items() if symbol in used}
         carried = dict(zip(self._carried_symbols.values(), self.carried, strict=True))
-        builder = ProgramBuilder(current | previous | carried | _parameters(self._cell))
+        builder = ProgramBuilder(_current(self._cell) | previous | carried | _parameters(self._cell))
         for symbol, expression in lets.items():
             builder.define(symbol, expression, _program_name(self._cell, symbol))
         return builder.program({"y": output})
+
+
+def _reached(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
+    """Return `sources` and all that is defined from them."""
+    reached = set(sources)
+    for symbol, expression in cell.definitions:
+        if not reached.isdisjoint(ex.symbols_of(expression)):
+            reached.add(symbol)
+    return reached
 
 
 def _gates(cell: Cell) -> dict[Symbol, str]:
@@ -151,11 +155,14 @@ def _previous(cell: Cell) -> dict[Symbol, str]:
     return {ex.previous(state): f"previous_{state}" for state in cell.states}
 
 
+def _current(cell: Cell) -> dict[Symbol, str]:
+    return {ex.current(state): f"state_{state}" for state in cell.states}
+
+
 def _parameters(cell: Cell) -> dict[Symbol, str]:
     return {ex.named(parameter): f"parameter_{parameter}" for parameter in cell.parameters}
 
 
 def _program_name(cell: Cell, symbol: Symbol) -> str:
     """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
-    states = {ex.current(state): f"state_{state}" for state in cell.states}
-    return (_gates(cell) | states).get(symbol) or f"let_{symbol.name}"
+    return (_gates(cell) | _current(cell)).get(symbol) or f"let_{symbol.name}"

@@ -83,14 +83,14 @@ def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) ->
 
 
 def _sigmoid(x: Array) -> Array:
-    small = np.exp(-np.abs(x))
-    one = x.dtype.type(1)
-    return np.where(x >= 0, one, small) / (one + small)
+    one, small = x.dtype.type(1), np.exp(-np.abs(x))
+    value: Array = np.where(x >= 0, one, small) / (one + small)
+    return value
 
 
 def _log1p_exp(x: Array) -> Array:
-    tail: Array = np.log1p(np.exp(-np.abs(x)))
-    return tail
+    value: Array = np.log1p(np.exp(-np.abs(x)))
+    return value
 
 
 def _relu(x: Array) -> Array:

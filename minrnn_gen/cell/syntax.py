@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from minrnn_gen.documents import SIZE_LIMIT_BYTES, Document
 from minrnn_gen.errors import BadInput
 
-TEXT_LIMIT_BYTES = 64 * 1024
 OPERATION_LIMIT = 2_000
 # The built-in cells nest 8 deep. A hundred levels keep every walk over a tree within Python's own recursion limit.
 DEPTH_LIMIT = 100
@@ -22,12 +22,12 @@ _WORD_WITH_DIGITS = re.compile(r"[A-Za-z_]\w*|(?:\d|\.\d)(?:[eE][+-]|[\w.])*")
 
 @dataclass(frozen=True)
 class EquationText:
-    """A text in the equation language; `key` is the cell file's key it stands under, `where` names the file.
+    """A text in the equation language, the value of `key` in `document`.
 
-    `first_line` and `indentation` place the text in the file; without them positions count from the text's own start.
+    `first_line` and `indentation` place the text in the file; without a first line positions count from the text's own start.
     """
 
-    where: str
+    document: Document
     key: str
     text: str
     first_line: int | None = None
@@ -40,17 +40,22 @@ class EquationText:
         return tuple(line.split("#", 1)[0].rstrip(" \t") for line in _LINE_END.split(self.text))
 
     def error(self, line: int, column: int, message: str) -> BadInput:
-        """Return the error "file:line:column: message" for a 1-based position in the text."""
+        """Return the error "file:line:column: message" for a 1-based position in the text.
+
+        Where the text's place in the file is unknown, it is "file:line: key: line and column in the text: message".
+        """
+        column += self.indentation
         if self.first_line is None:
-            return BadInput(f"{self.where}: {self.key}:{line}:{column + self.indentation}: {message}")
-        return BadInput(f"{self.where}:{self.first_line + line - 1}:{column + self.indentation}: {message}")
+            return self.document.error((self.key,), f"line {line}, column {column}: {message}")
+        place = f"{self.document.where}:{self.first_line + line - 1}:{column}"
+        return Document(place, {}).error((), message)
 
     def error_at(self, node: ast.AST, message: str) -> BadInput:
         """Return the error for the position of a node of this text's tree."""
         return self.error(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, message)
 
 
-def located(where: str, key: str, text: str, file_text: str) -> EquationText:
+def located(document: Document, key: str, text: str, file_text: str) -> EquationText:
     """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is a literal block there."""
     own_lines = _LINE_END.split(text)
     own_indentation = min((_indentation(line) for line in own_lines if line.split("#", 1)[0].strip()), default=0)
@@ -58,13 +63,11 @@ def located(where: str, key: str, text: str, file_text: str) -> EquationText:
     lines = _LINE_END.split(file_text)
     for index, line in enumerate(lines):
         if re.match(rf"{key}\s*:\s*\|", line):
-            block = lines[index + 1 : index + 1 + len(own_lines)]
+            block = lines[index + 1 : index + len(own_lines)]
             indentation = next((_indentation(each) for each in block if each.strip()), 0)
-            if [each[indentation:].rstrip() for each in block][: len(own_lines) - 1] == [
-                each.rstrip() for each in own_lines[:-1]
-            ]:
-                return EquationText(where, key, bare, index + 2, indentation)
-    return EquationText(where, key, bare, None, own_indentation)
+            if [each[indentation:].rstrip() for each in block] == [each.rstrip() for each in own_lines[:-1]]:
+                return EquationText(document, key, bare, index + 2, indentation)
+    return EquationText(document, key, bare, None, own_indentation)
 
 
 def _indentation(line: str) -> int:
@@ -94,8 +97,8 @@ def node_text(source: EquationText, node: ast.expr | ast.stmt) -> str:
 
 
 def _parsed(source: EquationText, mode: str) -> ast.AST:
-    if len(source.text.encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
-        raise source.error(1, 1, f"the text is longer than {TEXT_LIMIT_BYTES} bytes, the most a cell may have")
+    if len(source.text.encode("utf-8", "surrogatepass")) > SIZE_LIMIT_BYTES:
+        raise source.error(1, 1, f"the text is longer than {SIZE_LIMIT_BYTES} bytes, the most a cell may have")
     _check_characters(source)
     try:
         return ast.parse("\n".join(source.lines), mode=mode)

@@ -1,0 +1,96 @@
+"""What several tests of cells share: reading a cell from text, running a step, and an evaluator of its own, exact or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.files import CellSource, find_cell
+from minrnn_gen.cell.language import Cell, parse_cell
+
+HERE = Path(__file__).parent
+
+
+def source_of(equations: str, **keys: Any) -> CellSource:
+    return find_cell({"name": "tried", "equations": equations, **keys}, HERE, "<dict>")
+
+
+def cell_of(equations: str, **keys: Any) -> Cell:
+    return parse_cell(source_of(equations, **keys))
+
+
+def built_in(name: str) -> Cell:
+    return parse_cell(find_cell(name, HERE, "<test>"))
+
+
+def value_of(expression: Any, values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+    """Evaluate an expression with Python's own operators; `functions` has the calls and, under "number", the numbers."""
+    name, operands = ex.operation(expression)
+    if name == "symbol":
+        return values[expression.name]
+    if name == "number":
+        return functions["number"](expression)
+    inner = [value_of(operand, values, functions) for operand in operands]
+    if name == "call":
+        return functions[expression.cell_name](*inner)
+    if name == "power":
+        return inner[0] ** ex.power_exponent(expression)
+    if name == "negate":
+        return -inner[0]
+    left, right = inner
+    return {"add": lambda: left + right, "subtract": lambda: left - right, "multiply": lambda: left * right}.get(
+        name, lambda: left / right
+    )()
+
+
+LEAVES = ("W.x", "W.y", "h[t-1]", "p", "early")
+FUNCTIONS_OF_ONE = (
+    *("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "logsigmoid", "softplus", "silu", "relu", "abs", "sqrt", "detach"),
+)
+NUMBERS = ("0", "1", "2", "0.5", "8", "0.1", "1e-3", "3.25")
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
+Tree = tuple[Any, ...]
+"""("leaf", name), ("number", text), (operator, Tree, Tree), ("-", Tree), ("**", Tree, n) or (function, Tree…)."""
+
+
+@st.composite
+def trees(draw: st.DrawFn, leaves: tuple[str, ...] = LEAVES, functions: bool = True, depth: int = 4) -> Tree:
+    """Random expressions in which no operation has only numbers for operands: those are carried out while reading."""
+    kinds = ["leaf", "+", "-", "*", "negate", "**", *(("/", "call", "call", "min", "max", "where") if functions else ())]
+    kind = draw(st.sampled_from(kinds)) if depth else "leaf"
+
+    def inner() -> Tree:
+        return draw(trees(leaves, functions, depth - 1))
+
+    def inner_or_number(*excluded: str) -> Tree:
+        numbers = [number for number in NUMBERS if number not in excluded]
+        return ("number", draw(st.sampled_from(numbers))) if draw(st.integers(0, 3)) == 0 else inner()
+
+    if kind == "leaf":
+        return "leaf", draw(st.sampled_from(leaves))
+    if kind == "negate":
+        return "-", inner()
+    if kind == "**":
+        return "**", inner(), draw(st.integers(2, 5 if functions else 3))
+    if kind == "call":
+        return draw(st.sampled_from(FUNCTIONS_OF_ONE)), inner()
+    if kind == "where":
+        return "where", (draw(st.sampled_from(COMPARISONS)), inner(), inner_or_number()), inner(), inner_or_number()
+    left, right = inner(), inner_or_number(*(("0",) if kind == "/" else ()))
+    return (kind, right, left) if right[0] == "number" and kind in "+-*" and draw(st.booleans()) else (kind, left, right)
+
+
+def tree_text(tree: Tree) -> str:
+    """Write a tree with every parenthesis."""
+    name, *parts = tree
+    if name in ("leaf", "number"):
+        return str(parts[0])
+    texts = [tree_text(part) if isinstance(part, tuple) else str(part) for part in parts]
+    if name in ("+", "-", "*", "/", "**", *COMPARISONS):
+        return f"(-{texts[0]})" if len(texts) == 1 else f"({texts[0]} {name} {texts[1]})"
+    return f"{name}({', '.join(texts)})"

@@ -1,0 +1,246 @@
+"""The language: the author's operations in the author's order, exact orders of names, and errors that say where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cells_for_tests import Tree, built_in, cell_of, tree_text, trees
+from hypothesis import given, settings
+from sympy import Rational
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.files import library_names
+from minrnn_gen.cell.lowering import lower_step
+from minrnn_gen.cell.text import equation_text
+from minrnn_gen.errors import BadInput
+
+# W gates | R gates | states | parameters, from docs/cells.md.
+ORDERS = {
+    "min_gru": "zh||h|",
+    "min_gru_log": "zh||h|",
+    "min_gru_tanh": "zh||h|",
+    "min_lstm": "fih||h|",
+    "min_lstm_log": "fih||h|",
+    "hgrn": "fi||h|",
+    "rg_lru": "rix||h|decay",
+    "qrnn": "zfo||c|",
+    "ind_rnn": "h||h|u",
+    "elman": "h|h|h|",
+    "lstm": "ifzo|ifzo|hc|",
+    "gru": "rzn|rzn|h|",
+    "slstm": "ifzo|ifzo|hcnm|",
+}
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_the_orders_of_a_built_in_cell(name: str) -> None:
+    cell = built_in(name)
+    assert (
+        "|".join("".join(names) for names in (cell.gates, cell.recurrent_gates, cell.states, cell.parameters)) == ORDERS[name]
+    )
+
+
+def plainly(tree: Tree, values: dict[str, Any]) -> Any:
+    """Evaluate a tree by the definitions of docs/cells.md."""
+    name, *parts = tree
+    if name == "leaf":
+        return values[parts[0]]
+    if name == "number":
+        return np.float64(parts[0])
+    if name == "**":
+        base = plainly(parts[0], values)
+        square = base * base
+        return {2: square, 3: square * base, 4: square * square, 5: (square * square) * base}[parts[1]]
+    x, *rest = (plainly(part, values) for part in parts)
+    y = rest[0] if rest else None
+
+    def small() -> Any:
+        return np.exp(-np.abs(x))
+
+    plain = {
+        "+": lambda: x + y,
+        "-": lambda: -x if y is None else x - y,
+        "*": lambda: x * y,
+        "/": lambda: x / y,
+        "<": lambda: x < y,
+        "<=": lambda: x <= y,
+        ">": lambda: x > y,
+        ">=": lambda: x >= y,
+        "==": lambda: x == y,
+        "!=": lambda: x != y,
+        "sigmoid": lambda: np.where(x >= 0, 1, small()) / (1 + small()),
+        "silu": lambda: x * (np.where(x >= 0, 1, small()) / (1 + small())),
+        "softplus": lambda: np.maximum(x, 0) + np.log1p(small()),
+        "logsigmoid": lambda: np.minimum(x, 0) - np.log1p(small()),
+        "relu": lambda: np.maximum(x, 0),
+        "min": lambda: np.minimum(x, y),
+        "max": lambda: np.maximum(x, y),
+        "where": lambda: np.where(x, y, rest[1]),
+        "detach": lambda: x,
+    }
+    return plain[name]() if name in plain else getattr(np, name)(x)
+
+
+@settings(max_examples=200)
+@given(trees(), trees())
+def test_a_program_computes_the_authors_operations_in_the_authors_order(early: Tree, tree: Tree) -> None:
+    early = ("+", ("leaf", "W.x"), ("leaf", "W.y")) if "early" in tree_text(early) else early
+    equations = f"early = {tree_text(early)}\nh[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
+    program = lower_step(cell_of(equations, parameters=["p"], gates=["x", "y"]))
+    draws = np.random.default_rng(0).normal(size=(4, 33)) * np.array([[0.1], [1.0], [3.0], [0.5]])
+    x, y, h, p = draws
+    values = {"W.x": x, "W.y": y, "h[t-1]": h, "p": p}
+    with np.errstate(all="ignore"):
+        values["early"] = plainly(early, values) + np.zeros(33)
+        expected = plainly(tree, values) + 0 * ((x + y) + p)
+    found = program.evaluate({"W_x": x, "W_y": y, "previous_h": h, "parameter_p": p})["state_h"]
+    np.testing.assert_array_equal(found, expected)  # equal to the last bit: nothing is rewritten
+
+
+@settings(max_examples=200)
+@given(trees(depth=5))
+def test_an_expression_written_as_text_reads_back_as_itself(tree: Tree) -> None:
+    equations = "early = W.x + W.y + p\nh[t] = "
+    cell = cell_of(equations + tree_text(tree), parameters=["p"])
+    again = cell_of(equations + equation_text(cell.next_states[0][1]), parameters=["p"])
+    assert again.next_states == cell.next_states
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.1", Rational(1, 10)),
+        ("1e-3", Rational(1, 1000)),
+        (".5", Rational(1, 2)),
+        ("2.", Rational(2)),
+        ("1 / 3", Rational(1, 3)),
+        ("-2 ** 2", Rational(-4)),
+        ("2 ** -2", Rational(1, 4)),
+        ("0.1 + 0.2", Rational(3, 10)),
+        ("12345678901234567890.123", Rational("12345678901234567890.123")),
+    ],
+)
+def test_numbers_are_exact(text: str, value: Rational) -> None:
+    assert dict(cell_of(f"c = {text}\nh[t] = c * W.x").lets)["c"] == value
+
+
+def test_names_default_to_the_order_of_first_use_and_the_output_to_the_first_state() -> None:
+    cell = cell_of("u = sigmoid(W.b) * n[t-1]\nm[t] = u + W.a\nn[t] = W.b + R.a * R.b")
+    assert (cell.gates, cell.recurrent_gates, cell.states) == (("b", "a"), ("b", "a"), ("n", "m"))
+    assert cell.output == ex.current("n")
+
+
+def test_the_output_may_be_a_state_or_an_expression() -> None:
+    text = "c[t] = W.f * c[t-1]\nd[t] = W.f"
+    assert cell_of(text, output="d").output == ex.current("d")
+    assert equation_text(cell_of(text, output=" W.o * d[t] + c[t-1] ").output) == "W.o * d[t] + c[t-1]"
+
+
+WRONG = [
+    ("h[t] = W.h + q", 1, 14, "'q' is not defined before this point"),
+    ("zeta = W.h\nh[t] = zeto * W.h", 2, 8, "(did you mean 'zeta'?)"),
+    ("a = b + W.h\nb = a\nh[t] = a", 1, 5, "'b' is not defined before this point"),
+    ("h[t] = c[t] + W.h\nc[t] = h[t]", 1, 8, "c[t] is used before it is defined"),
+    ("h[t] = h[t] + W.h", 1, 8, "h[t] is used before it is defined"),
+    ("h[t] = W.h\nh[t] = W.h", 2, 1, "h[t] is defined twice, first on line 1"),
+    ("a = W.h\na = W.h\nh[t] = a", 2, 1, "a is defined twice, first on line 1"),
+    ("h[t] = W.h + c[t-1]", 1, 14, "the state c has no equation"),
+    ("h[t-1] = W.h", 1, 1, "h[t-1] is the previous step's value"),
+    ("h[t] = W.h + h", 1, 14, "'h' is a state; write h[t-1] or h[t]"),
+    ("h[t] = W.h + h[t-2]", 1, 14, "a state is written h[t-1] or h[t]"),
+    ("h[t] = W.h + h[t+1]", 1, 14, "a state is written h[t-1] or h[t]"),
+    ("h[t] = W.h + h[True]", 1, 14, "a state is written"),
+    ("h[0] = W.h", 1, 1, "a state is written"),
+    ("h = W.h\nh[t] = h", 2, 1, "'h' is not a state"),
+    ("h[t] = W.h\nh = W.h", 2, 1, "'h' is a state"),
+    ("h[t] = W.h + W", 1, 14, "'W' needs a gate"),
+    ("h[t] = W.h + W.h.real", 1, 14, "'W.h.real' has no meaning"),
+    ("h[t] = (W.h).__class__", 1, 8, "has no meaning"),
+    ("h[t] = W.__class__", 1, 8, "is not a gate's name"),
+    ("h[t] = X.h", 1, 8, "a dot is only in W.<gate> and R.<gate>"),
+    ("h[t] = W.h + R.g", 1, 14, "R.g names no gate"),
+    ("h[t] = W.h + R(h[t-1])", 1, 14, "'R' is not a function of the language"),
+    ("h[t] = W.h + R[t-1]", 1, 14, "'R' cannot be a state's name"),
+    ("__import__('os')", 1, 12, 'the character "\'" has no meaning'),
+    ("h[t] = __import__(os)", 1, 8, "'__import__' is not a function of the language"),
+    ("h[t] = sigmoyd(W.h)", 1, 8, "(did you mean 'sigmoid'?)"),
+    ("h[t] = sigmoid(W.h)(W.h)", 1, 8, "is not a function of the language"),
+    ("h[t] = sigmoid(W.h, W.h)", 1, 8, "sigmoid takes 1 argument"),
+    ("h[t] = max(W.h)", 1, 8, "max takes 2 arguments"),
+    ("h[t] = sigmoid(x=W.h)", 1, 8, "sigmoid takes 1 argument"),
+    ("h[t] = max(*W.h)", 1, 8, "max takes 2 arguments"),
+    ("h[t] = W.h + sigmoid", 1, 14, "'sigmoid' is a function; write sigmoid("),
+    ("h[t] = where(W.h, 1, 2)", 1, 14, "where needs one comparison"),
+    ("h[t] = where(0 < W.h < 1, 1, 2)", 1, 14, "where needs one comparison"),
+    ("h[t] = where(W.h in W.z, 1, 2)", 1, 14, "where needs one comparison"),
+    ("h[t] = W.h > 0", 1, 8, "a comparison can only be the first argument of where"),
+    ("h[t] = 1 if W.h else 2", 1, 8, "is written where(condition, a, b)"),
+    ("h[t] = not W.h", 1, 8, "nesting where"),
+    ("h[t] = W.h and W.h", 1, 8, "nesting where"),
+    ("h[t] = W.h // 2", 1, 8, "the operator in 'W.h // 2'"),
+    ("h[t] = W.h ** 0.5", 1, 15, "an exponent is a whole number from -16 to 16"),
+    ("h[t] = W.h ** 17", 1, 15, "an exponent is a whole number"),
+    ("h[t] = W.h ** W.h", 1, 15, "an exponent is a whole number"),
+    ("h[t] = W.h / (1 - 1)", 1, 8, "divides by zero"),
+    ("h[t] = W.h * 0 ** -1", 1, 14, "divides by zero"),
+    ("h[t] = W.h * 1e300", 1, 14, "the number 1e300 is out of range"),
+    ("h[t] = W.h * 1e-999999999", 1, 14, "is out of range"),
+    ("h[t] = W.h * (1e30 * 1e30)", 1, 15, "is out of range"),
+    ("h[t] = W.h + 0x10", 1, 14, "'0x10' is neither a number"),
+    ("h[t] = W.h + 1_000", 1, 14, "is neither a number"),
+    ("h[t] = W.h + 2j", 1, 14, "is neither a number"),
+    ("h[t] = W.h + True", 1, 14, "'True' is not part of the equation language"),
+    ("h[t] = [W.h]", 1, 8, "'[W.h]' is not part of the equation language"),
+    ("h[t] = (W.h, W.h)", 1, 8, "is not part of the equation language"),
+    ("h[t] = W.h; import os", 1, 11, "the character ';'"),
+    ("import os\nh[t] = W.h", 1, 1, "'import os' is no equation"),
+    ("h[t] += W.h", 1, 1, "is no equation"),
+    ("a = b = W.h\nh[t] = a", 1, 1, "is no equation"),
+    ("W.h = h[t-1]", 1, 1, "'W.h' cannot be defined"),
+    ("(a, b) = W.h", 1, 1, "cannot be defined"),
+    ("sigmoid = W.h\nh[t] = sigmoid", 1, 1, "'sigmoid' is a word of the language"),
+    ("t = W.h\nh[t] = t", 1, 1, "'t' is a word of the language"),
+    ("_a = W.h\nh[t] = _a", 1, 1, "'_a' is not a name"),
+    ("h[t] = W.h +", 1, 13, "this cannot be read"),
+    ("h[t] = (W.h", 1, 8, "this cannot be read"),
+    ("h[t] = W.h\n  z = W.h", 2, 2, "this cannot be read"),
+    ("h[t] = W.hé", 1, 11, "the character 'é'"),
+    ("h[t] = 1", 1, 1, "no gate is used"),
+    ("a = W.h", 1, 1, "there is no state"),
+    ("", 1, 1, "no gate is used"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "column", "fragment"), WRONG, ids=[each[0][:40] for each in WRONG])
+def test_what_is_no_equation_is_one_sentence_with_its_place(text: str, line: int, column: int, fragment: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        cell_of(text)
+    message = str(caught.value)
+    assert fragment in message and "\n" not in message
+    assert message.startswith(f"<dict>: model.equations: line {line}, column {column}: ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "fragment"),
+    [
+        ({"gates": ["z"]}, "model.gates: 'h' is used in the equations but not listed"),
+        ({"gates": ["z", "h", "q"]}, "model.gates.2: 'q' is never used as W.q"),
+        ({"gates": ["z", "h", "z"]}, "model.gates.2: 'z' is listed twice"),
+        ({"states": ["h", "c"]}, "model.states.1: 'c' is never used as c[t]"),
+        ({"states": []}, "model.states: 'h' is used"),
+        ({"parameters": ["u"]}, "model.parameters.0: 'u' is never used as u"),
+        ({"parameters": ["z"]}, "'z' is a parameter and cannot be defined"),
+        ({"parameters": ["h"]}, "'h' is not a state"),
+        ({"output": "q"}, "model.output: line 1, column 1: 'q' is not defined"),
+        ({"output": "h[t"}, "model.output: line 1"),
+        ({"output": ""}, "model.output: line 1"),
+        ({"output": "z = 1"}, "model.output: line 1"),
+        ({"output": "R.z"}, "model.output: with R the output must be a state"),
+    ],
+)
+def test_keys_that_contradict_the_equations(keys: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        cell_of("z = sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.h", **keys)
+    assert fragment in str(caught.value) and "\n" not in str(caught.value)

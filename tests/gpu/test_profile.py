@@ -1,0 +1,24 @@
+"""The profile of the GPU at hand says what the driver says."""
+
+from __future__ import annotations
+
+import pytest
+
+from minrnn_gen import cuda
+from minrnn_gen.gpu_profile import profile_from_attributes, profile_mismatches
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_shipped_profile_agrees_with_the_device_in_every_field() -> None:
+    live = cuda.live_device()
+    assert live is not None
+    assert profile_mismatches(live.profile, live.name, live.compute_capability, live.attributes) == []
+
+
+def test_a_profile_made_from_the_device_alone_agrees_too() -> None:
+    live = cuda.live_device()
+    assert live is not None
+    made = profile_from_attributes(live.name, live.compute_capability, live.attributes)
+    assert profile_mismatches(made, live.name, live.compute_capability, live.attributes) == []
+    assert made.arch == live.profile.arch
