@@ -189,7 +189,10 @@ class Builder:
                 continue
             folder = self._keep(key, built, dropped)
             return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
-        raise CompileFailed(f"no candidate of {kernel_pass} kept its promise: {'; '.join(dropped)}")
+        raise CompileFailed(
+            f"none of the {len(dropped)} best candidates of {len(solution.candidates)} for {kernel_pass} kept its promise; "
+            f"of the first, {dropped[0]}"
+        )
 
     def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:
         """Put a compiled kernel into the cache and return its folder there."""
