@@ -1,4 +1,4 @@
-"""From candidates to a kernel: what breaks its promise falls to the next, what was built is found again, and what changed is not."""
+"""From candidates to a kernel: broken promises fall to the next, what was built is found again, what was edited is not."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ def test_another_spec_is_another_kernel(compiler: Compiler, cache: Path, change:
     builder_of(cache, **base).build("forward", REGIME)
     assert not builder_of(cache, **(base | change)).build("forward", REGIME).cached
     assert builder_of(cache, **base).build("forward", REGIME).cached
+    assert compiler.calls == 2
 
 
 def test_other_passes_and_regimes_are_other_kernels(compiler: Compiler, cache: Path) -> None:
@@ -191,10 +192,9 @@ def test_other_passes_and_regimes_are_other_kernels(compiler: Compiler, cache: P
     assert compiler.calls == 3
 
 
+@pytest.mark.usefixtures("compiler", "cache")
 @pytest.mark.parametrize("edit", ["profile", "cell", "template", "toolchain"])
-def test_an_edited_file_is_noticed(
-    compiler: Compiler, cache: Path, tmp_path: Path, edit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_file_is_noticed(tmp_path: Path, edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number of the profile, a comment in the cell file, a byte of a template, another NVRTC."""
     profile, cell = tmp_path / "mine.yaml", tmp_path / "cell.yaml"
     profile.write_bytes(profile_bytes("h200"))
@@ -239,7 +239,8 @@ def test_a_read_only_cache_is_read(
     assert compiler.calls == 3
 
 
-def test_a_cache_that_cannot_be_costs_only_itself(compiler: Compiler, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("compiler")
+def test_a_cache_that_cannot_be_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     built = builder_of(tmp_path / "file" / "cache").build("forward", REGIME)
     assert built.cubin and built.folder is None and not built.cached
