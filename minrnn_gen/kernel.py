@@ -66,6 +66,11 @@ class Kernel:
         return self._contract.states
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the learned vectors that a call needs, each [H]."""
+        return self._contract.parameters
+
+    @property
     def plan(self) -> KernelPlan:
         """The plan of the forward kernel for the hinted regime."""
         return self._hinted.plan
