@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
-from minrnn_gen.errors import CompileFailed, NotGenerated, ToolchainMissing
+from minrnn_gen.errors import CompileFailed, NotGenerated, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import ASSUMED_BATCH, ASSUMED_TIME, CellShape, KernelPass, Problem, hinted_regime
@@ -67,8 +67,10 @@ class Builder:
     @cached_property
     def cell_source(self) -> CellSource:
         """The cell's text, found but not parsed."""
-        model = self.spec.model
-        return find_cell(model, self.spec.folder, self.spec.where)
+        spec = self.spec
+        # An inline cell goes as a document, so that an error in it names the spec's line.
+        model = spec.model if isinstance(spec.model, str) else spec.document.part("model")
+        return find_cell(model, spec.folder, spec.where)
 
     @cached_property
     def lowered(self) -> LoweredScan:
@@ -141,47 +143,65 @@ class Builder:
             folder=entry.folder,
         )
 
-    def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
+        """Render, compile and check one candidate, whatever its rank, without the cache.
+
+        Raises PromiseBroken where the compiled kernel takes more than its plan promised, CompileFailed where NVRTC refuses it.
+        """
         from minrnn_gen.source import header_lines, render
 
         started = time.perf_counter()
-        solution = self.solve(kernel_pass, regime)
-        cell = solution.problem.cell
+        plan = solution.plan(rank)
         spec_json = self.spec.canonical()
-        spec_digest = digest(spec_json, self.cell_source.canonical)
-        toolchain = toolchain_version()
+        header = header_lines(plan, spec_json, digest(spec_json, self.cell_source.canonical), solution.constraints)
+        text = render(plan, self.lowered, header)
+        cubin, resources = None, None
+        try:
+            compiled = compile_source(text, plan)
+        except ToolchainMissing:
+            pass  # a kernel without a cubin still serves host arrays
+        else:
+            cubin, resources = compiled.cubin, compiled.kernels
+            if broken := broken_promises(plan, resources):
+                raise PromiseBroken(f"{dict(plan.variables)}: {', '.join(broken)}")
+        return BuiltKernel(
+            plan=plan,
+            cell=solution.problem.cell,
+            source=text,
+            digest=digest(text, " ".join(OPTIONS), plan.arch, toolchain_version() or ""),
+            cubin=cubin,
+            resources=resources,
+            dropped=(),
+            cached=False,
+            seconds=time.perf_counter() - started,
+            folder=None,
+        )
+
+    def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        started = time.perf_counter()
+        solution = self.solve(kernel_pass, regime)
         dropped: list[str] = []
         for rank in range(min(ATTEMPTS, len(solution.candidates))):
-            plan = solution.plan(rank)
-            text = render(plan, self.lowered, header_lines(plan, spec_json, spec_digest, solution.constraints))
-            content = digest(text, " ".join(OPTIONS), plan.arch, toolchain or "")
-
-            def built(
-                cubin: bytes | None,
-                resources: tuple[KernelResources, ...] | None,
-                folder: Path | None,
-                plan: KernelPlan = plan,
-                text: str = text,
-                content: str = content,
-            ) -> BuiltKernel:
-                seconds = time.perf_counter() - started
-                return BuiltKernel(plan, cell, text, content, cubin, resources, tuple(dropped), False, seconds, folder)
-
             try:
-                compiled = compile_source(text, plan)
-            except ToolchainMissing:
-                return built(None, None, None)
-            broken = broken_promises(plan, compiled.kernels)
-            if broken:
-                dropped.append(f"{dict(plan.variables)}: {', '.join(broken)}")
+                built = self.build_candidate(solution, rank)
+            except PromiseBroken as broken:
+                dropped.append(str(broken))
                 continue
-            files = {f"{plan.entry}.cu": text.encode(), f"{plan.entry}.cubin": compiled.cubin}
-            manifest = {"resources": [asdict(kernel) for kernel in compiled.kernels], "toolchain": toolchain}
-            entry = self.store.put(content, files, manifest)
-            request = {"content": content, "plan": plan.to_json(), "cell": asdict(cell), "dropped": dropped}
-            self.store.put_request(key, request)
-            return built(compiled.cubin, compiled.kernels, entry.folder)
+            folder = self._keep(key, built, dropped)
+            return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
         raise CompileFailed(f"no candidate of {kernel_pass} kept its promise: {'; '.join(dropped)}")
+
+    def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:
+        """Put a compiled kernel into the cache and return its folder there."""
+        if built.cubin is None or built.resources is None:
+            return None
+        plan = built.plan
+        files = {f"{plan.entry}.cu": built.source.encode(), f"{plan.entry}.cubin": built.cubin}
+        manifest = {"resources": [asdict(kernel) for kernel in built.resources], "toolchain": toolchain_version()}
+        entry = self.store.put(built.digest, files, manifest)
+        request = {"content": built.digest, "plan": plan.to_json(), "cell": asdict(built.cell), "dropped": dropped}
+        self.store.put_request(key, request)
+        return entry.folder
 
     def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
         return digest(self._common_key, kernel_pass, str(regime.alignment_bytes))

@@ -35,6 +35,10 @@ class CompileFailed(MinrnnError):
     """NVRTC refused a generated source, or no candidate kept what its plan promised."""
 
 
+class PromiseBroken(CompileFailed):
+    """A compiled kernel takes more registers or shared memory than its plan promised, or spills."""
+
+
 def nearest_name(given: object, allowed: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
     by_folded = {name.casefold(): name for name in allowed}

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm, registers_per_thread_budget
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronously
 
 WARP_LANES = 32
-# Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
-LAUNCH_US = 2.5
-# A dependent fused multiply-add issues after 4 cycles since Volta (arXiv 1804.06826, table 4.1).
-DEPENDENT_CYCLES = 4
-# A shared-memory load takes 23 to 33 cycles from Volta to Hopper (arXiv 2402.13499).
-SHARED_LATENCY_CYCLES = 30
-# Block barrier of 128 to 1024 threads on an H200: 17 to 46 ns, about this many cycles per warp beyond a fixed part.
-BARRIER_CYCLES = 30
-BARRIER_CYCLES_PER_WARP = 2
+SCHEDULERS_PER_SM = 4
 # Special-function results per SM and cycle (CUDA C++ Programming Guide, arithmetic instruction throughput).
 TRANSCENDENTALS_PER_SM_CYCLE = 16
-# Four schedulers per SM issue one instruction for 32 lanes each per cycle.
-LANE_OPERATIONS_PER_SM_CYCLE = 128
-# What one SM can draw from L2 when the others do not (64 B per cycle, arXiv 2402.13499), the bound of an uneven load.
-SM_BYTES_PER_CYCLE = 64
+# Memory is read in bursts of 64 bytes: half of a shorter row is fetched for nothing.
+BURST_BYTES = 64
 # Beyond this many times the bytes that hide the latency, a deeper ring only takes memory from other blocks.
 USEFUL_IN_FLIGHT_FACTOR = 4
 # The loops over a tile are unrolled; above this many operations NVRTC needs more than about half a second.
 UNROLLED_OPERATIONS_MAX = 1200
-# fp64 functions are inlined polynomials, roughly this many times the instructions of their fp32 forms.
-FP64_OPERATION_FACTOR = 4
+
+# Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
+LAUNCH_US = 2.5
+# The constants below were fitted to the times of all candidates of six problems on an H200 (docs/performance.md).
+INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 3.4, "bf16": 3.4}
+INSTRUCTIONS_PER_COPY = 12.6  # address and predicate of one asynchronous piece
+INSTRUCTIONS_PER_SHUFFLE = 15.0  # a pair exchanged and composed; shuffles issue at half rate
+INSTRUCTIONS_PER_FOLD = 4.3  # one warp's composition read and applied
+INSTRUCTIONS_PER_TILE = 46.0
+CYCLES_PER_TILE = 14.0
+CYCLES_PER_INSTRUCTION = 1.28  # of one warp by itself
+CYCLES_PER_BARRIER = 12.0
+CYCLES_PER_BARRIER_WARP = 36.5
+CYCLES_PER_SHUFFLE = 16.0
+SM_BYTES_PER_CYCLE = 38.0  # what one SM draws when the others do not
+# The first tile is loaded and the last one walked without overlap.
+TILES_NOT_OVERLAPPED = 1.4
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,24 @@ class Quantity:
     of: Callable[..., int]
 
 
-def operations_per_element(problem: Problem) -> int:
-    """Instructions per channel and time step: the cell's own, the two walks over each state, loads, conversions and a store."""
+@dataclass(frozen=True)
+class Walk:
+    """How one block walks time: its tiles, and what a warp executes and waits for in each."""
+
+    blocks: int
+    warps: int
+    tile_steps: int
+    in_flight_bytes: int
+    instructions: float
+    latency_cycles: float
+    elements_per_lane: int
+
+
+def operations_per_element(problem: Problem) -> float:
+    """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
     cell = problem.cell
-    factor = FP64_OPERATION_FACTOR if problem.precision.arithmetic_bytes == 8 else 1
-    own = cell.operation_count + 6 * cell.transcendental_count
-    return factor * own + 5 * len(cell.states) + 3 * len(cell.gates) + 4
+    own = cell.operation_count + cell.transcendental_count * INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    return own + 2 * len(cell.gates) + 4 * len(cell.states)
 
 
 def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity, shared: Quantity) -> tuple[Constraint, ...]:
@@ -137,7 +156,7 @@ def unrolled_constraint(problem: Problem, elements: Quantity) -> Constraint:
         "unrolled_operations",
         "the loops over a tile are unrolled, so that steps stay in registers; beyond this the compiler takes too long",
         elements.over,
-        lambda *values: elements.of(*values) * operations_per_element(problem),
+        lambda *values: round(elements.of(*values) * operations_per_element(problem)),
         lambda *_: UNROLLED_OPERATIONS_MAX,
         "operations",
         "split the cell's equations into fewer operations",
@@ -154,29 +173,28 @@ def resident(
     return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks)
 
 
-def predicted_us(
-    problem: Problem, resources: Resources, blocks: int, in_flight_bytes: int, tile_steps: int, tile_chain_cycles: float
-) -> dict[str, float]:
-    """Return the cost model's terms in microseconds; they overlap, so the slowest counts, plus the launch.
+def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str, float]:
+    """Return the cost model's terms in microseconds.
 
-    `memory`: bytes over the bandwidth that the bytes in flight can sustain (Little's law). `busiest_sm`: the bytes of the SM
-    with the most blocks over what one SM can draw. `issue`: instructions, `transcendental`: special functions.
-    `chain`: the time-serial part, tiles times the latency of one.
+    `memory`: bytes over the bandwidth that the bytes in flight sustain (Little's law). `busiest_sm`: the bytes of the SM with
+    the most blocks over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `chain`: the
+    time-serial part, tiles times the latency of one. `fill_and_drain`: what does not overlap at both ends.
     """
-    gpu, cell = problem.gpu, problem.cell
+    gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
-    rounds = -(-blocks // (gpu.sm_count * resources.blocks_per_sm))
-    blocks_of_busiest_sm = -(-blocks // gpu.sm_count)
-    resident_blocks = min(resources.blocks_per_sm, blocks / gpu.sm_count)
-    sustained = min(1.0, resident_blocks * in_flight_bytes / gpu.bytes_in_flight_per_sm)
-    busiest_share = blocks_of_busiest_sm / blocks
-    tiles = -(-problem.time // tile_steps)
-    work = problem.element_count * busiest_share
-    return {
+    blocks_of_busiest_sm = math.ceil(walk.blocks / gpu.sm_count)
+    rounds = math.ceil(walk.blocks / (gpu.sm_count * resources.blocks_per_sm))
+    resident_blocks = min(resources.blocks_per_sm, walk.blocks / gpu.sm_count)
+    sustained = min(1.0, resident_blocks * walk.in_flight_bytes / gpu.bytes_in_flight_per_sm)
+    tiles = math.ceil(problem.time / walk.tile_steps)
+    warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
+    special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
+    overlapping = {
         "memory": problem.traffic_bytes / (gpu.bandwidth_bytes_per_s * sustained) * 1e6,
-        "busiest_sm": problem.traffic_bytes * busiest_share / SM_BYTES_PER_CYCLE / cycles_per_us,
-        "issue": work * operations_per_element(problem) / LANE_OPERATIONS_PER_SM_CYCLE / cycles_per_us,
-        "transcendental": work * 2 * cell.transcendental_count / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,
-        "chain": rounds * tiles * tile_chain_cycles / cycles_per_us,
-        "launch": LAUNCH_US,
+        "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
+        "issue": warp_tiles * walk.instructions / SCHEDULERS_PER_SM / cycles_per_us,
+        "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,
+        "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
     }
+    ends = total_us(overlapping) * TILES_NOT_OVERLAPPED / tiles
+    return {**overlapping, "fill_and_drain": ends, "launch": LAUNCH_US}

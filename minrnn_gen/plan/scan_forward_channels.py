@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
@@ -9,8 +10,6 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# Memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide, coalesced access).
-SECTOR_BYTES = 32
 # Registers besides the steps of a tile: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 42
 REGISTERS_PER_GATE_AND_CHANNEL = 3
@@ -89,10 +88,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "bytes",
         ),
         Constraint(
-            "whole_sectors",
-            "a block that reads less than a sector of a row is dominated: the rest of the sector is fetched for nothing",
+            "whole_bursts",
+            "a block that takes less than a memory burst of a row is dominated: the rest is fetched for nothing",
             ("channel_lanes", "channels_per_lane"),
-            lambda *_: min(SECTOR_BYTES, hidden_size * storage_bytes),
+            lambda *_: min(scan.BURST_BYTES, hidden_size * storage_bytes),
             lambda lanes, channels: lanes * channels * storage_bytes,
             "bytes",
         ),
@@ -133,23 +132,38 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
     time_warps, rows = candidate["time_warps"], candidate["rows"]
+    channels_per_lane, stages = candidate["channels_per_lane"], candidate["stages"]
     segments_per_warp = scan.WARP_LANES // candidate["channel_lanes"]
-    blocks = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
-    elements = rows * candidate["channels_per_lane"]
-    exchange = scan.BARRIER_CYCLES + time_warps * (scan.BARRIER_CYCLES_PER_WARP + scan.DEPENDENT_CYCLES)
-    tile_chain_cycles = (
-        2 * scan.SHARED_LATENCY_CYCLES
-        + elements * scan.operations_per_element(problem)
-        + 2 * rows * scan.DEPENDENT_CYCLES
-        + (exchange + scan.SHARED_LATENCY_CYCLES if time_warps > 1 else 0)
+    # Doublings to compose the segments of a warp, and one shuffle more to shift the result by a segment.
+    shuffles = math.log2(segments_per_warp) + 1 if segments_per_warp > 1 else 0
+    elements, gates = rows * channels_per_lane, len(problem.cell.gates)
+    copies = elements * gates * problem.precision.storage_bytes / problem.regime.alignment_bytes
+    folds = time_warps if time_warps > 1 else 1
+    instructions = (
+        elements * scan.operations_per_element(problem)
+        + rows * (gates + 2)
+        + copies * scan.INSTRUCTIONS_PER_COPY
+        + channels_per_lane
+        * len(problem.cell.states)
+        * (shuffles * scan.INSTRUCTIONS_PER_SHUFFLE + folds * scan.INSTRUCTIONS_PER_FOLD)
+        + scan.INSTRUCTIONS_PER_TILE
+    )
+    barrier = scan.CYCLES_PER_BARRIER + time_warps * scan.CYCLES_PER_BARRIER_WARP if time_warps > 1 else 0
+    latency_cycles = (
+        scan.CYCLES_PER_TILE + instructions * scan.CYCLES_PER_INSTRUCTION + barrier + shuffles * scan.CYCLES_PER_SHUFFLE
     )
     return scan.predicted_us(
         problem,
         taken,
-        blocks=blocks,
-        in_flight_bytes=taken.shared_map["ring"] * max(1, candidate["stages"] - 1) // candidate["stages"],
-        tile_steps=time_warps * rows * segments_per_warp,
-        tile_chain_cycles=tile_chain_cycles,
+        scan.Walk(
+            blocks=problem.batch * -(-problem.hidden_size // taken.channels_per_block),
+            warps=time_warps,
+            tile_steps=time_warps * rows * segments_per_warp,
+            in_flight_bytes=taken.shared_map["ring"] * max(1, stages - 1) // stages,
+            instructions=instructions,
+            latency_cycles=latency_cycles,
+            elements_per_lane=elements,
+        ),
     )
 
 

@@ -11,9 +11,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Registers besides the steps of a lane, read off compiled kernels.
 REGISTERS_FIXED = 38
-# Two shuffles and two dependent multiply-adds per doubling of the distance; a shuffle takes about 23 cycles
-# (arXiv 1804.06826, table 4.1).
-SCAN_CYCLES = 5 * (23 + 2 * scan.DEPENDENT_CYCLES)
+# Five doublings of the distance, a shift by one lane, and the last lane's state to all.
+SHUFFLES = 7
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -73,18 +72,32 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
     steps_per_lane = candidate["steps_per_lane"]
-    tile_chain_cycles = (
-        3 * scan.SHARED_LATENCY_CYCLES
-        + steps_per_lane * (scan.operations_per_element(problem) + 2 * scan.DEPENDENT_CYCLES)
-        + SCAN_CYCLES * len(problem.cell.states)
+    stages, storage_bytes = candidate["stages"], problem.precision.storage_bytes
+    gates = len(problem.cell.gates)
+    pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
+    instructions = (
+        steps_per_lane * scan.operations_per_element(problem)
+        + (gates + 1) * max(1.0, pieces) * scan.INSTRUCTIONS_PER_COPY
+        + SHUFFLES * len(problem.cell.states) * scan.INSTRUCTIONS_PER_SHUFFLE
+        + scan.INSTRUCTIONS_PER_TILE
+    )
+    latency_cycles = (
+        scan.CYCLES_PER_TILE
+        + instructions * scan.CYCLES_PER_INSTRUCTION
+        + SHUFFLES * len(problem.cell.states) * scan.CYCLES_PER_SHUFFLE
     )
     return scan.predicted_us(
         problem,
         taken,
-        blocks=-(-problem.batch * problem.hidden_size // taken.channels_per_block),
-        in_flight_bytes=taken.shared_bytes * max(1, candidate["stages"] - 1) // candidate["stages"],
-        tile_steps=scan.WARP_LANES * steps_per_lane,
-        tile_chain_cycles=tile_chain_cycles,
+        scan.Walk(
+            blocks=-(-problem.batch * problem.hidden_size // taken.channels_per_block),
+            warps=candidate["warps"],
+            tile_steps=scan.WARP_LANES * steps_per_lane,
+            in_flight_bytes=taken.shared_bytes * max(1, stages - 1) // stages,
+            instructions=instructions,
+            latency_cycles=latency_cycles,
+            elements_per_lane=steps_per_lane,
+        ),
     )
 
 

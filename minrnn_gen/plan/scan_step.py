@@ -43,9 +43,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     elements = problem.batch * problem.hidden_size
     blocks = math.ceil(elements / candidate["threads"])
     blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
-    work = blocks_of_busiest_sm * candidate["threads"] * scan.operations_per_element(problem)
+    warps = blocks_of_busiest_sm * candidate["threads"] / scan.WARP_LANES
+    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_TILE)
     return {
-        "issue": work / scan.LANE_OPERATIONS_PER_SM_CYCLE / (problem.gpu.sm_clock_hz / 1e6),
+        "issue": instructions / scan.SCHEDULERS_PER_SM / (problem.gpu.sm_clock_hz / 1e6),
         "launch": scan.LAUNCH_US,
     }
 

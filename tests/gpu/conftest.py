@@ -51,9 +51,7 @@ def from_time_major(cupy: ModuleType, array: Any, layout: str) -> Any:
     return cupy.ascontiguousarray(array.transpose(order))
 
 
-def random_gates(
-    cupy: ModuleType, generator: numpy.random.Generator, shape: tuple[int, ...], precision: str
-) -> Any:
+def random_gates(cupy: ModuleType, generator: numpy.random.Generator, shape: tuple[int, ...], precision: str) -> Any:
     """Standard normal pre-activations [T, B, G, H] in the storage dtype."""
     values = generator.standard_normal(shape, dtype=numpy.float32)
     return cupy.asarray(values.astype(numpy_dtype(precision_of(precision).storage_dtype)))

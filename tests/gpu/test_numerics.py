@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.oracle import oracle
 
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
 from tests.gpu.conftest import RAW_CELL, Y_AXES, from_time_major, poison, random_gates, time_major
-from tests.oracle import oracle
 
 pytestmark = pytest.mark.gpu
 
@@ -94,9 +94,7 @@ def test_small_and_odd_shapes(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
 @pytest.mark.parametrize("cell", ("min_gru", "min_lstm"))
-def test_a_large_shape(
-    cupy: ModuleType, compiled: Callable[..., Kernel], cell: str, precision: str, layout: str
-) -> None:
+def test_a_large_shape(cupy: ModuleType, compiled: Callable[..., Kernel], cell: str, precision: str, layout: str) -> None:
     batch, time, hidden = LARGE_SHAPE
     kernel = compiled(model=cell, hidden_size=hidden, precision=precision, layout=layout, batch=batch, time=time)
     gates, initial, parameters = inputs(cupy, kernel, precision, LARGE_SHAPE, 7)
@@ -106,7 +104,7 @@ def test_a_large_shape(
 GATE_DISTRIBUTIONS: dict[str, Callable[[numpy.random.Generator, tuple[int, ...]], Any]] = {
     "0.99 to 1": lambda generator, shape: generator.uniform(0.99, 1.0, shape),
     "0.9999 to 1": lambda generator, shape: generator.uniform(0.9999, 1.0, shape),
-    "exactly 0": lambda generator, shape: numpy.zeros(shape),
+    "exactly 0": lambda _, shape: numpy.zeros(shape),
     "plus or minus 1": lambda generator, shape: generator.choice([-1.0, 1.0], shape),
     "-1 to 1": lambda generator, shape: generator.uniform(-1.0, 1.0, shape),
     "denormal": lambda generator, shape: generator.uniform(-1.0, 1.0, shape) * 1e-40,
