@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
 
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
 ATTEMPTS = 16
+# The classes of cells that kernels exist for.
+GENERATED_KINDS = ("affine-diagonal",)
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ class Builder:
 
         cell = parse_cell(self.cell_source)
         recurrence = classify(cell)
-        if recurrence.kind != "affine-diagonal":
+        if recurrence.kind not in GENERATED_KINDS:
             raise NotGenerated(
                 f"{self.spec.where}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
-                f"affine-diagonal cells are, see 'minrnn-gen cells'"
+                f"{', '.join(GENERATED_KINDS)} cells are, see 'minrnn-gen cells'"
             )
         return lower_scan(cell, recurrence)
 
@@ -197,7 +199,16 @@ class Builder:
             return None
         plan = built.plan
         files = {f"{plan.entry}.cu": built.source.encode(), f"{plan.entry}.cubin": built.cubin}
-        manifest = {"resources": [asdict(kernel) for kernel in built.resources], "toolchain": toolchain_version()}
+        manifest = {
+            "model": plan.model,
+            "pass": plan.kernel_pass,
+            "hidden_size": plan.hidden_size,
+            "precision": plan.precision,
+            "gpu": plan.gpu,
+            "arch": plan.arch,
+            "toolchain": toolchain_version(),
+            "resources": [asdict(kernel) for kernel in built.resources],
+        }
         entry = self.store.put(built.digest, files, manifest)
         request = {"content": built.digest, "plan": plan.to_json(), "cell": asdict(built.cell), "dropped": dropped}
         self.store.put_request(key, request)

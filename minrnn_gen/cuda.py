@@ -49,6 +49,18 @@ def has_device() -> bool:
     return initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS and count.value > 0
 
 
+def driver_version() -> str | None:
+    """Return the newest CUDA version that the driver serves, as "13.0", or None where there is no driver; without CuPy."""
+    try:
+        driver = ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    read: int = driver.cuDriverGetVersion(ctypes.byref(version))
+    # 1000 major + 10 minor (CUDA driver API, cuDriverGetVersion).
+    return f"{version.value // 1000}.{version.value % 1000 // 10}" if read == _CUDA_SUCCESS else None
+
+
 @cache
 def live_device(device: int = 0) -> LiveDevice | None:
     """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy."""
@@ -69,18 +81,21 @@ def live_device(device: int = 0) -> LiveDevice | None:
 
 def import_foreign(value: Any, name: str) -> Any:
     """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (device memory) or a NumPy one, uncopied."""
-    if hasattr(value, "__cuda_array_interface__"):
-        return _cupy().asarray(value)
-    kind, _ = value.__dlpack_device__()
-    on_host = kind == 1  # kDLCPU (dlpack.h)
     try:
-        if on_host:
+        if hasattr(value, "__cuda_array_interface__"):
+            return _cupy().asarray(value)
+        kind, _ = value.__dlpack_device__()
+        if kind == 1:  # kDLCPU (dlpack.h)
             import numpy
 
             return numpy.from_dlpack(value)
         return _cupy().from_dlpack(value)
-    except (BufferError, TypeError, RuntimeError, ValueError) as refused:
-        raise BadInput(f"{name} cannot be read through DLPack: {refused}") from refused
+    # What libraries raise for a protocol that is half there, or for a device that is not.
+    except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
+        raise BadInput(
+            f"{name} is a {type(value).__name__} that cannot be read as an array ({' '.join(str(refused).split())}); "
+            f"a NumPy, CuPy or torch array, or any with DLPack, is expected"
+        ) from refused
 
 
 def inspect(value: Any, name: str) -> Array:
@@ -105,6 +120,21 @@ def current_stream(like: Array) -> int:
     cupy = _cupy()
     with cupy.cuda.Device(like.device):
         return int(cupy.cuda.get_current_stream().ptr)
+
+
+def to_device(array: Any) -> Any:
+    """Copy a NumPy array to the current device, as a CuPy array."""
+    return _cupy().asarray(array)
+
+
+def to_host(array: Any) -> Any:
+    """Copy a CuPy array to a NumPy array, after everything before it on the current stream."""
+    return _cupy().asnumpy(array)
+
+
+def synchronize() -> None:
+    """Wait for everything on the current device."""
+    _cupy().cuda.Device().synchronize()
 
 
 @dataclass

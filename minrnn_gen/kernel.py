@@ -66,6 +66,11 @@ class Kernel:
         return self._contract.states
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the learned vectors that a call needs, each [H]."""
+        return self._contract.parameters
+
+    @property
     def plan(self) -> KernelPlan:
         """The plan of the forward kernel for the hinted regime."""
         return self._hinted.plan
@@ -121,7 +126,8 @@ class Kernel:
         Raises BadInput for an array that does not fit, NotGenerated for what this version does not do yet.
         """
         self._refuse(R=R, recurrent_bias=recurrent_bias)
-        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=all_states or None)
+        wanted = None if all_states is False else all_states
+        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=wanted)
         return self._run("forward", x, weight, bias, parameters, state)
 
     def step(
