@@ -91,8 +91,9 @@ def row(result: dict[str, Any]) -> str:
     """One line of the table; an error out of tolerance takes the place of the time."""
     wrong = not result["max_relative_error"] <= result["error_allowed"] or math.isnan(result["max_relative_error"])
     time = f"error {result['max_relative_error']:.1e}" if wrong else f"{result['kernel_ms']:.4f}"
+    sizes = " x ".join(str(result[name]) for name in ("batch", "time", "hidden"))
     return (
-        f"| {result['model']} {result['batch']} x {result['time']} x {result['hidden']} {result['precision']} {result['layout']} "
+        f"| {result['model']} {sizes} {result['precision']} {result['layout']} "
         f"| {time} | {result['copy_ms']:.4f} | {result['kernel_gb_per_s']:.0f} | {result['copy_gb_per_s']:.0f} "
         f"| {100 * result['share_of_copy']:.0f} % | {result['max_relative_error']:.1e} |"
     )

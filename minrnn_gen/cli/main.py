@@ -89,6 +89,7 @@ def _answer(error: Exception) -> tuple[str, int]:
         return "there is not enough memory for this; give smaller sizes", FAILED
     return str(error), FAILED
 
+
 def _usage_sentence(error: Exception) -> str:
     """Return a usage error as one sentence in the manner of the others."""
     message = str(error.format_message()).rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
