@@ -7,9 +7,7 @@ import sys
 from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, kernel_of_pass, read_request
 
 
-def explain(
-    spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD
-) -> None:
+def explain(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
     """Say what was decided, and why."""
     from minrnn_gen.explain import explain as in_words
 

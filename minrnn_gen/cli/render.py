@@ -7,9 +7,7 @@ import sys
 from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, kernel_of_pass, read_request
 
 
-def render(
-    spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD
-) -> None:
+def render(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
     """Print the generated CUDA; needs neither GPU nor NVRTC."""
     request = read_request(spec, gpu, assignments)
     request.say_default()

@@ -57,7 +57,9 @@ class Request:
     def say_default(self) -> None:
         """Say on stderr that the GPU is only the default, where it is."""
         if self.target.origin == "default":
-            print_note(f"{why_no_gpu()} and none named with --gpu: compiling for the default profile, {self.target.profile.name}")
+            print_note(
+                f"{why_no_gpu()} and none named with --gpu: compiling for the default profile, {self.target.profile.name}"
+            )
 
     def compile(self, quiet: bool = False) -> Kernel:
         """Compile, or find in the cache; unless `quiet`, a terminal shows that it is under way."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
-from minrnn_gen.cli.terminal import console, duration_text, print_json, progress
+from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 if TYPE_CHECKING:
@@ -36,10 +36,17 @@ class Device(StrEnum):
 
 
 RunDevice = Annotated[
-    Device | None, typer.Option("--device", help="Where to run; by default the GPU that is found, else the CPU.", show_default=False)
+    Device | None,
+    typer.Option("--device", help="Where to run; by default the GPU that is found, else the CPU.", show_default=False),
 ]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Sequences; by default the spec's hint, or 4.", show_default=False)]
-Time = Annotated[int | None, typer.Option("--time", metavar="N", min=1, help="Steps; by default the spec's hint, or 256.", show_default=False)]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, help="Sequences; by default the spec's hint, or 4.", show_default=False),
+]
+Time = Annotated[
+    int | None,
+    typer.Option("--time", metavar="N", min=1, help="Steps; by default the spec's hint, or 256.", show_default=False),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the random data.")]
 
 
@@ -169,9 +176,7 @@ def _timed(call: Callable[[], Any], finish: Callable[[], None]) -> tuple[Any, fl
 
 
 def _mapped(convert: Callable[[Any], Any], arrays: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _mapped(convert, value) if isinstance(value, dict) else convert(value) for name, value in arrays.items()
-    }
+    return {name: _mapped(convert, value) if isinstance(value, dict) else convert(value) for name, value in arrays.items()}
 
 
 def _leaves(arrays: dict[str, Any]) -> list[Any]:
@@ -203,7 +208,7 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
 
 
 def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> None:
-    from minrnn_gen.cli.report import decision, facts, origin, resources, title
+    from minrnn_gen.cli.report import decision, origin, resources, title
 
     accuracy = outcome.accuracy
     screen = console()
