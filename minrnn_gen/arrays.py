@@ -64,7 +64,9 @@ def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], An
     library = type(value).__module__.partition(".")[0]
     if library == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__[:-1]):
         return _inspect_torch(value, name)
-    if library == "numpy" and hasattr(value, "dtype"):
+    if library == "numpy" and hasattr(value, "mask"):
+        raise BadInput(f"{name} is a masked array, whose mask a kernel does not know; fill it, and pass the plain array")
+    if library == "numpy" and hasattr(value, "__array_interface__"):
         return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
     if library == "cupy":
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
@@ -74,7 +76,7 @@ def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], An
 
 
 def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:
-    itemsize = value.dtype.itemsize
+    itemsize = max(value.dtype.itemsize, 1)  # 0: no dtype a kernel takes, as will be said
     strides = value.strides
     if any(stride % itemsize for stride in strides):
         raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
@@ -125,7 +127,7 @@ def as_numpy(array: Array) -> Any:
     import numpy
 
     if array.library == "numpy":
-        return array.owner
+        return numpy.asarray(array.owner)  # a matrix would multiply as one
     return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype)) if array.pointer else _empty(array)
 
 

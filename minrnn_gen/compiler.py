@@ -13,6 +13,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 # -v makes ptxas report registers, shared memory and spills into the log. NVRTC before 13.4 takes a generic lambda for a host
 # function unless the default is the device.
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+# The first release seen to know --no-cache; 12.4 refuses it.
+NVRTC_WITH_CACHE = (12, 9)
 # Distributions that bring NVRTC, and CuPy's own, whose wrapper calls it.
 _DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -65,6 +67,7 @@ def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
     """
     try:
         from cupy.cuda import compiler as cupy_compiler
+        from cupy_backends.cuda.libs import nvrtc
     except ImportError as missing:
         raise ToolchainMissing(
             "compiling needs NVRTC through CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
@@ -73,7 +76,9 @@ def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
     # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
     program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
     try:
-        cubin, _ = program.compile((f"-arch={plan.arch}", *OPTIONS), log)
+        # Where a driver is present NVRTC keeps a cache of its own, and what comes from there comes without ptxas' report.
+        fresh = ("--no-cache",) if nvrtc.getVersion() >= NVRTC_WITH_CACHE else ()
+        cubin, _ = program.compile((f"-arch={plan.arch}", *OPTIONS, *fresh), log)
     except cupy_compiler.CompileException as refused:
         first = next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300])
         raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.arch}: {first.strip()}") from refused

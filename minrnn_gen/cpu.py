@@ -30,26 +30,28 @@ def run_scan(
 
     `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
     `parameters` {name: [H]}; `initial` {state: [B, H]}. Everything is computed and carried in `arithmetic`
-    (numpy.float32 or numpy.float64), and y is rounded to its own dtype.
+    (numpy.float32 or numpy.float64), and y is rounded to its own dtype. Infinities and NaN follow IEEE 754 without warnings,
+    as on a GPU.
     """
     time, batch, _, hidden = gates.shape
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     offsets = None if bias is None else bias.astype(arithmetic)
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
     block = max(1, BLOCK_ELEMENTS // max(1, batch * hidden))
-    for start in range(0, time, block):
-        part = slice(start, min(start + block, time))
-        inputs = dict(constants)
-        for index, gate in enumerate(cell.gates):
-            value = gates[part, :, index].astype(arithmetic)
-            inputs[f"W_{gate}"] = value if offsets is None else value + offsets[index]
-        steps = cell.coefficients.evaluate(inputs)
-        outputs = dict(constants) | {name: steps[name] for name in cell.carried}
-        for name in cell.states:
-            history, states[name] = _walk(steps[f"a_{name}"], steps[f"b_{name}"], states[name], inputs)
-            outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], history[:-1]
-        needed = {name: outputs[name] for name in cell.output.inputs}
-        y[part] = cell.output.evaluate(needed)["y"]
+    with numpy.errstate(all="ignore"):
+        for start in range(0, time, block):
+            part = slice(start, min(start + block, time))
+            inputs = dict(constants)
+            for index, gate in enumerate(cell.gates):
+                value = gates[part, :, index].astype(arithmetic)
+                inputs[f"W_{gate}"] = value if offsets is None else value + offsets[index]
+            steps = cell.coefficients.evaluate(inputs)
+            outputs = dict(constants) | {name: steps[name] for name in cell.carried}
+            for name in cell.states:
+                history, states[name] = _walk(steps[f"a_{name}"], steps[f"b_{name}"], states[name], inputs)
+                outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], history[:-1]
+            needed = {name: outputs[name] for name in cell.output.inputs}
+            y[part] = cell.output.evaluate(needed)["y"]
     return states
 
 
@@ -67,5 +69,6 @@ def _walk(a: Values, b: Values, state: Values, inputs: Mapping[str, Values]) -> 
 
 def project(x: Values, weight: Values, arithmetic: Any) -> Values:
     """Return x weightᵀ over the last axis of x [..., I], weight [N, I], by BLAS in `arithmetic`."""
-    product: Values = x.astype(arithmetic) @ weight.astype(arithmetic).T
+    with numpy.errstate(all="ignore"):
+        product: Values = x.astype(arithmetic) @ weight.astype(arithmetic).T
     return product

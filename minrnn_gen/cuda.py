@@ -87,18 +87,21 @@ def live_device(device: int = 0) -> LiveDevice | None:
 
 def import_foreign(value: Any, name: str) -> Any:
     """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (device memory) or a NumPy one, uncopied."""
-    if hasattr(value, "__cuda_array_interface__"):
-        return _cupy().asarray(value)
-    kind, _ = value.__dlpack_device__()
-    on_host = kind == 1  # kDLCPU (dlpack.h)
     try:
-        if on_host:
+        if hasattr(value, "__cuda_array_interface__"):
+            return _cupy().asarray(value)
+        kind, _ = value.__dlpack_device__()
+        if kind == 1:  # kDLCPU (dlpack.h)
             import numpy
 
             return numpy.from_dlpack(value)
         return _cupy().from_dlpack(value)
-    except (BufferError, TypeError, RuntimeError, ValueError) as refused:
-        raise BadInput(f"{name} cannot be read through DLPack: {refused}") from refused
+    # What libraries raise for a protocol that is half there, or for a device that is not.
+    except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
+        raise BadInput(
+            f"{name} is a {type(value).__name__} that cannot be read as an array ({' '.join(str(refused).split())}); "
+            f"a NumPy, CuPy or torch array, or any with DLPack, is expected"
+        ) from refused
 
 
 def inspect(value: Any, name: str) -> Array:

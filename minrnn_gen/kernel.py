@@ -126,7 +126,8 @@ class Kernel:
         Raises BadInput for an array that does not fit, NotGenerated for what this version does not do yet.
         """
         self._refuse(R=R, recurrent_bias=recurrent_bias)
-        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=all_states or None)
+        wanted = None if all_states is False else all_states
+        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=wanted)
         return self._run("forward", x, weight, bias, parameters, state)
 
     def step(

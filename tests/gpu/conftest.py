@@ -17,9 +17,6 @@ from minrnn_gen.precision import precision_of
 X_AXES = {"BTD": (1, 0, 2, 3), "TBD": (0, 1, 2, 3), "BDT": (3, 0, 1, 2)}
 Y_AXES = {"BTD": (1, 0, 2), "TBD": (0, 1, 2), "BDT": (2, 0, 1)}
 
-# h = a h + b with a and b given as they are: what drives the scan itself.
-RAW_CELL = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b"}
-
 
 @pytest.fixture(scope="session")
 def cupy() -> ModuleType:

@@ -14,7 +14,8 @@ import minrnn_gen
 from minrnn_gen.build import Builder
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from tests.gpu.conftest import RAW_CELL, Y_AXES, from_time_major, time_major
+from tests.gpu.conftest import Y_AXES, from_time_major, time_major
+from tests.oracle import RAW_CELL
 
 pytestmark = pytest.mark.gpu
 
