@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
 
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
 ATTEMPTS = 16
+# The classes of cells that kernels exist for.
+GENERATED_KINDS = ("affine-diagonal",)
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,10 @@ class Builder:
 
         cell = parse_cell(self.cell_source)
         recurrence = classify(cell)
-        if recurrence.kind != "affine-diagonal":
+        if recurrence.kind not in GENERATED_KINDS:
             raise NotGenerated(
                 f"{self.spec.where}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
-                f"affine-diagonal cells are, see 'minrnn-gen cells'"
+                f"{', '.join(GENERATED_KINDS)} cells are, see 'minrnn-gen cells'"
             )
         return lower_scan(cell, recurrence)
 
@@ -152,8 +155,8 @@ class Builder:
 
         started = time.perf_counter()
         plan = solution.plan(rank)
-        spec_json = self.spec.canonical()
-        header = header_lines(plan, spec_json, digest(spec_json, self.cell_source.canonical), solution.constraints)
+        spec = self._spec_without_paths(plan)
+        header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
         text = render(plan, self.lowered, header)
         cubin, resources = None, None
         try:
@@ -176,6 +179,13 @@ class Builder:
             seconds=time.perf_counter() - started,
             folder=None,
         )
+
+    def _spec_without_paths(self, plan: KernelPlan) -> str:
+        """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
+        named = json.loads(self.spec.canonical()) | {"gpu": plan.gpu}
+        if isinstance(self.spec.model, str):
+            named["model"] = plan.model
+        return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         started = time.perf_counter()
@@ -200,7 +210,16 @@ class Builder:
             return None
         plan = built.plan
         files = {f"{plan.entry}.cu": built.source.encode(), f"{plan.entry}.cubin": built.cubin}
-        manifest = {"resources": [asdict(kernel) for kernel in built.resources], "toolchain": toolchain_version()}
+        manifest = {
+            "model": plan.model,
+            "pass": plan.kernel_pass,
+            "hidden_size": plan.hidden_size,
+            "precision": plan.precision,
+            "gpu": plan.gpu,
+            "arch": plan.arch,
+            "toolchain": toolchain_version(),
+            "resources": [asdict(kernel) for kernel in built.resources],
+        }
         entry = self.store.put(built.digest, files, manifest)
         request = {"content": built.digest, "plan": plan.to_json(), "cell": asdict(built.cell), "dropped": dropped}
         self.store.put_request(key, request)

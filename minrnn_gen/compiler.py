@@ -49,6 +49,17 @@ def toolchain_version() -> str | None:
     return ", ".join(found) if any(entry.startswith("cupy") for entry in found) else None
 
 
+def nvrtc_version() -> str:
+    """Load NVRTC and return its version, as "13.4"; raises ToolchainMissing with the reason where it cannot be loaded."""
+    try:
+        from cupy.cuda import nvrtc
+
+        major, minor = nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as missing:
+        raise ToolchainMissing(f"NVRTC cannot be loaded ({missing})") from missing
+    return f"{major}.{minor}"
+
+
 def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
     """Compile `text` for the plan's architecture; needs NVRTC but no driver and no GPU.
 

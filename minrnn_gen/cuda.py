@@ -49,16 +49,34 @@ def has_device() -> bool:
     return initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS and count.value > 0
 
 
+def driver_version() -> str | None:
+    """Return the newest CUDA version that the driver serves, as "13.0", or None where there is no driver; without CuPy."""
+    try:
+        driver = ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    read: int = driver.cuDriverGetVersion(ctypes.byref(version))
+    # 1000 major + 10 minor (CUDA driver API, cuDriverGetVersion).
+    return f"{version.value // 1000}.{version.value % 1000 // 10}" if read == _CUDA_SUCCESS else None
+
+
 @cache
 def live_device(device: int = 0) -> LiveDevice | None:
-    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy."""
+    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy.
+
+    Raises ToolchainMissing for a driver that CuPy cannot use, BadInput for a GPU older than every profile.
+    """
     if not has_device():
         return None
     try:
         import cupy
     except ImportError:
         return None
-    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    try:
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ToolchainMissing(f"CuPy cannot use the GPU here ({error}); 'minrnn-gen doctor' looks closer") from error
     capability = cupy.cuda.Device(device).compute_capability
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
@@ -108,6 +126,21 @@ def current_stream(like: Array) -> int:
     cupy = _cupy()
     with cupy.cuda.Device(like.device):
         return int(cupy.cuda.get_current_stream().ptr)
+
+
+def to_device(array: Any) -> Any:
+    """Copy a NumPy array to the current device, as a CuPy array."""
+    return _cupy().asarray(array)
+
+
+def to_host(array: Any) -> Any:
+    """Copy a CuPy array to a NumPy array, after everything before it on the current stream."""
+    return _cupy().asnumpy(array)
+
+
+def synchronize() -> None:
+    """Wait for everything on the current device."""
+    _cupy().cuda.Device().synchronize()
 
 
 @dataclass

@@ -26,19 +26,24 @@ UNROLLED_OPERATIONS_MAX = 1200
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
 # The constants below were fitted to the times of all candidates of six problems on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 3.4, "bf16": 3.4}
-INSTRUCTIONS_PER_COPY = 12.6  # address and predicate of one asynchronous piece
-INSTRUCTIONS_PER_SHUFFLE = 15.0  # a pair exchanged and composed; shuffles issue at half rate
-INSTRUCTIONS_PER_FOLD = 4.3  # one warp's composition read and applied
-INSTRUCTIONS_PER_TILE = 46.0
-CYCLES_PER_TILE = 14.0
-CYCLES_PER_INSTRUCTION = 1.28  # of one warp by itself
-CYCLES_PER_BARRIER = 12.0
-CYCLES_PER_BARRIER_WARP = 36.5
-CYCLES_PER_SHUFFLE = 16.0
-SM_BYTES_PER_CYCLE = 38.0  # what one SM draws when the others do not
+INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 2.5, "bf16": 2.5}
+INSTRUCTIONS_PER_COPY = 24.0  # address and predicate of one asynchronous piece
+INSTRUCTIONS_PER_SHUFFLE = 10.0  # a pair exchanged and composed; shuffles issue at half rate
+INSTRUCTIONS_PER_FOLD = 8.3  # one warp's composition read and applied
+INSTRUCTIONS_PER_TILE = 14.0
+CYCLES_PER_TILE = 5.0
+CYCLES_PER_INSTRUCTION = 1.34  # of one warp by itself
+CYCLES_PER_BARRIER = 32.0
+CYCLES_PER_BARRIER_WARP = 26.0
+CYCLES_PER_SHUFFLE = 50.0
+SM_BYTES_PER_CYCLE = 42.0  # what one SM draws when the others do not
+# Under load the latency is this many times that of an idle memory, so that this many times the bytes are wanted in flight;
+# with fewer the time grows by this power of what is missing, with more by this share for each doubling.
+LOADED_LATENCY_FACTOR = 2.3
+MISSING_IN_FLIGHT_POWER = 0.3
+EXCESS_IN_FLIGHT_SHARE = 0.05
 # The first tile is loaded and the last one walked without overlap.
-TILES_NOT_OVERLAPPED = 1.4
+TILES_NOT_OVERLAPPED = 0.2
 
 
 @dataclass(frozen=True)
@@ -173,10 +178,19 @@ def resident(
     return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks)
 
 
+def _congestion(gpu: GpuProfile, in_flight_bytes: float) -> float:
+    """Return how many times the time of a copy the memory takes with so many bytes in flight on each SM."""
+    ratio = in_flight_bytes / (LOADED_LATENCY_FACTOR * gpu.bytes_in_flight_per_sm)
+    if ratio >= 1:
+        return 1 + EXCESS_IN_FLIGHT_SHARE * math.log2(ratio)
+    # Never better than an idle memory would allow (Little's law).
+    return float(max(ratio**-MISSING_IN_FLIGHT_POWER, gpu.bytes_in_flight_per_sm / in_flight_bytes))
+
+
 def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str, float]:
     """Return the cost model's terms in microseconds.
 
-    `memory`: bytes over the bandwidth that the bytes in flight sustain (Little's law). `busiest_sm`: the bytes of the SM with
+    `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
     the most blocks over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `chain`: the
     time-serial part, tiles times the latency of one. `fill_and_drain`: what does not overlap at both ends.
     """
@@ -185,12 +199,12 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     blocks_of_busiest_sm = math.ceil(walk.blocks / gpu.sm_count)
     rounds = math.ceil(walk.blocks / (gpu.sm_count * resources.blocks_per_sm))
     resident_blocks = min(resources.blocks_per_sm, walk.blocks / gpu.sm_count)
-    sustained = min(1.0, resident_blocks * walk.in_flight_bytes / gpu.bytes_in_flight_per_sm)
+    in_flight_bytes = resident_blocks * walk.in_flight_bytes
     tiles = math.ceil(problem.time / walk.tile_steps)
     warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
     special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
     overlapping = {
-        "memory": problem.traffic_bytes / (gpu.bandwidth_bytes_per_s * sustained) * 1e6,
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion(gpu, in_flight_bytes) * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * walk.instructions / SCHEDULERS_PER_SM / cycles_per_us,
         "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,

@@ -99,6 +99,8 @@ class Solution:
             model=problem.cell.name,
             hidden_size=problem.hidden_size,
             layout=problem.layout,
+            batch=problem.batch,
+            time=problem.time,
             precision=problem.precision.name,
             storage_dtype=problem.precision.storage_dtype,
             arithmetic_dtype=problem.precision.arithmetic_dtype,

@@ -1,0 +1,75 @@
+"""A result beside the fp64 reference, and how far the two may lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from minrnn_gen.precision import precision_of
+from minrnn_gen.spec import Spec
+
+# Roundings of the arithmetic that may add up in one element, in units of the largest value. A step makes about eight (sigmoid,
+# product, sum), and with gates sigma(N(0, 1)) a state remembers fewer than eight steps' worth of them.
+ARITHMETIC_ROUNDINGS = 64
+# With a projection the pre-activations are rounded to storage: through a sigmoid's slope, of at most 1/4, and eight steps, on
+# values within four standard deviations.
+PROJECTION_ROUNDINGS = 8
+
+Result = tuple[Any, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The largest error of y, the largest |y|, and the largest share of its tolerance that any element of y or state uses."""
+
+    error: float
+    value: float
+    share: float
+    allowed: str
+
+    @property
+    def is_within(self) -> bool:
+        """Whether every element keeps its tolerance; NaN keeps none."""
+        return self.share <= 1
+
+    @property
+    def verdict(self) -> str:
+        """Whether the tolerance is kept, and how nearly, in words."""
+        kept = "kept" if self.is_within else "EXCEEDED"
+        return f"{kept}, {self.share:.0%} of it by the worst element; it is {self.allowed}"
+
+
+def compare(spec: Spec, result: Result, expected: Result) -> Accuracy:
+    """Hold (y, state) against the fp64 reference.
+
+    An element of y may be off by one rounding to storage, |y| u_storage, and by a few of the arithmetic, u_arithmetic times the
+    largest value; a state, never rounded to storage, by the latter alone.
+    """
+    precision = precision_of(spec.precision)
+    (y, state), (y_expected, state_expected) = result, expected
+    slack = ARITHMETIC_ROUNDINGS * precision.arithmetic_roundoff
+    allowed = f"{ARITHMETIC_ROUNDINGS} roundings of {precision.arithmetic_dtype}"
+    if precision.storage_dtype != precision.arithmetic_dtype:
+        allowed = f"one rounding to {precision.storage_dtype} and {allowed}"
+    if spec.input_size:
+        slack += PROJECTION_ROUNDINGS * precision.storage_roundoff
+        allowed += f", and {PROJECTION_ROUNDINGS} of {precision.storage_dtype} for the projection"
+    shares = [_share(y, y_expected, precision.storage_roundoff, slack)]
+    shares += [_share(state[name], state_expected[name], 0.0, slack) for name in state_expected]
+    error = float(numpy.max(numpy.abs(y.astype(numpy.float64) - y_expected)))
+    # NaN must win over every number, as it does in numpy.max and does not in max.
+    return Accuracy(error, float(numpy.max(numpy.abs(y_expected))), float(numpy.max(shares)), allowed)
+
+
+def _share(values: Any, expected: Any, relative: float, slack: float) -> float:
+    """Return the largest error in units of what is allowed there; equal infinities are no error."""
+    magnitude = numpy.abs(expected)
+    finite = magnitude[numpy.isfinite(magnitude)]
+    largest = max(1.0, float(finite.max())) if finite.size else 1.0
+    values = values.astype(numpy.float64)
+    error = numpy.where(values == expected, 0.0, numpy.abs(values - expected))
+    share: float = numpy.max(error / (relative * magnitude + slack * largest))
+    return float(share)

@@ -1,0 +1,128 @@
+"""`minrnn-gen doctor`: what is here, what is missing, and how to mend it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from minrnn_gen.cli.request import AsJson
+from minrnn_gen.cli.terminal import console, print_json
+
+_INSTALL = "pip install 'minrnn-gen[cuda13]', or [cuda12] for drivers before 580"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `mend` says what to do where it is not well; `is_needed` whether compiling needs it."""
+
+    name: str
+    is_well: bool
+    found: str
+    mend: str = ""
+    is_needed: bool = False
+
+
+def doctor(as_json: AsJson = False) -> int:
+    """Check Python, CuPy, NVRTC, driver, GPU and cache."""
+    nvrtc = _nvrtc()
+    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.found if nvrtc.is_well else ""), _gpu(), _cache()]
+    can_compile = all(finding.is_well for finding in findings if finding.is_needed)
+    if as_json:
+        print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _print(findings, can_compile)
+    return 0 if can_compile else 1
+
+
+def _print(findings: list[Finding], can_compile: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for finding in findings:
+        color = "green" if finding.is_well else "red" if finding.is_needed else "yellow"
+        mark = Text("ok" if finding.is_well else "missing", color)
+        text = finding.found if finding.is_well else f"{finding.found}: {finding.mend}"
+        table.add_row(mark, finding.name, text)
+    screen = console()
+    screen.print(table)
+    screen.print()
+    screen.print("kernels can be compiled" if can_compile else "kernels cannot be compiled; the CPU serves NumPy arrays")
+
+
+def _package() -> Finding:
+    from minrnn_gen import __version__
+
+    return Finding("minrnn-gen", True, __version__)
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("Python", sys.version_info >= (3, 11), version, "install Python 3.11 or later", is_needed=True)
+
+
+def _cupy() -> Finding:
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return Finding("CuPy", True, f"{metadata.version(name)} ({name})", is_needed=True)
+        except metadata.PackageNotFoundError:
+            continue
+    return Finding("CuPy", False, "not installed", _INSTALL, is_needed=True)
+
+
+def _nvrtc() -> Finding:
+    from minrnn_gen.compiler import nvrtc_version
+    from minrnn_gen.errors import ToolchainMissing
+
+    try:
+        return Finding("NVRTC", True, nvrtc_version(), is_needed=True)
+    except ToolchainMissing as missing:
+        return Finding("NVRTC", False, str(missing), _INSTALL, is_needed=True)
+
+
+def _driver(nvrtc: str) -> Finding:
+    from minrnn_gen.cuda import driver_version
+
+    version = driver_version()
+    if version is None:
+        return Finding("driver", False, "no NVIDIA driver", "install it to run on a GPU; compiling does without")
+    if nvrtc and int(version.split(".")[0]) < int(nvrtc.split(".")[0]):
+        mend = "update the driver, or pip install 'minrnn-gen[cuda12]'"
+        return Finding("driver", False, f"it serves CUDA {version}, kernels are compiled by {nvrtc}", mend)
+    return Finding("driver", True, f"serves CUDA {version}")
+
+
+def _gpu() -> Finding:
+    from minrnn_gen.cli.request import why_no_gpu
+    from minrnn_gen.cuda import live_device
+    from minrnn_gen.errors import MinrnnError
+
+    try:
+        live = live_device()
+    except MinrnnError as error:
+        return Finding("GPU", False, str(error), "kernels run on the CPU")
+    if live is None:
+        return Finding("GPU", False, why_no_gpu(), "kernels run on the CPU, and are compiled for the GPU named with --gpu")
+    profile = f"profile {live.profile.name}" if live.profile_is_shipped else "a profile made of the driver's attributes"
+    return Finding("GPU", True, f"{live.name}, compute capability {live.compute_capability}, {profile}")
+
+
+def _cache() -> Finding:
+    import os
+    import tempfile
+
+    from minrnn_gen.store import cache_folder
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"writable")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return Finding("cache", False, f"{folder} cannot be written ({reason})", "set MINRNN_CACHE_DIR to a folder that can")
+    return Finding("cache", True, f"{os.fspath(folder)} can be written")

@@ -1,0 +1,16 @@
+"""`minrnn-gen explain`: the decision in words."""
+
+from __future__ import annotations
+
+import sys
+
+from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, kernel_of_pass, read_request
+
+
+def explain(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
+    """Say what was decided, and why."""
+    from minrnn_gen.explain import explain as in_words
+
+    request = read_request(spec, gpu, assignments)
+    built = kernel_of_pass(request.compile(), which)
+    sys.stdout.write(in_words(built, note=f", {request.gpu_choice}") + "\n")

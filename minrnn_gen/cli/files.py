@@ -1,0 +1,51 @@
+"""Kernels as files in a folder of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from minrnn_gen.build import BuiltKernel
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.spec import Spec
+
+
+def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
+    """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths.
+
+    Each file is replaced as a whole or not at all. A folder that cannot be written is BadInput.
+    """
+    plan = built.plan
+    contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
+    paths = [Path(folder) / f"{plan.model}_{plan.kernel_pass}_{plan.arch}.{suffix}" for suffix in contents]
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for path, content in zip(paths, contents.values(), strict=True):
+            _replace(path, content)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
+        raise BadInput(f"--out: {shown(folder)} cannot be written ({reason}); give a folder that can") from None
+    return [str(path) for path in paths]
+
+
+def _description(built: BuiltKernel, spec: Spec) -> bytes:
+    """Everything a loader needs besides the cubin, and the decision; the same bytes for the same kernel."""
+    described = {
+        "entry": built.plan.entry,
+        "digest": built.digest,
+        "spec": json.loads(spec.canonical()),
+        "plan": built.plan.to_json(),
+        "kernels": [asdict(kernel) for kernel in built.resources or ()],
+    }
+    return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(content)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""The command line: its commands, and the one place where errors become sentences and exit statuses."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from minrnn_gen import __version__
+from minrnn_gen.cli import cache, cells, compile, doctor, explain, gpus, render, run, schema
+from minrnn_gen.cli.terminal import print_json, print_note
+from minrnn_gen.errors import MinrnnError
+
+PROGRAM = "minrnn-gen"
+FAILED, BAD_INPUT = 1, 2
+# As a shell reports a process that SIGINT ended: 128 + 2.
+INTERRUPTED = 130
+
+# The library carries its own copy of Click, or uses the one installed; either way this is its usage error.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    help="A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (compile.compile, explain.explain, render.render, run.run, gpus.gpus, schema.schema, doctor.doctor):
+    app.command()(command)
+app.add_typer(cells.app, name="cells")
+app.add_typer(cache.app, name="cache")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
+) -> None:
+    if version:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 done, 1 the request cannot be met, 2 bad input.
+
+    `arguments` are those after the program's name; by default the process's own.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Names that this terminal's encoding lacks are escaped rather than a reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = typer.main.get_command(app).main(given, prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+        return status or 0
+    except (MinrnnError, _UsageError, MemoryError, OSError) as error:
+        return _failed(error, as_json="--json" in given)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _failed(error: Exception, as_json: bool) -> int:
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        # Whoever read our output has had enough; at exit Python would flush into the closed pipe once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    sentence, status = _answer(error)
+    if as_json:
+        print_json({"error": sentence, "exit_status": status})
+    else:
+        print_note(f"error: {sentence}")
+    return status
+
+
+def _answer(error: Exception) -> tuple[str, int]:
+    if isinstance(error, MinrnnError):
+        return str(error), error.exit_status
+    if isinstance(error, _UsageError):
+        return _usage_sentence(error), BAD_INPUT
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this; give smaller sizes", FAILED
+    return str(error), FAILED
+
+
+def _usage_sentence(error: Exception) -> str:
+    """Return a usage error as one sentence in the manner of the others."""
+    message = str(error.format_message()).rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
+    # Of a name that is nearly right, the library's own suggestion is a second sentence.
+    message = re.sub(r"\.? Did you mean (.*)\?$", r" (did you mean \1?)", message)
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else PROGRAM
+    return f"{message[:1].lower()}{message[1:]}; see '{where} --help'"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Compiled kernels as tables for people and as entries of a JSON object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minrnn_gen.build import BuiltKernel
+from minrnn_gen.cli.terminal import new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
+    """Return what the compiler reported of each kernel beside what its plan promised."""
+    return [
+        {
+            "name": kernel.name,
+            "pass": one.plan.kernel_pass,
+            "digest": one.digest,
+            "registers": kernel.registers,
+            "registers_expected": one.plan.registers_per_thread,
+            "registers_estimated": one.plan.registers_estimated,
+            "shared_bytes": kernel.shared_bytes,
+            "shared_bytes_expected": one.plan.shared_bytes,
+            "spill_bytes": kernel.spill_bytes,
+        }
+        for one in built
+        for kernel in one.resources or ()
+    ]
+
+
+def title(built: BuiltKernel) -> Text:
+    """Return the line that says what was compiled for what."""
+    from rich.text import Text
+
+    plan = built.plan
+    return Text.assemble(
+        (plan.model, "bold"),
+        f", hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}, for ",
+        (plan.gpu, "bold"),
+        f" ({plan.arch})",
+    )
+
+
+def decision(built: BuiltKernel) -> list[tuple[str, str]]:
+    """Return the rows that say what the solver chose, and from what."""
+    plan = built.plan
+    chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
+    rejected = sum(plan.rejected.values())
+    rows = [
+        ("decision", chosen),
+        ("", f"best predicted of {plan.candidate_count:,} candidates that fit; {rejected:,} do not"),
+    ]
+    if built.dropped:
+        rows.append(("", f"{len(built.dropped)} better predicted ones broke their promise when compiled"))
+    return rows
+
+
+def resources(built: tuple[BuiltKernel, ...]) -> Table:
+    """Return the resources the compiler reported, each beside what the plan promised."""
+    numbers = ("registers per thread", "shared bytes per block", "spilled bytes")
+    table = new_table("kernel", *numbers, right=numbers)
+    for one in built:
+        for kernel in one.resources or ():
+            table.add_row(
+                kernel.name,
+                f"{kernel.registers} of {one.plan.registers_per_thread}",
+                f"{kernel.shared_bytes:,} of {one.plan.shared_bytes:,}",
+                f"{kernel.spill_bytes}",
+            )
+    return table
+
+
+def origin(built: tuple[BuiltKernel, ...], seconds: float) -> str:
+    """Say whether the kernels were compiled or found, how long that took, and what the table below it says."""
+    made = "from the cache" if all(one.cached for one in built) else "compiled"
+    return f"{made} in {seconds:.2f} s; the compiler reports, of what the plan allows:"

@@ -1,0 +1,121 @@
+"""What every command that takes a spec is asked: the spec, its overrides, and the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minrnn_gen.cli.terminal import print_note, progress
+from minrnn_gen.errors import BadInput, shown
+
+if TYPE_CHECKING:  # imported where a request is answered: other commands do without
+    from minrnn_gen.build import BuiltKernel, Target
+    from minrnn_gen.kernel import Kernel
+    from minrnn_gen.spec import Spec
+
+SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
+GpuName = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="The GPU: a profile's name, or the path of a profile file.", show_default=False),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the spec; may be repeated.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class Pass(StrEnum):
+    """The kernels of a spec."""
+
+    FORWARD = "forward"
+    STEP = "step"
+
+
+WhichPass = Annotated[Pass, typer.Option("--pass", help="Which kernel: over time, or of one step.")]
+
+
+_CHOICES = {"spec": "as asked for", "device": "the GPU here", "default": "the default: no GPU here serves, and none was named"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A spec and the GPU to compile it for."""
+
+    spec: Spec
+    target: Target
+
+    @property
+    def gpu_choice(self) -> str:
+        """Who chose the GPU, as a phrase."""
+        return _CHOICES[self.target.origin]
+
+    def say_default(self) -> None:
+        """Say on stderr that the GPU is only the default, where it is."""
+        if self.target.origin == "default":
+            print_note(
+                f"{why_no_gpu()} and none named with --gpu: compiling for the default profile, {self.target.profile.name}"
+            )
+
+    def compile(self, quiet: bool = False) -> Kernel:
+        """Compile, or find in the cache; unless `quiet`, a terminal shows that it is under way."""
+        from minrnn_gen.api import kernel_of
+
+        with progress(f"compiling for {self.target.profile.name}", quiet):
+            return kernel_of(self.spec, self.target)
+
+
+def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:
+    """Read the spec at `path` with `assignments` ("key=value", values as in YAML) and for `gpu`, where given.
+
+    A relative path in `gpu` starts at the working directory, others where the spec's own do. Raises BadInput.
+    """
+    from minrnn_gen.api import target_of
+    from minrnn_gen.build import Target
+    from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
+    from minrnn_gen.spec import load_spec
+
+    overrides = _assigned(assignments or ())
+    if gpu is None:
+        spec = load_spec(path, **overrides)
+        return Request(spec, target_of(spec))
+    if gpu in profile_names():
+        spec = load_spec(path, **{**overrides, "gpu": gpu})
+        return Request(spec, target_of(spec))
+    # The file's path says nothing about what is generated, so it does not enter the spec.
+    spec = load_spec(path, **{**overrides, "gpu": None})
+    return Request(spec, Target(load_profile(gpu), profile_bytes(gpu), "spec"))
+
+
+def kernel_of_pass(kernel: Kernel, wanted: Pass) -> BuiltKernel:
+    """Return the kernel that was built for `wanted`."""
+    return next(built for built in kernel.built if built.plan.kernel_pass == wanted.value)
+
+
+def why_no_gpu() -> str:
+    """Say why no live GPU serves."""
+    from minrnn_gen import cuda
+
+    return "the GPU here needs CuPy, which is not installed" if cuda.has_device() else "no GPU found"
+
+
+def _assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    from minrnn_gen.documents import parse_document
+
+    overrides: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise BadInput(f"--set: {shown(assignment)} is given; allowed: KEY=VALUE, as in --set hidden_size=256")
+        if key in overrides:
+            raise BadInput(f"--set: {shown(key)} is given twice; give it once")
+        if len(text.splitlines()) > 1:
+            raise BadInput(f"--set: the value of {shown(key)} has several lines; give one, or write it into the spec")
+        # Only the spec's own keys are read as YAML; of any other, load_spec says what is wrong.
+        overrides[key] = parse_document(f"{key}: {text}", "--set").data.get(key) if key.isidentifier() else text
+    return overrides

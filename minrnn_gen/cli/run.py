@@ -1,0 +1,239 @@
+"""`minrnn-gen run`: the kernel on random data, beside the fp64 reference and the clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
+from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
+from minrnn_gen.errors import BadInput, ToolchainMissing
+
+if TYPE_CHECKING:
+    from minrnn_gen.cli.accuracy import Accuracy
+    from minrnn_gen.kernel import Kernel
+
+# Small enough for the CPU and its fp64 reference to take well under a second.
+DEFAULT_BATCH, DEFAULT_TIME = 4, 256
+# Elements of x; the fp64 reference beside it then takes a few GiB of memory and about a minute.
+ELEMENTS_MAX = 2**28
+# A median needs a few; what takes long is not repeated for more than a few seconds.
+TIMED_RUNS, TIMED_SECONDS = 7, 3.0
+
+
+class Device(StrEnum):
+    """Where a kernel runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+RunDevice = Annotated[
+    Device | None,
+    typer.Option("--device", help="Where to run; by default the GPU that is found, else the CPU.", show_default=False),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, help="Sequences; by default the spec's hint, or 4.", show_default=False),
+]
+Time = Annotated[
+    int | None,
+    typer.Option("--time", metavar="N", min=1, help="Steps; by default the spec's hint, or 256.", show_default=False),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the random data.")]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run showed. `seconds` is the median of one call; `bytes_moved` what a call reads and writes at least."""
+
+    device: Device
+    x_shape: tuple[int, ...]
+    batch: int
+    time: int
+    accuracy: Accuracy
+    seconds: float
+    bytes_moved: int
+
+
+def run(
+    spec: SpecPath,
+    gpu: GpuName = None,
+    assignments: Assignments = None,
+    device: RunDevice = None,
+    batch: Batch = None,
+    time_steps: Time = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Run on random data, check against fp64, and time it."""
+    started = time.perf_counter()
+    request = read_request(spec, gpu, assignments)
+    place, why = _place(request, device)
+    sizes = batch or request.spec.batch or DEFAULT_BATCH, time_steps or request.spec.time or DEFAULT_TIME
+    kernel = request.compile(quiet=as_json)
+    build_seconds = time.perf_counter() - started
+    with progress(f"running on the {'GPU' if place is Device.CUDA else 'CPU'}", quiet=as_json):
+        outcome = _run(kernel, place, *sizes, seed)
+    if as_json:
+        print_json(_report(request, kernel, outcome))
+    else:
+        _print(kernel, outcome, build_seconds, why)
+    return 0 if outcome.accuracy.is_within else 1
+
+
+def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
+    """Return where to run, and the reason in words where it was not asked for."""
+    from minrnn_gen import cuda
+
+    if asked is Device.CPU:
+        return Device.CPU, "on the CPU, as asked for"
+    live = cuda.live_device()
+    if live is None:
+        if asked is Device.CUDA:
+            raise ToolchainMissing(f"--device cuda: {why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer")
+        return Device.CPU, f"{why_no_gpu()}: compiled for {request.target.profile.name}, run on the CPU"
+    if asked is None and live.profile.arch != request.target.profile.arch:
+        return Device.CPU, f"on the CPU: the GPU here, {live.name}, is no {request.target.profile.arch}"
+    return Device.CUDA, f"on the GPU here, {live.name}"
+
+
+def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Outcome:
+    import numpy
+
+    from minrnn_gen import cuda
+    from minrnn_gen.cli.accuracy import compare
+
+    arguments = _random_arguments(kernel, batch, steps, seed)
+    # A cell of the user's own may overflow; that shows in the comparison, not as warnings.
+    with numpy.errstate(all="ignore"):
+        expected = kernel.reference(**arguments)
+        if place is Device.CUDA:
+            given = _mapped(cuda.to_device, arguments)
+            (y, state), seconds = _timed(lambda: kernel(**given), cuda.synchronize)
+            y, state = cuda.to_host(y), _mapped(cuda.to_host, state)
+        else:
+            (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
+        accuracy = compare(kernel.spec, (y, state), expected)
+    # Each input is read once and each output written once; the states are the size of one step.
+    moved = sum(array.nbytes for array in (y, *state.values(), *_leaves(arguments)))
+    return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved)
+
+
+def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict[str, Any]:
+    """Return the arrays of a call: standard normal throughout, except a weight that keeps the variance of x."""
+    import numpy
+
+    from minrnn_gen.arguments import INPUT_AXES, X_AXES
+    from minrnn_gen.arrays import numpy_dtype
+    from minrnn_gen.precision import precision_of
+
+    spec = kernel.spec
+    precision = precision_of(spec.precision)
+    storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
+    sizes = {"b": batch, "t": steps, "g": len(kernel.gates), "h": spec.hidden_size, "i": spec.input_size or 0}
+    shape = tuple(sizes[axis] for axis in (INPUT_AXES if spec.input_size else X_AXES)[spec.layout])
+    elements = batch * steps * sizes["g"] * spec.hidden_size
+    if max(elements, math.prod(shape)) > ELEMENTS_MAX:
+        raise BadInput(
+            f"--batch and --time: {batch} sequences of {steps} steps have {elements} pre-activations; "
+            f"allowed: at most {ELEMENTS_MAX}, so give smaller ones"
+        )
+    generator = numpy.random.default_rng(seed)
+
+    def normal(shape: tuple[int, ...], dtype: Any) -> Any:
+        return generator.standard_normal(shape, dtype=numpy.float32).astype(dtype)
+
+    arguments: dict[str, Any] = {"x": normal(shape, storage)}
+    if spec.input_size:
+        weight = normal((sizes["g"] * spec.hidden_size, spec.input_size), numpy.float32)
+        arguments["weight"] = (weight / math.sqrt(spec.input_size)).astype(storage)
+    if kernel.parameters:
+        arguments["parameters"] = {name: normal((spec.hidden_size,), storage) for name in kernel.parameters}
+    arguments["state"] = {name: normal((batch, spec.hidden_size), carried) for name in kernel.states}
+    return arguments
+
+
+def _timed(call: Callable[[], Any], finish: Callable[[], None]) -> tuple[Any, float]:
+    """Return the result, and the median of a few calls after a first one; `finish` waits for the device."""
+    result = call()
+    finish()
+    started = time.perf_counter()
+    durations: list[float] = []
+    while len(durations) < TIMED_RUNS and (not durations or time.perf_counter() - started < TIMED_SECONDS):
+        before = time.perf_counter()
+        result = call()
+        finish()
+        durations.append(time.perf_counter() - before)
+    return result, statistics.median(durations)
+
+
+def _mapped(convert: Callable[[Any], Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: _mapped(convert, value) if isinstance(value, dict) else convert(value) for name, value in arrays.items()}
+
+
+def _leaves(arrays: dict[str, Any]) -> list[Any]:
+    return [leaf for value in arrays.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
+
+
+def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any]:
+    from minrnn_gen.cli.report import kernel_entries
+
+    accuracy = outcome.accuracy
+    return {
+        "model": kernel.plan.model,
+        "gpu": kernel.plan.gpu,
+        "gpu_chosen_by": request.target.origin,
+        "arch": kernel.plan.arch,
+        "device": outcome.device.value,
+        "batch": outcome.batch,
+        "time": outcome.time,
+        "x_shape": list(outcome.x_shape),
+        "variables": dict(kernel.plan.variables),
+        "kernels": kernel_entries(kernel.built),
+        "largest_error": accuracy.error if math.isfinite(accuracy.error) else None,
+        "largest_value": accuracy.value if math.isfinite(accuracy.value) else None,
+        "share_of_tolerance": accuracy.share if math.isfinite(accuracy.share) else None,
+        "within_tolerance": accuracy.is_within,
+        "seconds_per_call": outcome.seconds,
+        "bytes_per_call": outcome.bytes_moved,
+    }
+
+
+def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> None:
+    from minrnn_gen.cli.report import decision, origin, resources, title
+
+    accuracy = outcome.accuracy
+    screen = console()
+    screen.print(title(kernel.built[0]))
+    screen.print(why)
+    screen.print()
+    compiled = origin(kernel.built, build_seconds)
+    if kernel.resources is None:
+        compiled = "rendered, not compiled, because NVRTC is missing: pip install 'minrnn-gen[cuda13]'"
+    screen.print(facts([*decision(kernel.built[0]), ("kernels", compiled)]))
+    screen.print()
+    if kernel.resources is not None:
+        screen.print(resources(kernel.built))
+        screen.print()
+    elapsed = f"{duration_text(outcome.seconds)} per call on the CPU"
+    if outcome.device is Device.CUDA:
+        speed = f"{outcome.bytes_moved / outcome.seconds / 1e9:,.0f} GB/s"
+        elapsed = f"{duration_text(outcome.seconds)} per call on the GPU, launch included; {speed} read and written"
+    screen.print(
+        facts(
+            [
+                ("data", f"random, x {list(outcome.x_shape)} in {kernel.plan.storage_dtype}"),
+                ("error", f"{accuracy.error:.2g} at most against the fp64 reference, for |y| up to {accuracy.value:.2g}"),
+                ("tolerance", accuracy.verdict),
+                ("time", elapsed),
+            ]
+        )
+    )

@@ -1,0 +1,89 @@
+"""What the command line says: one JSON object, text for people, and progress while they wait."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # rich is imported only where something is drawn
+    from rich.console import Console
+    from rich.table import Table
+
+# A pipe has no width of its own: nothing that is printed here is wider, so that no line is broken in a log.
+PIPE_COLUMNS = 160
+
+# The longest label of most tables, so that one below the other line up.
+_LABEL_COLUMNS = len("tolerance")
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Write `data` to stdout as one JSON object."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def print_note(sentence: str) -> None:
+    """Write a sentence to stderr, so that stdout stays clean."""
+    sys.stderr.write(sentence + "\n")
+
+
+def console() -> Console:
+    """Return a console on stdout that takes every text as it is: what users named may look like markup."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def new_table(*headings: str, right: Collection[str] = ()) -> Table:
+    """Return an empty table without lines; the columns in `right` are numbers, set flush right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
+
+
+def facts(rows: list[tuple[str, str]]) -> Table:
+    """Return labelled sentences, one below the other."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=_LABEL_COLUMNS)
+    table.add_column()
+    for label, text in rows:
+        table.add_row(label, text)
+    return table
+
+
+@contextmanager
+def progress(doing: str, quiet: bool = False) -> Iterator[None]:
+    """Show that something is being done, on a terminal; nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, markup=False).status(f"{doing} ..."):
+        yield
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in the largest binary unit that keeps it at 1 or more."""
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size_bytes} bytes" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration with three digits, in the unit that suits it."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale or unit == "us":
+            return f"{seconds / scale:.3g} {unit}"
+    raise AssertionError("the last unit takes everything")

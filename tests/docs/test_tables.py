@@ -1,0 +1,131 @@
+"""The tables of the documentation are complete and current: modules, templates, GPUs, cells, variables, constraints, errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from documentation import ROOT, code, table
+from test_layering import MODULES, level_of
+
+import minrnn_gen
+from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.files import find_cell, library_names
+from minrnn_gen.cell.language import parse_cell
+from minrnn_gen.errors import MinrnnError
+from minrnn_gen.gpu_profile import load_profile, profile_names
+from minrnn_gen.plan.families import FAMILIES, family_of
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import CellShape, Problem
+from minrnn_gen.plan.solver import Family, solve
+from minrnn_gen.precision import PRECISION_NAMES, precision_of
+from minrnn_gen.spec import Spec
+
+README, ARCHITECTURE, KERNELS = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
+PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
+
+
+def problems() -> Iterator[tuple[Problem, Family]]:
+    """Yield problems that between them make every family declare whatever it may declare."""
+    cell = CellShape("cell", ("z", "h"), ("h",), (), 0, 4, 1)
+    for kernel_pass, layout, precision, gpu, alignment in itertools.product(
+        ("forward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16)
+    ):
+        regime = Regime(max(alignment, precision_of(precision).storage_bytes))
+        problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))
+        yield problem, family_of(problem)
+
+
+def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:
+    """Return from a table of (name, families, …) which families each name is said to belong to."""
+    return {code(name)[0]: set(owners.split(", ")) for name, owners, *_ in rows}
+
+
+def test_every_module_is_explained_once() -> None:
+    listed = [code(row[0])[0] for row in table(ARCHITECTURE, "module")]
+    present = sorted(["__init__.py", *(f"{name.replace('.', '/')}.py" for name in MODULES)])
+    assert sorted(listed) == present, "give every module one row in docs/architecture.md"
+
+
+def test_modules_stand_in_the_order_of_the_layers() -> None:
+    names = [code(row[0])[0].removesuffix(".py").replace("/", ".") for row in table(ARCHITECTURE, "module")]
+    levels = [level_of(name) for name in names if name != "__init__"]
+    assert levels == sorted(level for level in levels if level is not None)
+
+
+def test_every_template_is_explained_once() -> None:
+    listed = [code(row[0])[0] for row in table(ARCHITECTURE, "template")]
+    folder = ROOT / "templates"
+    assert sorted(listed) == sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.j2"))
+
+
+def test_the_table_of_gpus_is_that_of_the_profiles() -> None:
+    def row(name: str) -> tuple[str, ...]:
+        profile = load_profile(name)
+        shared_kib = f"{profile.shared_bytes_per_block_max / 1024:g}"
+        bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e12:.2f}"
+        names = ", ".join(profile.device_names)
+        return (f"`{name}`", names, profile.compute_capability, str(profile.sm_count), shared_kib, bandwidth)
+
+    assert table(README, "profile") == [row(name) for name in sorted(profile_names())]
+
+
+def test_the_cells_said_to_be_generated_are() -> None:
+    (row,) = (row for row in table(README, "", "today") if row[0] == "cells")
+    kinds = {name: classify(parse_cell(find_cell(name, ROOT, "test"))).kind for name in library_names()}
+    assert set(code(row[1])) == {name for name, kind in kinds.items() if kind == "affine-diagonal"}
+    assert set(code(row[2])) == {name for name, kind in kinds.items() if kind != "affine-diagonal"}
+
+
+def test_the_precisions_are_those_of_the_table() -> None:
+    stored = {code(row[0])[0]: (row[1].split(" ")[0], row[2]) for row in table(README, "precision")}
+    assert stored == {name: (precision_of(name).storage_dtype, precision_of(name).arithmetic_dtype) for name in PRECISION_NAMES}
+
+
+def test_every_variable_is_explained() -> None:
+    declared: dict[str, set[str]] = {}
+    for problem, family in problems():
+        for name in family.variables(problem):
+            declared.setdefault(name, set()).add(family.name)
+    assert owners_in(table(KERNELS, "variable")) == declared
+
+
+def test_every_constraint_is_explained() -> None:
+    declared = {constraint.name for problem, family in problems() for constraint in family.constraints(problem)}
+    assert {code(row[0])[0] for row in table(KERNELS, "constraint")} == declared, "docs/kernels.md and the families differ"
+
+
+def test_every_term_and_every_part_of_shared_memory_is_explained() -> None:
+    terms: set[str] = set()
+    parts: dict[str, set[str]] = {}
+    for problem, family in problems():
+        solution = solve(problem, family)
+        for rank in range(0, len(solution.candidates), 7):
+            plan = solution.plan(rank)
+            terms |= plan.predicted_us.keys()
+            for part in plan.shared_map:
+                parts.setdefault(part, set()).add(family.name)
+    assert {code(row[0])[0] for row in table(KERNELS, "term")} == terms
+    assert owners_in(table(KERNELS, "part of shared memory")) == parts
+
+
+def test_every_family_has_its_section() -> None:
+    headings = [line for line in KERNELS.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
+    for family in FAMILIES:
+        assert any(heading.startswith(f"## {family.name}:") for heading in headings), family.name
+
+
+def test_every_error_is_explained() -> None:
+    offered = {name: getattr(minrnn_gen, name) for name in minrnn_gen.__all__}
+    errors = {
+        name: offer
+        for name, offer in offered.items()
+        if isinstance(offer, type) and issubclass(offer, MinrnnError) and offer is not MinrnnError
+    }
+    listed = {code(row[0])[0]: (code(row[1]), row[3]) for row in table(PYTHON, "error")}
+    also = {name: [base.__name__ for base in error.__bases__ if base is not MinrnnError] for name, error in errors.items()}
+    assert listed == {name: (also[name], str(error.exit_status)) for name, error in errors.items()}
+
+
+def test_every_key_of_a_spec_is_explained() -> None:
+    assert [code(row[0])[0] for row in table(SPEC, "key")] == list(Spec.model_fields)
