@@ -62,6 +62,7 @@ class KernelPlan:
     time: int
     precision: str
     storage_dtype: str
+    storage_bytes: int
     arithmetic_dtype: str
     regime: Regime
     variables: Mapping[str, int]

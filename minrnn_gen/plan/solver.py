@@ -103,6 +103,7 @@ class Solution:
             time=problem.time,
             precision=problem.precision.name,
             storage_dtype=problem.precision.storage_dtype,
+            storage_bytes=problem.precision.storage_bytes,
             arithmetic_dtype=problem.precision.arithmetic_dtype,
             regime=Regime(copy_bytes),
             variables=candidate,
