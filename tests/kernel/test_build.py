@@ -289,6 +289,24 @@ def test_a_warm_compile_imports_nothing_heavy(cache: Path) -> None:
     assert warm["digests"] == cold["digests"] and warm["registers"] == cold["registers"]
 
 
+HOST_ONLY = """
+import json, sys
+sys.modules |= {"cupy": None, "cupy_backends": None, "torch": None}
+import numpy
+import minrnn_gen
+kernel = minrnn_gen.compile({"model": "rg_lru", "hidden_size": 8, "precision": "bf16"})
+import ml_dtypes
+x, decay = numpy.ones((2, 3, 3, 8), ml_dtypes.bfloat16), numpy.ones(8, numpy.float32)
+y, state = kernel(x, parameters={"decay": decay})
+y_t, _ = kernel.step(x[:, 0], parameters={"decay": decay}, state=state)
+print(json.dumps([y.shape, y_t.shape, str(y.dtype), str(state["h"].dtype), kernel.resources]))
+"""
+
+
+def test_the_host_needs_neither_cupy_nor_torch(cache: Path) -> None:
+    assert run_python(HOST_ONLY, cache) == [[2, 3, 8], [2, 8], "bfloat16", "float32", None]
+
+
 @needs_nvrtc
 def test_many_processes_compile_one_kernel(cache: Path) -> None:
     """At once, into one cache: all get the same, and it is there once."""
