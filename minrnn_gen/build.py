@@ -22,7 +22,9 @@ from minrnn_gen.spec import Spec
 from minrnn_gen.store import Store, digest, package_digest
 
 if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has no answer
-    from minrnn_gen.cell.lowering import LoweredScan
+    from minrnn_gen.cell.analysis import Recurrence
+    from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
     from minrnn_gen.plan.solver import Solution
 
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
@@ -76,11 +78,10 @@ class Builder:
         return find_cell(model, spec.folder, spec.where)
 
     @cached_property
-    def lowered(self) -> LoweredScan:
-        """The cell, parsed, classified and lowered; raises NotGenerated for a class without kernels."""
+    def _proved(self) -> tuple[Cell, Recurrence]:
+        """The cell, parsed and classified; raises NotGenerated for a class without kernels."""
         from minrnn_gen.cell.analysis import classify
         from minrnn_gen.cell.language import parse_cell
-        from minrnn_gen.cell.lowering import lower_scan
 
         cell = parse_cell(self.cell_source)
         recurrence = classify(cell)
@@ -89,7 +90,21 @@ class Builder:
                 f"{self.spec.where}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
                 f"{', '.join(GENERATED_KINDS)} cells are, see 'minrnn-gen cells'"
             )
-        return lower_scan(cell, recurrence)
+        return cell, recurrence
+
+    @cached_property
+    def lowered(self) -> LoweredScan:
+        """The cell's forward, lowered; raises NotGenerated for a class without kernels."""
+        from minrnn_gen.cell.lowering import lower_scan
+
+        return lower_scan(*self._proved)
+
+    @cached_property
+    def lowered_backward(self) -> LoweredScanBackward:
+        """The cell's backward, lowered; raises NotGenerated for a class without kernels."""
+        from minrnn_gen.cell.lowering import lower_scan_backward
+
+        return lower_scan_backward(*self._proved)
 
     @property
     def hinted_regime(self) -> Regime:
@@ -157,7 +172,7 @@ class Builder:
         plan = solution.plan(rank)
         spec = self._spec_without_paths(plan)
         header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
-        text = render(plan, self.lowered, header)
+        text = render(plan, self._lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
         try:
             compiled = compile_source(text, plan)
@@ -238,8 +253,24 @@ class Builder:
             toolchain_version() or "",
         )
 
+    def _lowered_for(self, kernel_pass: KernelPass) -> LoweredScan | LoweredScanBackward:
+        if kernel_pass != "backward":
+            return self.lowered
+        lowered = self.lowered_backward
+        if lowered.needs_saved_states:
+            raise NotGenerated(
+                f"{self.spec.where}: model: {lowered.name}: y is not its state {lowered.needs_saved_states[0]}, and the backward "
+                f"from states that y does not hold is generated for host arrays only yet"
+            )
+        return lowered
+
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
-        spec, lowered = self.spec, self.lowered
+        spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
+        gates = len(lowered.gates)
+        read_count, written_count = gates, 1
+        if kernel_pass == "backward":
+            # The gates and dy, and y where the state before a step is needed; the gradients of the gates.
+            read_count, written_count = gates + 1 + len(self.lowered_backward.read_states), gates
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(
@@ -248,8 +279,10 @@ class Builder:
                 states=lowered.states,
                 parameters=lowered.parameters,
                 carried_count=len(lowered.carried),
-                operation_count=lowered.operation_count,
-                transcendental_count=lowered.transcendental_count,
+                read_count=read_count,
+                written_count=written_count,
+                operation_count=program.operation_count,
+                transcendental_count=program.transcendental_count,
             ),
             hidden_size=spec.hidden_size,
             precision=precision_of(spec.precision),

@@ -7,7 +7,7 @@ from functools import cache
 
 import jinja2
 
-from minrnn_gen.cell.lowering import LoweredScan
+from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Constraint
@@ -83,6 +83,76 @@ class CellText:
         return {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
 
 
+@dataclass(frozen=True)
+class CellBackwardText:
+    """A lowered backward as the templates read it."""
+
+    lowered: LoweredScanBackward
+
+    @property
+    def name(self) -> str:
+        return self.lowered.name
+
+    @property
+    def equation_lines(self) -> tuple[str, ...]:
+        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return self.lowered.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.lowered.states
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.lowered.parameters
+
+    @property
+    def output_state(self) -> str:
+        return self.lowered.output_state or self.states[0]
+
+    @property
+    def reads_previous(self) -> bool:
+        """Whether the gradients need the state before each step, which is y one step earlier."""
+        return bool(self.lowered.read_states)
+
+    @property
+    def adjoint_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.adjoint)
+
+    @property
+    def adjoint_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.adjoint.statements)
+
+    @property
+    def adjoint_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.adjoint.results)
+        return tuple((f"{part}.at[{index}]", names[f"{part}_{state}"]) for part in "ae" for index, state in enumerate(self.states))
+
+    @property
+    def gradients_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.gradients)
+
+    @property
+    def gradients_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.gradients.statements)
+
+    @property
+    def gradients_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.gradients.results)
+        labels = [f"W_{gate}" for gate in self.gates] + [f"parameter_{name}" for name in self.parameters]
+        return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
+
+    def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
+        places = {f"W_{gate}": f"gate.at[{index}]" for index, gate in enumerate(self.gates)}
+        places |= {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
+        places |= {f"delta_{state}": f"delta.at[{index}]" for index, state in enumerate(self.states)}
+        places |= {f"previous_{self.output_state}": "previous", "gradient_y": "dy"}
+        return tuple((name, places[name]) for name in program.inputs)
+
+
 def comment(text: str) -> str:
     """Make `text` safe to stand in a // comment: printable ASCII, and no backslash that could continue the line."""
     return "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
@@ -118,6 +188,7 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render(plan: KernelPlan, cell: LoweredScan, header: tuple[str, ...]) -> str:
+def render(plan: KernelPlan, cell: LoweredScan | LoweredScanBackward, header: tuple[str, ...]) -> str:
     """Render the plan's template with exactly `plan`, `cell` and `header`."""
-    return environment().get_template(plan.template).render(plan=plan, cell=CellText(cell), header=header)
+    text = CellText(cell) if isinstance(cell, LoweredScan) else CellBackwardText(cell)
+    return environment().get_template(plan.template).render(plan=plan, cell=text, header=header)

@@ -9,7 +9,7 @@ from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.precision import Precision
 
-KernelPass = Literal["forward", "step"]
+KernelPass = Literal["forward", "backward", "step"]
 Layout = Literal["BTD", "TBD", "BDT"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
@@ -21,9 +21,10 @@ ASSUMED_TIME = 2048
 
 @dataclass(frozen=True)
 class CellShape:
-    """What planning needs to know of a cell: names and counts.
+    """What planning needs to know of a cell in one pass: names and counts.
 
-    `operation_count` and `transcendental_count` are per channel and time step.
+    The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
+    `transcendental_count` of what is done with them.
     """
 
     name: str
@@ -31,6 +32,8 @@ class CellShape:
     states: tuple[str, ...]
     parameters: tuple[str, ...]
     carried_count: int
+    read_count: int
+    written_count: int
     operation_count: int
     transcendental_count: int
 
@@ -56,8 +59,8 @@ class Problem:
 
     @property
     def traffic_bytes(self) -> int:
-        """Bytes that must cross the memory bus at the typical sizes: every gate read once, y written once."""
-        return self.element_count * (len(self.cell.gates) + 1) * self.precision.storage_bytes
+        """Bytes that must cross the memory bus at the typical sizes, every value once."""
+        return self.element_count * (self.cell.read_count + self.cell.written_count) * self.precision.storage_bytes
 
 
 def alignment_of(*offsets_bytes: int) -> int:

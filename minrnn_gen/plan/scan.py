@@ -71,7 +71,7 @@ def operations_per_element(problem: Problem) -> float:
     """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
     cell = problem.cell
     own = cell.operation_count + cell.transcendental_count * INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
-    return own + 2 * len(cell.gates) + 4 * len(cell.states)
+    return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
 
 
 def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity, shared: Quantity) -> tuple[Constraint, ...]:
