@@ -77,7 +77,7 @@ def run_scan_backward(
 def _deltas(
     cell: LoweredScanBackward, inputs: Mapping[str, Values], incoming: Mapping[str, Values], method: ScanMethod | None
 ) -> dict[str, tuple[Values, Values]]:
-    """Return {state: (its gradient after each step of a block, what arrives before the block)}; `incoming` arrives behind it."""
+    """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives behind it."""
     shape = inputs["gradient_y"].shape
     adjoint = cell.adjoint.evaluate({name: inputs[name] for name in cell.adjoint.inputs})
     values = {label: numpy.broadcast_to(value, shape) for label, value in adjoint.items()}

@@ -13,10 +13,10 @@ ScanMethod = Literal["sequential", "parallel"]
 
 # A step costs two calls of NumPy, about 1 us, however few its elements; the parallel scan calls NumPy a few times per doubling
 # of T, but reads and writes everything more often. Measured in float32 and float64, T = 64 ... 65,536, on two cores: parallel
-# takes 1/2 to 1/400 of the sequential time for at most 64 elements per step, the same time at 128 ... 256, up to 4 times as
-# long beyond; below 32 steps neither matters.
+# takes 1/2 to 1/400 of the sequential time for at most 64 elements per step, about the same at 128 ... 256, up to 4 times as
+# long beyond. A sequence of fewer steps than these is walked in 0.3 ms anyway, and then gives the same bits wherever it is cut.
 PARALLEL_ELEMENTS_MOST = 128
-PARALLEL_STEPS_LEAST = 32
+PARALLEL_STEPS_LEAST = 256
 # The parallel scan takes as many steps at once as keep its intermediate values in the cache of one core; beyond 2^17 elements
 # it takes twice as long per element.
 PARALLEL_BLOCK_ELEMENTS = 1 << 16
@@ -27,16 +27,29 @@ SERIAL_STEPS = 4
 def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None) -> Values:
     """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
 
+    Any dtype that multiplies and adds; infinities and NaN follow IEEE 754 without warnings.
+
     Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
-    `PARALLEL_ELEMENTS_MOST` elements, provided that no coefficient is above 1 in magnitude; sequential otherwise.
+    `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and always sequential for elements with a coefficient above 1 in
+    magnitude or NaN. What one element gets never depends on another.
     """
-    return _SCANS[method or _chosen(a)](a, b, initial)
+    if method is not None:
+        return _SCANS[method](a, b, initial)
+    steps = len(a)
+    if steps < PARALLEL_STEPS_LEAST or initial.size > PARALLEL_ELEMENTS_MOST:
+        return scan_sequential(a, b, initial)
+    growing = ~(numpy.abs(a) <= 1).all(axis=0)
+    states = scan_parallel(a, b, initial)
+    if growing.any():
+        states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing])
+    return states
 
 
 def scan_sequential(a: Values, b: Values, initial: Values) -> Values:
     """Return what `scan` does, one step after the other."""
     states = _states(a, b, initial)
-    _walk(a, b, states)
+    with numpy.errstate(all="ignore"):
+        _walk(a, b, states)
     return states
 
 
@@ -49,17 +62,11 @@ def scan_parallel(a: Values, b: Values, initial: Values) -> Values:
     """
     states = _states(a, b, initial)
     steps = max(1, PARALLEL_BLOCK_ELEMENTS // max(1, initial.size))
-    for start in range(0, len(a), steps):
-        part = slice(start, start + steps)
-        _sweep(a[part], b[part], states[start : start + steps + 1])
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(a), steps):
+            part = slice(start, start + steps)
+            _sweep(a[part], b[part], states[start : start + steps + 1])
     return states
-
-
-def _chosen(a: Values) -> ScanMethod:
-    steps = len(a)
-    if steps < PARALLEL_STEPS_LEAST or a.size > steps * PARALLEL_ELEMENTS_MOST:
-        return "sequential"
-    return "parallel" if bool((numpy.abs(a) <= 1).all()) else "sequential"
 
 
 _SCANS: dict[ScanMethod, Callable[[Values, Values, Values], Values]] = {

@@ -48,8 +48,8 @@ def vector_jacobian_product(
         adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
         for operand, (condition, gradient) in _pulled_back(expression, value, adjoint):
             if operand in varying:
-                inner = tuple((builder.value(each), outcome) for each, outcome in condition)
-                arrived.setdefault(operand, []).append(((*guard, *inner), gradient))
+                inner = ((builder.value(each), outcome) for each, outcome in condition)
+                arrived.setdefault(operand, []).append((tuple(dict.fromkeys((*guard, *inner))), gradient))
     return gradients
 
 
@@ -112,9 +112,7 @@ _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Expm1: lambda _, value: ex.add(value, ONE),
     fn.LogSigmoid: lambda x, _: fn.Sigmoid(ex.negate(x)),
     fn.Softplus: lambda x, _: fn.Sigmoid(x),
-    fn.Silu: lambda x, _: ex.multiply(
-        fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))
-    ),
+    fn.Silu: lambda x, _: ex.multiply(fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))),
 }
 """f'(x), given x and f(x), in forms without overflow."""
 
