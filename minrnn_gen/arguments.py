@@ -130,6 +130,35 @@ def check_call(
     return Call(array, axes, batch, time, checked_weight, checked_bias, checked_parameters, initial)
 
 
+@dataclass(frozen=True)
+class IncomingGradient:
+    """The checked gradients that a backward starts from: of y, and of the final states in the cell's order."""
+
+    dy: Array
+    dfinal: tuple[Array | None, ...]
+
+
+def check_gradient(
+    contract: Contract, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
+) -> IncomingGradient:
+    """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does."""
+    checked = _vector(inspect(dy, "dy"), (y.dtype,), y.shape)
+    states = _named(dstate, contract.states, "dstate")
+    carried, shape = (contract.precision.arithmetic_dtype,), (batch, contract.hidden_size)
+    dfinal = tuple(
+        _vector(
+            inspect(states[name], f"dstate['{name}']"), (contract.precision.arithmetic_dtype,), (batch, contract.hidden_size)
+        )
+        if name in states
+        else None
+        for name in contract.states
+    )
+    for other in (checked, *dfinal):
+        if other is not None and other.device != y.device:
+            raise BadInput(f"{other.name} is {_place(other)}, but y is {_place(y)}; move it there")
+    return IncomingGradient(checked, dfinal)
+
+
 def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
     if given is None:
         return {}

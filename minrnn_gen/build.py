@@ -259,8 +259,8 @@ class Builder:
         lowered = self.lowered_backward
         if lowered.needs_saved_states:
             raise NotGenerated(
-                f"{self.spec.where}: model: {lowered.name}: y is not its state {lowered.needs_saved_states[0]}, and the backward "
-                f"from states that y does not hold is generated for host arrays only yet"
+                f"{self.spec.where}: model: {lowered.name}: y does not hold its state {lowered.needs_saved_states[0]}, and "
+                f"a backward from such states is generated for host arrays only yet"
             )
         return lowered
 

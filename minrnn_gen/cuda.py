@@ -118,6 +118,13 @@ def new_array(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
         return inspect(cupy.empty(shape, numpy_dtype(dtype)), "result")
 
 
+def cast_like(like: Array, value: Any) -> Any:
+    """Return a torch tensor or CuPy array in the shape and dtype of `like`, on the current stream."""
+    if like.library == "torch":
+        return value.reshape(like.shape).to(like.owner.dtype)
+    return value.reshape(like.shape).astype(numpy_dtype(like.dtype))
+
+
 def current_stream(like: Array) -> int:
     """Return the handle of the stream on which the library of `like` now works on its device."""
     assert like.device is not None

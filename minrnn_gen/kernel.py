@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, check_call
+from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, IncomingGradient, check_call, check_gradient
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.compiler import KernelResources
 from minrnn_gen.errors import BadInput, NotGenerated, ToolchainMissing
 from minrnn_gen.explain import explain
-from minrnn_gen.launch import alignment_of_call, launch_of
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, launch_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
+from minrnn_gen.saved import Saved
 from minrnn_gen.spec import Spec
 
 State = dict[str, Any]
@@ -145,13 +146,44 @@ class Kernel:
         self._refuse(R=R, recurrent_bias=recurrent_bias)
         return self._run("step", x_t, weight, bias, parameters, state)
 
-    def forward(self, *_: Any, **__: Any) -> NoReturn:
-        """Run over time and keep what the backward needs; not generated yet."""
-        raise NotGenerated(f"{self.plan.model}: forward with gradients is not generated yet; call the kernel itself")
+    def forward(
+        self,
+        x: Any,
+        R: Any = None,
+        *,
+        weight: Any = None,
+        bias: Any = None,
+        recurrent_bias: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, State, Saved]:
+        """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
-    def backward(self, *_: Any, **__: Any) -> NoReturn:
-        """Return the gradients; not generated yet."""
-        raise NotGenerated(f"{self.plan.model}: the backward pass is not generated yet")
+        `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,
+        and BadInput where the spec says `training: false`.
+        """
+        if not self.spec.training:
+            raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
+        self._refuse(R=R, recurrent_bias=recurrent_bias)
+        if weight is not None:
+            raise NotGenerated("gradients through the input projection are not generated yet; project x before the call")
+        call = self._checked("forward", x, weight, bias, parameters, state)
+        run = self._run_on_host if call.x.device is None else self._run_on_device
+        y, final = run("forward", call)
+        return y.owner, self._named(final), Saved(self, call, y)
+
+    def backward(self, saved: Saved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the gradients of sum(dy * y) + sum(dstate * final state).
+
+        dy: like y. dstate {name: [B, H]}: the dtype of the state, zeros where None or absent. The result has "x", "state"
+        {name: [B, H]}, "parameters" {name: [H]} where the cell has any and "bias" where one was given, each of the shape and
+        dtype of its array; sums over batch and time are accumulated in float32 (float64 for fp64). Raises BadInput for arrays
+        that do not fit and for a `saved` that is released or another kernel's, NotGenerated for what has no backward yet.
+        """
+        call, y = saved.open_for(self)
+        gradient = check_gradient(self._contract, cuda.inspect, y, dy, dstate, call.batch)
+        run = self._backward_on_host if call.x.device is None else self._backward_on_device
+        return run(call, y, gradient)
 
     def _refuse(self, **given: Any) -> None:
         for name, value in given.items():
@@ -172,7 +204,21 @@ class Kernel:
         parameters: Mapping[str, Any] | None,
         state: Mapping[str, Any] | None,
     ) -> tuple[Any, State]:
-        call = check_call(
+        call = self._checked(kernel_pass, x, weight, bias, parameters, state)
+        run = self._run_on_host if call.x.device is None else self._run_on_device
+        y, final = run(kernel_pass, call)
+        return y.owner, self._named(final)
+
+    def _checked(
+        self,
+        kernel_pass: KernelPass,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        parameters: Mapping[str, Any] | None,
+        state: Mapping[str, Any] | None,
+    ) -> Call:
+        return check_call(
             self._contract,
             cuda.inspect,
             x,
@@ -182,9 +228,9 @@ class Kernel:
             state=state,
             single_step=kernel_pass == "step",
         )
-        run = self._run_on_host if call.x.device is None else self._run_on_device
-        y, final = run(kernel_pass, call)
-        return y.owner, {name: array.owner for name, array in zip(self.states, final, strict=True)}
+
+    def _named(self, arrays: tuple[Array, ...]) -> State:
+        return {name: array.owner for name, array in zip(self.states, arrays, strict=True)}
 
     def _run_on_device(self, kernel_pass: KernelPass, call: Call) -> tuple[Array, tuple[Array, ...]]:
         contract = self._contract
@@ -202,6 +248,62 @@ class Kernel:
         assert device is not None
         loaded.launch(device, cuda.current_stream(call.x), launch.blocks, plan.threads, launch.arguments)
         return y, final
+
+    def _backward_on_device(self, call: Call, y: Array, gradient: IncomingGradient) -> dict[str, Any]:
+        contract = self._contract
+        carried = contract.precision.arithmetic_dtype
+        dx = cuda.new_array(call.x, call.x.shape, call.x.dtype)
+        dinitial = tuple(cuda.new_array(call.x, (call.batch, contract.hidden_size), carried) for _ in contract.states)
+        sums = None
+        if call.bias is not None or call.parameters:
+            count = contract.gate_count + len(contract.parameters)
+            sums = cuda.new_array(call.x, (count, call.batch, contract.hidden_size), carried)
+        if call.batch:
+            loaded, plan = self._load("backward", Regime(alignment_of_call(call.x, y, gradient.dy, dx)))
+            launch = backward_launch_of(plan, call, y, gradient, dx, dinitial, sums)
+            device = call.x.device
+            assert device is not None
+            loaded.launch(device, cuda.current_stream(call.x), launch.blocks, plan.threads, launch.arguments)
+        # Few values are left to add; the libraries do it in an order that does not change.
+        total = None if sums is None else sums.owner.sum(1)
+        return self._gradients(call, dx.owner, self._named(dinitial), total, cuda.cast_like)
+
+    def _backward_on_host(self, call: Call, y: Array, gradient: IncomingGradient) -> dict[str, Any]:
+        import numpy
+
+        from minrnn_gen import host
+
+        contract, lowered = self._contract, self._builder.lowered_backward
+        view = host.host_call(contract, call, contract.precision.arithmetic_dtype)
+        states = {}
+        if lowered.output_state is not None:
+            states[lowered.output_state] = host.y_by_time(as_numpy(y), contract.layout)
+        if missing := lowered.needs_saved_states:
+            # What y does not hold is computed once more.
+            shape = (call.time, call.batch, contract.hidden_size)
+            states |= {name: numpy.empty(shape, view.arithmetic) for name in missing}
+            host.scan(contract, self._builder.lowered, view, numpy.empty_like(as_numpy(y)), states)
+        dx = numpy.empty(call.x.shape, numpy_dtype(call.x.dtype))
+        dfinal = {name: as_numpy(one) for name, one in zip(contract.states, gradient.dfinal, strict=True) if one is not None}
+        order = [call.x_axes.index(axis) for axis in "tbgh"]
+        found = host.scan_backward(contract, lowered, view, states, as_numpy(gradient.dy), dfinal, dx.transpose(order))
+        sums = numpy.concatenate([found.bias, *(found.parameters[name][None] for name in contract.parameters)])
+        in_library = {name: self._to_library(call.x, found.initial[name]).owner for name in self.states}
+        return self._gradients(call, self._to_library(call.x, dx).owner, in_library, sums, self._sum_in_library)
+
+    def _gradients(self, call: Call, dx: Any, state: State, sums: Any, like: Callable[[Array, Any], Any]) -> dict[str, Any]:
+        """Return the result of a backward; `like(array, sum)` gives a row of `sums` the library, shape and dtype of `array`."""
+        gates = self._contract.gate_count
+        gradients: dict[str, Any] = {"x": dx, "state": state}
+        if call.bias is not None:
+            gradients["bias"] = like(call.bias, sums[:gates])
+        if call.parameters:
+            pairs = zip(self._contract.parameters, call.parameters, strict=True)
+            gradients["parameters"] = {name: like(one, sums[gates + index]) for index, (name, one) in enumerate(pairs)}
+        return gradients
+
+    def _sum_in_library(self, like: Array, value: Any) -> Any:
+        return self._to_library(like, value.reshape(like.shape).astype(numpy_dtype(like.dtype))).owner
 
     def _projected(self, kernel_pass: KernelPass, call: Call, weight: Array) -> Call:
         """Multiply x by the weight; the result has the axes of pre-activations."""
@@ -242,35 +344,11 @@ class Kernel:
         """Run the CPU target and return NumPy results; `arithmetic` and `storage` are dtype names."""
         import numpy
 
-        from minrnn_gen import cpu
+        from minrnn_gen import host
 
-        contract = self._contract
-        dtype = numpy_dtype(arithmetic)
-        x, axes = as_numpy(call.x), call.x_axes
-        if call.weight is not None:
-            rows = numpy.moveaxis(x, axes.index("i"), -1)
-            product = cpu.project(rows, as_numpy(call.weight), dtype)
-            x = product.reshape(*product.shape[:-1], contract.gate_count, contract.hidden_size)
-            axes = axes.replace("i", "") + "gh"
-        if kernel_pass == "step":
-            x, axes = x[None], "t" + axes
-        gates = x.transpose([axes.index(axis) for axis in "tbgh"])
         y = numpy.empty(self._y_shape(kernel_pass, call), numpy_dtype(storage))
-        y_axes = "bh" if kernel_pass == "step" else Y_AXES[contract.layout]
-        y_by_time = y[None] if kernel_pass == "step" else y.transpose([y_axes.index(axis) for axis in "tbh"])
-        zeros = numpy.zeros((call.batch, contract.hidden_size), dtype)
-        final = cpu.run_scan(
-            self._builder.lowered,
-            gates,
-            bias=None if call.bias is None else as_numpy(call.bias).reshape(contract.gate_count, contract.hidden_size),
-            parameters={name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
-            initial={
-                name: zeros if one is None else as_numpy(one) for name, one in zip(contract.states, call.initial, strict=True)
-            },
-            arithmetic=dtype,
-            y=y_by_time,
-        )
-        return y, final
+        lowered = self._builder.lowered
+        return y, host.scan(self._contract, lowered, host.host_call(self._contract, call, arithmetic), y)
 
     def reference(
         self,

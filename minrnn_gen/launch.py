@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.arguments import Call
+from minrnn_gen.arguments import Call, IncomingGradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -24,15 +24,15 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
-def alignment_of_call(x: Array, y: Array) -> int:
-    """Return the alignment, in bytes, of every contiguous run of x and y: where it starts, and where it ends."""
-    offsets = [x.pointer, y.pointer]
-    for array in (x, y):
+def alignment_of_call(*arrays: Array) -> int:
+    """Return the alignment, in bytes, of every contiguous run of the arrays: where it starts, and where it ends."""
+    offsets = [array.pointer for array in arrays]
+    for array in arrays:
         offsets.append(array.shape[-1] * array.itemsize)
         offsets += [
             stride * array.itemsize for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1
         ]
-    return max(alignment_of(*offsets), x.itemsize)
+    return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
 def launch_of(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) -> Launch:
@@ -55,6 +55,34 @@ def launch_of(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) 
         call.time,
     )
     return _checked(blocks, arguments)
+
+
+def backward_launch_of(
+    plan: KernelPlan,
+    call: Call,
+    y: Array,
+    gradient: IncomingGradient,
+    dx: Array,
+    dinitial: tuple[Array, ...],
+    sums: Array | None,
+) -> Launch:
+    """Return the launch of a backward, writing `dx`, `dinitial` and, where given, `sums` [gates + parameters, B, H]."""
+    stride = dict(zip(call.x_axes, call.x.strides, strict=True))
+    arguments = (
+        call.x.pointer,
+        *(stride[axis] for axis in "btg"),
+        *_vectors(call),
+        *_pointers(call.initial),
+        y.pointer,
+        gradient.dy.pointer,
+        *_pointers(gradient.dfinal),
+        dx.pointer,
+        *_pointers(dinitial),
+        *_pointers((sums,)),
+        call.batch,
+        call.time,
+    )
+    return _checked(call.batch * -(-plan.hidden_size // plan.channels_per_block), arguments)
 
 
 def _step(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) -> Launch:

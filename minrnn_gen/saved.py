@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from minrnn_gen.arguments import Call
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput
@@ -16,16 +13,16 @@ class Saved:
     It holds the caller's arrays and y themselves, not copies: whoever writes into them changes the gradients.
     """
 
-    def __init__(self, kernel: object, call: Call, y: Array, states: Mapping[str, Any]) -> None:
+    def __init__(self, kernel: object, call: Call, y: Array) -> None:
         self._kernel = kernel
-        self._kept: tuple[Call, Array, Mapping[str, Any]] | None = (call, y, states)
+        self._kept: tuple[Call, Array] | None = (call, y)
 
     def release(self) -> None:
         """Let go of the arrays; a backward with this object is an error from now on."""
         self._kept = None
 
-    def open_for(self, kernel: object) -> tuple[Call, Array, Mapping[str, Any]]:
-        """Return (the call, y, states that y does not hold) to the kernel that saved them; raises BadInput to any other."""
+    def open_for(self, kernel: object) -> tuple[Call, Array]:
+        """Return the call and its y to the kernel that saved them; raises BadInput to any other."""
         if kernel is not self._kernel:
             raise BadInput("saved is of another kernel; give it to the backward of the kernel whose forward returned it")
         if self._kept is None:

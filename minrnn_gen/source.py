@@ -129,7 +129,9 @@ class CellBackwardText:
     @property
     def adjoint_results(self) -> tuple[tuple[str, str], ...]:
         names = dict(self.lowered.adjoint.results)
-        return tuple((f"{part}.at[{index}]", names[f"{part}_{state}"]) for part in "ae" for index, state in enumerate(self.states))
+        return tuple(
+            (f"{part}.at[{index}]", names[f"{part}_{state}"]) for part in "ae" for index, state in enumerate(self.states)
+        )
 
     @property
     def gradients_inputs(self) -> tuple[tuple[str, str], ...]:

@@ -58,19 +58,19 @@ class LoweredScan:
 
 @dataclass(frozen=True)
 class LoweredScanBackward:
-    """The gradient of a `LoweredScan`, as programs per element, around one recurrence that runs from the last step to the first.
+    """The gradient of a `LoweredScan`, as programs per element, around one recurrence from the last step to the first.
 
     With delta_s[t] the total gradient of s[t], and `e_s` and `f_s` what y[t] passes on to s[t] and to s[t-1],
 
         delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1],
 
-    where the gradient of the final state takes the place of f + a * delta behind the last step, and f_s[0] + a_s[0] * delta_s[0]
-    is the gradient of the initial state.
+    where the gradient of the final state takes the place of f + a * delta behind the last step, and f_s[0] + a_s[0] *
+    delta_s[0] is the gradient of the initial state.
 
-    `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`; `gradients` takes
-    `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each for this element and step alone.
-    The inputs of both are what they need, no more, of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]), `previous_<state>`
-    (s[t-1]) and `gradient_y`. A state that is free of every previous state is computed again, and never a `state_` input.
+    `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`; `gradients`
+    takes `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each for this element and
+    step alone. The inputs of both are what they need, no more, of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
+    `previous_<state>` (s[t-1]) and `gradient_y`. A state that is free of every previous state is computed again, and never a `state_` input.
 
     `read_states` are the states of which either program needs s[t] or s[t-1]. The output is `output_state`, if it is a state as
     such; `needs_saved_states` are those read that y cannot stand for.

@@ -9,7 +9,10 @@ from minrnn_gen.plan.solver import Family
 
 FAMILIES: tuple[Family, ...] = (
     scan_forward_channels.FAMILY,
-    scan_backward_channels.FAMILY, scan_forward_time.FAMILY, scan_step.FAMILY)
+    scan_backward_channels.FAMILY,
+    scan_forward_time.FAMILY,
+    scan_step.FAMILY,
+)
 
 
 def family_of(problem: Problem) -> Family:
