@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,8 +155,8 @@ class Builder:
 
         started = time.perf_counter()
         plan = solution.plan(rank)
-        spec_json = self.spec.canonical()
-        header = header_lines(plan, spec_json, digest(spec_json, self.cell_source.canonical), solution.constraints)
+        spec = self._spec_without_paths(plan)
+        header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
         text = render(plan, self.lowered, header)
         cubin, resources = None, None
         try:
@@ -179,6 +180,13 @@ class Builder:
             folder=None,
         )
 
+    def _spec_without_paths(self, plan: KernelPlan) -> str:
+        """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
+        named = json.loads(self.spec.canonical()) | {"gpu": plan.gpu}
+        if isinstance(self.spec.model, str):
+            named["model"] = plan.model
+        return json.dumps(named, sort_keys=True, separators=(",", ":"))
+
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         started = time.perf_counter()
         solution = self.solve(kernel_pass, regime)
@@ -191,7 +199,10 @@ class Builder:
                 continue
             folder = self._keep(key, built, dropped)
             return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
-        raise CompileFailed(f"no candidate of {kernel_pass} kept its promise: {'; '.join(dropped)}")
+        raise CompileFailed(
+            f"none of the {len(dropped)} best candidates of {len(solution.candidates)} for {kernel_pass} kept its promise; "
+            f"of the first, {dropped[0]}"
+        )
 
     def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:
         """Put a compiled kernel into the cache and return its folder there."""

@@ -91,22 +91,30 @@ def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
 
 
 def parse_resources(log: str, dynamic_shared_bytes: int) -> tuple[KernelResources, ...]:
-    """Read the resources of every kernel from ptxas' report."""
+    """Read the resources of every kernel from ptxas' report.
+
+    Raises CompileFailed for a report without registers or spills, which is not one of a kernel that takes none.
+    """
     kernels = []
     for report in re.split(r"Compiling entry function '", log)[1:]:
         name = report.split("'", 1)[0]
 
-        def number(pattern: str, report: str = report) -> int:
-            match = re.search(pattern, report)
-            return int(match.group(1)) if match else 0
+        def number(pattern: str, absent: int | None = None, name: str = name, report: str = report) -> int:
+            if match := re.search(pattern, report):
+                return int(match.group(1))
+            if absent is None:
+                raise CompileFailed(
+                    f"ptxas' report of {name[:80]!r} has no '{pattern}'; this release of NVRTC words it differently"
+                )
+            return absent
 
         kernels.append(
             KernelResources(
                 name=name,
                 registers=number(r"Used (\d+) registers"),
-                shared_bytes=number(r"(\d+) bytes smem") + dynamic_shared_bytes,
+                shared_bytes=number(r"(\d+) bytes smem", absent=0) + dynamic_shared_bytes,
                 spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-                stack_bytes=number(r"(\d+) bytes stack frame"),
+                stack_bytes=number(r"(\d+) bytes stack frame", absent=0),
             )
         )
     return tuple(kernels)

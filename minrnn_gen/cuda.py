@@ -63,14 +63,20 @@ def driver_version() -> str | None:
 
 @cache
 def live_device(device: int = 0) -> LiveDevice | None:
-    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy."""
+    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy.
+
+    Raises ToolchainMissing for a driver that CuPy cannot use, BadInput for a GPU older than every profile.
+    """
     if not has_device():
         return None
     try:
         import cupy
     except ImportError:
         return None
-    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    try:
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ToolchainMissing(f"CuPy cannot use the GPU here ({error}); 'minrnn-gen doctor' looks closer") from error
     capability = cupy.cuda.Device(device).compute_capability
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minrnn_gen.build import BuiltKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 
 def explain(built: BuiltKernel, note: str = "") -> str:
@@ -64,7 +64,8 @@ def _shared_map(plan: KernelPlan) -> str:
 
 
 def _prediction(plan: KernelPlan) -> str:
-    lines = ["predicted time at the typical sizes (microseconds; the terms overlap, the launch is added)"]
+    sequential = " and ".join(name for name in plan.predicted_us if name in SEQUENTIAL_TERMS)
+    lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; all overlap but {sequential})"]
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
     return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total"])
 

@@ -13,7 +13,7 @@ from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, check_call
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.compiler import KernelResources
-from minrnn_gen.errors import NotGenerated, ToolchainMissing
+from minrnn_gen.errors import BadInput, NotGenerated, ToolchainMissing
 from minrnn_gen.explain import explain
 from minrnn_gen.launch import alignment_of_call, launch_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
@@ -78,7 +78,7 @@ class Kernel:
     @property
     def plans(self) -> Mapping[tuple[str, Regime], KernelPlan]:
         """Every plan so far, by (pass, regime)."""
-        return MappingProxyType({key: built.plan for key, built in self._built.items()})
+        return MappingProxyType({key: built.plan for key, built in self._built.copy().items()})
 
     @property
     def source(self) -> str:
@@ -93,7 +93,7 @@ class Kernel:
     @property
     def built(self) -> tuple[BuiltKernel, ...]:
         """Every kernel built so far, the hinted forward first."""
-        return tuple(self._built.values())
+        return tuple(self._built.copy().values())
 
     def explain(self) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected."""
@@ -156,7 +156,7 @@ class Kernel:
     def _refuse(self, **given: Any) -> None:
         for name, value in given.items():
             if value is not None:
-                raise NotGenerated(f"{name} was given, but {self.plan.model} has no recurrent product; leave it out")
+                raise BadInput(f"{name} was given, but {self.plan.model} has no recurrent product; leave it out")
 
     def _not_yet(self, **given: Any) -> None:
         for name, value in given.items():
@@ -272,21 +272,32 @@ class Kernel:
         )
         return y, final
 
-    def reference(self, x: Any, **arrays: Any) -> tuple[Any, dict[str, Any]]:
+    def reference(
+        self,
+        x: Any,
+        *,
+        weight: Any = None,
+        bias: Any = None,
+        parameters: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
         """Run the same equations sequentially in float64 on host arrays and return NumPy (y, final state), unrounded.
 
         Takes the arrays that a call takes, in the dtypes that a call takes; the yardstick of every error in this package.
+        Raises BadInput for arrays on a GPU.
         """
         call = check_call(
             self._contract,
             cuda.inspect,
             x,
-            weight=arrays.pop("weight", None),
-            bias=arrays.pop("bias", None),
-            parameters=arrays.pop("parameters", None),
-            state=arrays.pop("state", None),
+            weight=weight,
+            bias=bias,
+            parameters=parameters,
+            state=state,
             single_step=False,
         )
+        if call.x.device is not None:
+            raise BadInput(f"x is on CUDA device {call.x.device}; the reference runs on host arrays, so copy it there")
         return self._host_scan("forward", call, "float64", "float64")
 
     @staticmethod

@@ -25,9 +25,10 @@ class Launch:
 
 
 def alignment_of_call(x: Array, y: Array) -> int:
-    """Return the alignment, in bytes, of every contiguous run of x and y: of pointers and outer strides."""
+    """Return the alignment, in bytes, of every contiguous run of x and y: where it starts, and where it ends."""
     offsets = [x.pointer, y.pointer]
     for array in (x, y):
+        offsets.append(array.shape[-1] * array.itemsize)
         offsets += [
             stride * array.itemsize for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1
         ]

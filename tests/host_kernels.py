@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,14 +14,19 @@ from minrnn_gen import build
 from minrnn_gen.errors import ToolchainMissing
 
 
-@functools.cache
-def host_kernel(model: str, hidden_size: int, precision: str, layout: str = "BTD", **spec: Any) -> minrnn_gen.Kernel:
-    """Compile `model` (a built-in cell, or "raw", the cell whose gates are its coefficients) as if there were no NVRTC."""
+def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
+    """Compile `spec` for the profile h200 as if there were no NVRTC."""
 
     def missing(*_: object) -> None:
         raise ToolchainMissing("compiled for the host only")
 
-    sizes = {"hidden_size": hidden_size, "precision": precision, "layout": layout}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "compile_source", missing)
-        return minrnn_gen.compile(sizes | spec, model=RAW_CELL if model == "raw" else model, gpu="h200")
+        return minrnn_gen.compile(spec, gpu="h200")
+
+
+@functools.cache
+def host_kernel(model: str, hidden_size: int, precision: str, layout: str = "BTD", **spec: Any) -> minrnn_gen.Kernel:
+    """Return the kernel of a built-in cell, or of "raw", the cell whose gates are its coefficients; the same for the same."""
+    sizes = {"hidden_size": hidden_size, "precision": precision, "layout": layout}
+    return compiled_for_host({"model": RAW_CELL if model == "raw" else model, **sizes, **spec})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import console, print_json, size_text
+from minrnn_gen.cli.terminal import console, new_table, print_json, size_text
 
 # What tells one kernel from another, as the manifest of its entry has it.
 _IDENTITY = ("model", "pass", "hidden_size", "precision", "arch", "gpu")
@@ -46,12 +46,7 @@ def list_entries(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"path": str(store.folder), "size_bytes": size_bytes, "entries": entries})
         return
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("digest", *(key.replace("_", " ") for key in _IDENTITY)):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("size", justify="right")
+    table = new_table("digest", *(key.replace("_", " ") for key in _IDENTITY), "size", right=("size",))
     for entry in entries:
         identity = [str(entry[key]) for key in _IDENTITY]
         table.add_row(entry["digest"][:_DIGEST_SHOWN], *identity, size_text(entry["size_bytes"]))

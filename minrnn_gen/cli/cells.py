@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import console, print_json
+from minrnn_gen.cli.terminal import console, facts, new_table, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.cell.files import CellFile
@@ -32,11 +32,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"cells": entries})
         return
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("cell", "class", "gates", "states", "parameters", "kernels"):
-        table.add_column(heading, no_wrap=True)
+    table = new_table("cell", "class", "gates", "states", "parameters", "kernels")
     for entry in entries:
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         table.add_row(entry["name"], entry["class"], *listed, "generated" if entry["generated"] else "not yet")
@@ -50,8 +46,6 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     if as_json:
         print_json(entry | {"equations": cell.equations.strip().splitlines(), "description": file.description})
         return
-    from minrnn_gen.cli.report import facts
-
     rows = [
         ("class", f"{entry['class']}; kernels are {'generated' if entry['generated'] else 'not generated yet'}"),
         ("proof", entry["proof"]),

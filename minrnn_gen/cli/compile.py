@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
-from minrnn_gen.cli.terminal import console, print_json
+from minrnn_gen.cli.terminal import console, facts, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.kernel import Kernel
@@ -76,10 +76,11 @@ def _report(request: Request, kernel: Kernel, files: list[str], seconds: float) 
 
 
 def _print(kernel: Kernel, files: list[str], seconds: float) -> None:
-    from minrnn_gen.cli.report import decision, facts, origin, resources, title
+    from minrnn_gen.cli.report import decision, origin, resources, title
 
     screen = console()
     screen.print(title(kernel.built[0]))
+    screen.print()
     screen.print(facts([*decision(kernel.built[0]), ("kernels", origin(kernel.built, seconds))]))
     screen.print()
     screen.print(resources(kernel.built))

@@ -55,9 +55,9 @@ def _print(findings: list[Finding], can_compile: bool) -> None:
 
 
 def _package() -> Finding:
-    import minrnn_gen
+    from minrnn_gen import __version__
 
-    return Finding("minrnn-gen", True, minrnn_gen.__version__)
+    return Finding("minrnn-gen", True, __version__)
 
 
 def _python() -> Finding:

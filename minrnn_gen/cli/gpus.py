@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import console, print_json
+from minrnn_gen.cli.terminal import console, new_table, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.cuda import LiveDevice
@@ -51,29 +51,24 @@ def _entry(profile: GpuProfile, live: LiveDevice | None) -> dict[str, Any]:
 
 
 def _print(entries: list[dict[str, Any]], live: LiveDevice | None, mismatches: list[str], default: str) -> None:
-    from rich.table import Table
-
     from minrnn_gen.cli.request import why_no_gpu
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("profile", no_wrap=True)
-    table.add_column("arch")
-    for heading in ("SMs", "shared memory per block, KiB", "memory, GiB", "copy, GB/s"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    numbers = ("SMs", "shared memory per block, KiB", "memory, GiB", "copy, GB/s")
+    table = new_table("profile", "arch", *numbers, "", right=numbers)
     for entry in entries:
         notes = [
             "the GPU here" if entry["live"] else "",
             "" if entry["shipped"] else "from the driver's attributes",
             "the default" if entry["name"] == default else "",
         ]
+        source = "measured " if entry["bandwidth_source"] == "measured" else "estimated"
         table.add_row(
             entry["name"],
             entry["arch"],
             f"{entry['sm_count']}",
             f"{entry['shared_bytes_per_block_max'] // 1024}",
             f"{entry['memory_bytes'] / 2**30:.0f}",
-            f"{entry['bandwidth_bytes_per_s'] / 1e9:,.0f} {'measured ' if entry['bandwidth_source'] == 'measured' else 'estimated'}",
+            f"{entry['bandwidth_bytes_per_s'] / 1e9:,.0f} {source}",
             ", ".join(filter(None, notes)),
             style="bold" if entry["live"] else None,
         )

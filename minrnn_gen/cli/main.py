@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-import minrnn_gen
+from minrnn_gen import __version__
 from minrnn_gen.cli import cache, cells, compile, doctor, explain, gpus, render, run, schema
 from minrnn_gen.cli.terminal import print_json, print_note
 from minrnn_gen.errors import MinrnnError
@@ -42,7 +43,7 @@ def _root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
 ) -> None:
     if version:
-        typer.echo(f"{PROGRAM} {minrnn_gen.__version__}")
+        typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -55,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Names that this terminal's encoding lacks are escaped rather than a reason to fail.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = typer.main.get_command(app).main(given, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build import BuiltKernel
+from minrnn_gen.cli.terminal import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,18 +44,6 @@ def title(built: BuiltKernel) -> Text:
     )
 
 
-def facts(rows: list[tuple[str, str]]) -> Table:
-    """Return labelled sentences, one below the other."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, text in rows:
-        table.add_row(label, text)
-    return table
-
-
 def decision(built: BuiltKernel) -> list[tuple[str, str]]:
     """Return the rows that say what the solver chose, and from what."""
     plan = built.plan
@@ -71,12 +60,8 @@ def decision(built: BuiltKernel) -> list[tuple[str, str]]:
 
 def resources(built: tuple[BuiltKernel, ...]) -> Table:
     """Return the resources the compiler reported, each beside what the plan promised."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("kernel", no_wrap=True)
-    for heading in ("registers per thread", "shared memory per block, bytes", "spilled, bytes"):
-        table.add_column(heading, justify="right")
+    numbers = ("registers per thread", "shared bytes per block", "spilled bytes")
+    table = new_table("kernel", *numbers, right=numbers)
     for one in built:
         for kernel in one.resources or ():
             table.add_row(
@@ -89,5 +74,6 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
 
 
 def origin(built: tuple[BuiltKernel, ...], seconds: float) -> str:
-    """Say whether the kernels were compiled or found, and how long that took."""
-    return f"from the cache in {seconds:.2f} s" if all(one.cached for one in built) else f"compiled in {seconds:.2f} s"
+    """Say whether the kernels were compiled or found, how long that took, and what the table below it says."""
+    made = "from the cache" if all(one.cached for one in built) else "compiled"
+    return f"{made} in {seconds:.2f} s; the compiler reports, of what the plan allows:"

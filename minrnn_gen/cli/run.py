@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
-from minrnn_gen.cli.terminal import console, duration_text, print_json, progress
+from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
 
 
 def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> None:
-    from minrnn_gen.cli.report import decision, facts, origin, resources, title
+    from minrnn_gen.cli.report import decision, origin, resources, title
 
     accuracy = outcome.accuracy
     screen = console()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # rich is imported only where something is drawn
     from rich.console import Console
+    from rich.table import Table
 
 # A pipe has no width of its own: nothing that is printed here is wider, so that no line is broken in a log.
 PIPE_COLUMNS = 160
+
+# The longest label of most tables, so that one below the other line up.
+_LABEL_COLUMNS = len("tolerance")
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -33,6 +37,28 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def new_table(*headings: str, right: Collection[str] = ()) -> Table:
+    """Return an empty table without lines; the columns in `right` are numbers, set flush right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
+
+
+def facts(rows: list[tuple[str, str]]) -> Table:
+    """Return labelled sentences, one below the other."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=_LABEL_COLUMNS)
+    table.add_column()
+    for label, text in rows:
+        table.add_row(label, text)
+    return table
 
 
 @contextmanager

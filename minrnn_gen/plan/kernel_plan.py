@@ -46,7 +46,8 @@ class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
 
     `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
-    compiled kernel is held against; `predicted_us` names the cost model's terms at the typical sizes, in microseconds.
+    compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`, the
+    typical sizes that were planned for (the kernel is valid for all).
     """
 
     kernel_pass: str
@@ -57,8 +58,11 @@ class KernelPlan:
     model: str
     hidden_size: int
     layout: str
+    batch: int
+    time: int
     precision: str
     storage_dtype: str
+    storage_bytes: int
     arithmetic_dtype: str
     regime: Regime
     variables: Mapping[str, int]

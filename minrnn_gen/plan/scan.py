@@ -26,24 +26,24 @@ UNROLLED_OPERATIONS_MAX = 1200
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
 # The constants below were fitted to the times of all candidates of six problems on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 2.5, "bf16": 2.5}
-INSTRUCTIONS_PER_COPY = 24.0  # address and predicate of one asynchronous piece
-INSTRUCTIONS_PER_SHUFFLE = 10.0  # a pair exchanged and composed; shuffles issue at half rate
-INSTRUCTIONS_PER_FOLD = 8.3  # one warp's composition read and applied
-INSTRUCTIONS_PER_TILE = 14.0
-CYCLES_PER_TILE = 5.0
-CYCLES_PER_INSTRUCTION = 1.34  # of one warp by itself
-CYCLES_PER_BARRIER = 32.0
-CYCLES_PER_BARRIER_WARP = 26.0
-CYCLES_PER_SHUFFLE = 50.0
-SM_BYTES_PER_CYCLE = 42.0  # what one SM draws when the others do not
+INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3}
+INSTRUCTIONS_PER_COPY = 10.5  # address and predicate of one asynchronous piece
+INSTRUCTIONS_PER_SHUFFLE = 5.8  # a pair exchanged and composed; shuffles issue at half rate
+INSTRUCTIONS_PER_FOLD = 10.5  # one warp's composition read and applied
+INSTRUCTIONS_PER_TILE = 13.0
+CYCLES_PER_TILE = 69.0
+CYCLES_PER_INSTRUCTION = 1.0  # of one warp by itself
+CYCLES_PER_BARRIER = 1.0
+CYCLES_PER_BARRIER_WARP = 15.6
+CYCLES_PER_SHUFFLE = 29.0
+SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
 # Under load the latency is this many times that of an idle memory, so that this many times the bytes are wanted in flight;
 # with fewer the time grows by this power of what is missing, with more by this share for each doubling.
-LOADED_LATENCY_FACTOR = 2.3
-MISSING_IN_FLIGHT_POWER = 0.3
-EXCESS_IN_FLIGHT_SHARE = 0.05
+LOADED_LATENCY_FACTOR = 1.8
+MISSING_IN_FLIGHT_POWER = 0.48
+EXCESS_IN_FLIGHT_SHARE = 0.04
 # The first tile is loaded and the last one walked without overlap.
-TILES_NOT_OVERLAPPED = 0.2
+TILES_NOT_OVERLAPPED = 0.1
 
 
 @dataclass(frozen=True)

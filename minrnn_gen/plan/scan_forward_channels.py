@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
-from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
+from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -74,10 +74,18 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "vector_width",
-            "one instruction moves at most 16 bytes per lane",
+            "a lane's vector of channels is moved by one load or store, and copied as a whole",
             ("channels_per_lane",),
             lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: WIDEST_COPY_BYTES,
+            lambda _: problem.regime.alignment_bytes,
+            "bytes",
+        ),
+        Constraint(
+            "whole_copies",
+            "a copy instruction moves a piece per lane; a segment with fewer rows leaves lanes idle",
+            ("channels_per_lane", "rows"),
+            lambda *_: problem.regime.alignment_bytes,
+            lambda channels_per_lane, rows: channels_per_lane * rows * storage_bytes,
             "bytes",
         ),
         Constraint(

@@ -99,8 +99,11 @@ class Solution:
             model=problem.cell.name,
             hidden_size=problem.hidden_size,
             layout=problem.layout,
+            batch=problem.batch,
+            time=problem.time,
             precision=problem.precision.name,
             storage_dtype=problem.precision.storage_dtype,
+            storage_bytes=problem.precision.storage_bytes,
             arithmetic_dtype=problem.precision.arithmetic_dtype,
             regime=Regime(copy_bytes),
             variables=candidate,
@@ -173,18 +176,25 @@ def _nearest_miss(
     constraints: tuple[Constraint, ...],
     rejected: Mapping[str, int],
 ) -> str:
-    """One sentence: the count per constraint, the point that violates the fewest, and what to change."""
+    """One sentence: the count per constraint, the point that violates the fewest, and what to change.
+
+    Of points that are equally near, one that the user can do something about: not the one that is merely dominated.
+    """
 
     def violations(point: Mapping[str, int]) -> list[tuple[Constraint, Margin]]:
         margins = [(constraint, constraint.margin(point)) for constraint in constraints]
         return [(constraint, margin) for constraint, margin in margins if margin.used > margin.limit]
 
-    def distance(point: Mapping[str, int]) -> tuple[int, float]:
+    def has_no_advice(miss: tuple[Constraint, Margin]) -> bool:
+        return not miss[0].advice
+
+    def distance(point: Mapping[str, int]) -> tuple[int, bool, float]:
         missed = violations(point)
-        return len(missed), sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in missed)
+        excess = sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in missed)
+        return len(missed), all(map(has_no_advice, missed)), excess
 
     counts = ", ".join(f"{name} {count}" for name, count in rejected.items() if count)
-    constraint, margin = violations(min(_points(variables), key=distance))[0]
+    constraint, margin = min(violations(min(_points(variables), key=distance)), key=has_no_advice)
     amount = f"{margin.used:g} {margin.unit}".strip()
     advice = f"; {constraint.advice}" if constraint.advice else ""
     return (

@@ -21,7 +21,7 @@ from minrnn_gen.spec import load_spec
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 # A block is for a GPU when it imports CuPy or torch, or uses a variable that is called so.
 ON_A_GPU = re.compile(r"^import (cupy|torch)$|\b\w+_(?:gpu|torch)\b", re.MULTILINE)
-COMMAND = re.compile(r"(?:^(?:    |\$ )?|`)minrnn-gen((?: [a-z]+(?![^ `\n]))+)([^`\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^(?:    |\$ )|`)minrnn-gen((?: [a-z]+(?![^ `\n]))+)([^`\n]*)", re.MULTILINE)
 
 
 def run(page: Path, chosen: Sequence[Block]) -> None:

@@ -51,6 +51,8 @@ class NoSuchDevice:
 
 # (what is wrong, model, arguments, what the sentence has to name: the array, what it is, what is allowed)
 BAD = (
+    ("R without a product", "min_gru", {"R": np.zeros((1, 1, 4, 4), np.float32)}, ("R", "no recurrent product")),
+    ("its bias as well", "min_gru", {"recurrent_bias": np.zeros((1, 1, 4), np.float32)}, ("recurrent_bias", "leave it out")),
     ("a list", "min_gru", {"x": [[1.0]]}, ("x", "list", "NumPy")),
     ("nothing", "min_gru", {"x": None}, ("x", "NoneType", "array")),
     ("a masked array", "min_gru", {"x": np.ma.masked_equal(X, 0)}, ("x", "masked", "plain")),
@@ -96,8 +98,6 @@ BAD = (
     ("pre-activations", "projected", {"x": X, "weight": WEIGHT}, ("x", "[3, 6, 2, 4]", "[batch, time, input=5]")),
 )
 NOT_YET = (
-    {"R": np.zeros((1, 1, 4, 4), np.float32)},
-    {"recurrent_bias": np.zeros((1, 1, 4), np.float32)},
     {"resets": np.zeros((BATCH, TIME), bool)},
     {"lengths": np.full(BATCH, TIME)},
     {"cu_seqlens": np.array([0, TIME])},

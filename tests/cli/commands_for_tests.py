@@ -1,0 +1,31 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said, and its exit status."""
+
+    status: int
+    out: str
+    error: str
+
+    @property
+    def json(self) -> Any:
+        """stdout as the one JSON object that it must be."""
+        assert self.error == ""
+        answer = json.loads(self.out)
+        assert isinstance(answer, dict)
+        return answer
+
+
+Command = Callable[..., Answer]

@@ -1,0 +1,39 @@
+"""How these tests run a command: in this process, and with its answer in three parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands_for_tests import EXAMPLES, Answer, Command
+
+from minrnn_gen.cli.main import main
+from minrnn_gen.compiler import nvrtc_version
+from minrnn_gen.errors import ToolchainMissing
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line on the given arguments."""
+
+    def run(*arguments: object) -> Answer:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Answer(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    """The version of NVRTC; without it there is nothing to compile with."""
+    try:
+        return nvrtc_version()
+    except ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def min_gru() -> Path:
+    return EXAMPLES / "min_gru.yaml"

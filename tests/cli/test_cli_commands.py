@@ -1,0 +1,260 @@
+"""What each command answers on the examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from commands_for_tests import EXAMPLES, Command
+
+import minrnn_gen
+from minrnn_gen.cell.files import library_names
+from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_names
+from minrnn_gen.plan.kernel_plan import KernelPlan
+
+
+class KernelEntry(pydantic.BaseModel):
+    name: str
+    registers: pydantic.PositiveInt
+    shared_bytes: pydantic.NonNegativeInt
+    spill_bytes: pydantic.NonNegativeInt
+    registers_expected: pydantic.PositiveInt
+    shared_bytes_expected: pydantic.NonNegativeInt
+
+
+class CompileReport(pydantic.BaseModel):
+    model: str
+    gpu: str
+    arch: str
+    digest: str
+    cached: bool
+    seconds: pydantic.PositiveFloat
+    candidates: pydantic.PositiveInt
+    rejected: dict[str, pydantic.NonNegativeInt]
+    plan: dict[str, Any]
+    kernels: list[KernelEntry]
+    files: list[Path]
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("example", ["min_gru", "min_lstm", "inline_cell"])
+def test_compile_reports_every_kernel_beside_its_plan(command: Command, example: str) -> None:
+    arguments = ("compile", EXAMPLES / f"{example}.yaml", "--gpu", "h100", "--json")
+    first, second = command(*arguments), command(*arguments)
+    assert (first.status, second.status) == (0, 0)
+    report = CompileReport.model_validate_json(first.out)
+    plan = KernelPlan.from_json(report.plan)
+    assert (plan.gpu, plan.arch, plan.model) == (report.gpu, report.arch, report.model) == ("h100", "sm_90", report.model)
+    assert {kernel.name for kernel in report.kernels} == {"scan_forward", "scan_step"}
+    for kernel in report.kernels:
+        assert kernel.spill_bytes == 0
+        assert kernel.registers <= kernel.registers_expected
+        assert kernel.shared_bytes == kernel.shared_bytes_expected
+    assert all(path.is_file() for path in report.files)
+    assert second.json["cached"]
+    assert second.json["digest"] == report.digest
+    assert second.json["plan"] == report.plan
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_compile_writes_files_of_stable_names_and_bytes(command: Command, min_gru: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    report = command("compile", min_gru, "--gpu", "h100", "--out", out, "--json").json
+    expected = {f"min_gru_{one}_sm_90.{suffix}" for one in ("forward", "step") for suffix in ("cu", "cubin", "json")}
+    assert {path.name for path in out.iterdir()} == expected
+    assert {Path(path).name for path in report["files"]} == expected
+    assert (out / "min_gru_forward_sm_90.cu").read_text() == command("render", min_gru, "--gpu", "h100").out
+    assert (out / "min_gru_forward_sm_90.cubin").read_bytes().startswith(b"\x7fELF")
+    description = json.loads((out / "min_gru_forward_sm_90.json").read_text())
+    assert description["plan"] == report["plan"]
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    said = command("compile", min_gru, "--gpu", "h100", "--out", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert all(name in said.out for name in expected)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_compile_says_what_a_person_wants_to_know(command: Command, min_gru: Path) -> None:
+    answer = command("compile", min_gru, "--gpu", "t4")
+    assert (answer.status, answer.error) == (0, "")
+    for said in ("min_gru", "hidden_size 512", "bf16", "t4", "sm_75", "scan_forward", "registers per thread", "bytes"):
+        assert said in answer.out
+
+
+def test_overrides_are_typed_as_in_the_spec(command: Command, min_gru: Path) -> None:
+    settings = ("--set", "hidden_size=256", "--set", "precision=fp32", "--set", "input_size=null", "--set", "gpu=a100")
+    source = command("render", min_gru, *settings).out
+    assert '"hidden_size":256' in source
+    assert '"precision":"fp32"' in source
+    assert "sm_80" in source
+
+
+def test_a_profile_file_is_a_gpu_too(command: Command, min_gru: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = load_profile("l4").model_dump() | {"name": "mine"}
+    (tmp_path / "mine.yaml").write_text(json.dumps(profile))
+    monkeypatch.chdir(tmp_path)  # where a path on the command line starts, whatever the spec's folder
+    answer = command("render", min_gru, "--gpu", "mine.yaml")
+    assert answer.status == 0
+    assert "gpu mine (sm_89)" in answer.out
+    assert "mine.yaml" not in answer.out
+
+
+@pytest.mark.parametrize("which", ["forward", "step"])
+def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Path, which: str) -> None:
+    source = command("render", min_gru, "--gpu", "h100", "--pass", which).out
+    assert f"scan_{which}" in source.splitlines()[0]
+    explained = command("explain", min_gru, "--gpu", "h100", "--pass", which).out
+    for heading in ("constraints (used of limit)", "resources", "predicted time", "h100 (sm_90), as asked for"):
+        assert heading in explained
+
+
+def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minrnn_gen.cuda.has_device", lambda: False)
+    monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: None)
+    answer = command("render", min_gru)
+    assert f"gpu {DEFAULT_GPU}" in answer.out
+    assert answer.error.count("\n") == 1
+    assert DEFAULT_GPU in answer.error
+    said = command("run", min_gru, "--batch", 1, "--time", 3)
+    assert (said.status, said.error) == (0, "")
+    assert f"no GPU found: compiled for {DEFAULT_GPU}, run on the CPU" in said.out.splitlines()
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("example", ["min_gru", "inline_cell"])
+def test_run_keeps_the_tolerance_on_the_cpu(command: Command, example: str, precision: str) -> None:
+    settings = ("--set", f"precision={precision}", "--set", "hidden_size=64", "--device", "cpu", "--gpu", "h100")
+    answer = command("run", EXAMPLES / f"{example}.yaml", *settings, "--batch", 3, "--time", 65, "--json")
+    assert answer.status == 0
+    report = answer.json
+    assert report["within_tolerance"]
+    assert report["share_of_tolerance"] <= 1
+    assert report["x_shape"] == [3, 65, 2, 64]
+    assert report["seconds_per_call"] > 0
+    if precision == "fp64":
+        assert report["largest_error"] <= 1e-12
+
+
+def test_run_with_a_projection_and_parameters(command: Command, min_gru: Path) -> None:
+    settings = ("--set", "input_size=24", "--set", "hidden_size=32", "--set", "model=rg_lru", "--set", "layout=BDT")
+    answer = command("run", min_gru, *settings, "--device", "cpu", "--gpu", "h100", "--batch", 2, "--time", 9, "--json")
+    assert (answer.status, answer.json["x_shape"]) == (0, [2, 24, 9])
+
+
+def test_run_is_the_same_for_the_same_seed(command: Command, min_gru: Path) -> None:
+    def errors(seed: int) -> tuple[float, float]:
+        report = command("run", min_gru, "--device", "cpu", "--batch", 2, "--time", 20, "--seed", seed, "--json").json
+        return report["largest_error"], report["largest_value"]
+
+    assert errors(1) == errors(1) != errors(2)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_run_fails_where_the_result_is_wrong(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minrnn_gen.kernel import Kernel
+
+    called = Kernel.__call__
+
+    def one_element_off(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+        y, state = called(self, *args, **kwargs)
+        y[0, 1, 2] = float("nan")
+        return y, state
+
+    monkeypatch.setattr(Kernel, "__call__", one_element_off)
+    wrong = command("run", min_gru, "--device", "cpu", "--batch", 1, "--time", 3, "--json")
+    assert (wrong.status, wrong.json["within_tolerance"], wrong.json["largest_error"]) == (1, False, None)
+    assert "EXCEEDED" in command("run", min_gru, "--device", "cpu", "--batch", 1, "--time", 3).out
+
+
+def test_gpus_lists_every_profile_with_its_numbers(command: Command) -> None:
+    report = command("gpus", "--json").json
+    listed = {gpu["name"]: gpu for gpu in report["gpus"]}
+    assert set(profile_names()) <= set(listed)
+    assert report["default"] == DEFAULT_GPU
+    assert listed["h200"]["bandwidth_source"] == "measured"
+    assert listed["t4"]["sm_count"] == load_profile("t4").sm_count
+    assert sum(gpu["live"] for gpu in report["gpus"]) == (report["device"] is not None)
+    table = command("gpus").out
+    assert all(name in table for name in profile_names())
+
+
+def test_gpus_marks_the_live_device_and_its_mismatches(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minrnn_gen.cuda import LiveDevice
+
+    live = LiveDevice("NVIDIA L4", "8.9", {"MultiProcessorCount": 57}, load_profile("l4"), profile_is_shipped=True)
+    monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: live)
+    report = command("gpus", "--json").json
+    assert [gpu["name"] for gpu in report["gpus"] if gpu["live"]] == ["l4"]
+    assert report["device"]["profile"] == "l4"
+    assert any("sm_count" in mismatch for mismatch in report["device"]["mismatches"])
+    assert "mismatch: sm_count" in command("gpus").out
+
+
+def test_cells_says_what_is_generated(command: Command) -> None:
+    cells = {cell["name"]: cell for cell in command("cells", "--json").json["cells"]}
+    assert set(cells) == set(library_names())
+    assert {name for name, cell in cells.items() if cell["class"] == "dense"} == {"elman", "gru", "lstm", "slstm"}
+    assert all(cell["generated"] == (cell["class"] == "affine-diagonal") for cell in cells.values())
+    assert cells["min_lstm"]["gates"] == ["f", "i", "h"]
+    assert all(name in command("cells").out for name in cells)
+
+
+def test_cells_show_proves_the_class(command: Command, tmp_path: Path) -> None:
+    affine = command("cells", "show", "min_gru").out
+    assert "a = 1 - z" in affine
+    assert "arXiv 2410.01201" in affine
+    assert "relu" in command("cells", "show", "ind_rnn").out
+    assert "R.r" in command("cells", "show", "gru").out
+    assert command("cells", "show", "rg_lru", "--json").json["parameters"] == ["decay"]
+    file = tmp_path / "leaky.yaml"
+    file.write_text("name: leaky\nequations: 'h[t] = 0.5 * h[t-1] + W.v'\n")
+    assert command("cells", "show", file, "--json").json["a"] == {"h": "0.5"}
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_cache_lists_and_clears(command: Command, min_gru: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
+    assert command("cache", "path").out == f"{tmp_path / 'cache'}\n"
+    assert command("cache", "list", "--json").json["entries"] == []
+    compiled = command("compile", min_gru, "--gpu", "h100", "--json").json
+    listed = command("cache", "list", "--json").json
+    assert {entry["pass"] for entry in listed["entries"]} == {"forward", "step"}
+    assert {entry["model"] for entry in listed["entries"]} == {"min_gru"}
+    assert compiled["digest"] in {entry["digest"] for entry in listed["entries"]}
+    assert sum(entry["size_bytes"] for entry in listed["entries"]) < listed["size_bytes"]
+    assert compiled["digest"][:12] in command("cache", "list").out
+    assert command("cache", "clear").out.startswith("removed 2 kernels, ")
+    assert command("cache", "list", "--json").json["entries"] == []
+    assert not command("compile", min_gru, "--gpu", "h100", "--json").json["cached"]
+
+
+@pytest.mark.parametrize("kind", ["spec", "cell", "gpu"])
+def test_schema_is_of_that_kind_of_file(command: Command, kind: str) -> None:
+    required = {"spec": "hidden_size", "cell": "equations", "gpu": "sm_count"}
+    schema = command("schema", kind).json
+    assert required[kind] in schema["properties"]
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert kind != "spec" or command("schema").json == schema
+
+
+def test_doctor_tells_whether_a_compile_is_possible(command: Command, nvrtc: str) -> None:
+    answer = command("doctor", "--json")
+    findings = {finding["name"]: finding for finding in answer.json["findings"]}
+    assert (answer.status, answer.json["can_compile"]) == (0, True)
+    assert findings["NVRTC"]["found"] == nvrtc
+    assert findings["minrnn-gen"]["found"] == minrnn_gen.__version__
+    assert all(finding["is_well"] or finding["mend"] for finding in findings.values())
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version").out == f"minrnn-gen {minrnn_gen.__version__}\n"
+    names = ("compile", "explain", "render", "run", "gpus", "cells", "cache", "schema", "doctor")
+    for arguments in ((), ("--help",), ("-h",)):
+        answer = command(*arguments)
+        assert (answer.status, answer.error) == (0, "")
+        assert all(name in answer.out for name in names)
+    for name in names:
+        assert command(name, "--help").status == 0

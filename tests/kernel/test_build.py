@@ -1,0 +1,330 @@
+"""From candidates to a kernel: broken promises fall to the next, what was built is found again, what was edited is not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minrnn_gen
+from minrnn_gen import build, store
+from minrnn_gen.build import ATTEMPTS, Builder, BuiltKernel, Target
+from minrnn_gen.compiler import CompiledSource, KernelResources, toolchain_version
+from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
+from minrnn_gen.explain import explain
+from minrnn_gen.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.package_files import package_folder
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store
+
+needs_nvrtc = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+REGIME = Regime(16)
+SPEC = {"model": "min_gru", "hidden_size": 64}
+
+
+class Compiler:
+    """In place of NVRTC: keeps every promise but those of the first `spilling` candidates, and counts."""
+
+    def __init__(self, spilling: int = 0) -> None:
+        self.spilling = spilling
+        self.calls = 0
+
+    def __call__(self, text: str, plan: KernelPlan) -> CompiledSource:
+        self.calls += 1
+        spill_bytes = 4 * self.calls if self.calls <= self.spilling else 0
+        kernel = KernelResources(plan.entry, plan.registers_per_thread, plan.shared_bytes, spill_bytes, 0)
+        return CompiledSource(f"cubin of {len(text)} characters".encode(), (kernel,))
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(build, "compile_source", made)
+    return made
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MINRNN_CACHE_DIR", str(folder))
+    return folder
+
+
+def builder_of(folder: Path, gpu: str = "h200", **spec: Any) -> Builder:
+    return Builder(load_spec(SPEC | spec), Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(folder))
+
+
+def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler, cache: Path) -> None:
+    compiler.spilling = 3
+    builder = builder_of(cache)
+    built = builder.build("forward", REGIME)
+    candidates = builder.solve("forward", REGIME).candidates
+    assert compiler.calls == 4
+    assert built.plan.variables == candidates[3]
+    assert len(built.dropped) == 3
+    for dropped, candidate, spilled in zip(built.dropped, candidates[:3], (4, 8, 12), strict=True):
+        assert dropped == f"{dict(candidate)}: scan_forward spills {spilled} bytes"
+    # Nor is it forgotten: the next to ask is told the same, and compiles nothing.
+    again = builder_of(cache).build("forward", REGIME)
+    assert compiler.calls == 4
+    assert (again.cached, again.dropped, again.plan) == (True, built.dropped, built.plan)
+    assert all(dropped in explain(again) for dropped in built.dropped)
+
+
+def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Compiler, cache: Path) -> None:
+    compiler.spilling = 10**6
+    with pytest.raises(CompileFailed) as caught:
+        builder_of(cache).build("forward", REGIME)
+    message = str(caught.value)
+    assert compiler.calls == ATTEMPTS
+    assert "forward" in message and "scan_forward spills 4 bytes" in message and str(ATTEMPTS) in message
+    assert message.isprintable() and len(message) < 400
+    assert not list(Store(cache).entries())
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"registers": 256}, "scan_forward uses 256 registers of"),
+        ({"shared_bytes": 1}, "scan_forward takes 1 bytes of shared memory"),
+        ({"spill_bytes": 16}, "scan_forward spills 16 bytes"),
+    ],
+)
+def test_one_candidate_can_be_asked_for(
+    changes: dict[str, int], phrase: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its rank, without the cache and without falling to the next."""
+
+    def compile_source(_: str, plan: KernelPlan) -> CompiledSource:
+        taken = {"registers": plan.registers_per_thread, "shared_bytes": plan.shared_bytes, "spill_bytes": 0, "stack_bytes": 0}
+        return CompiledSource(b"cubin", (KernelResources(plan.entry, **(taken | changes)),))
+
+    builder = builder_of(cache)
+    solution = builder.solve("forward", REGIME)
+    monkeypatch.setattr(build, "compile_source", Compiler())
+    assert builder.build_candidate(solution, 2).plan.variables == solution.candidates[2]
+    monkeypatch.setattr(build, "compile_source", compile_source)
+    with pytest.raises(PromiseBroken, match=phrase):
+        builder.build_candidate(solution, 2)
+    assert not cache.exists()
+
+
+def test_without_nvrtc_a_kernel_serves_the_host(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise ToolchainMissing("no NVRTC here")
+
+    monkeypatch.setattr(build, "compile_source", missing)
+    kernel = minrnn_gen.compile(SPEC, gpu="h200")
+    assert kernel.resources is None
+    assert all(built.cubin is None and built.folder is None and not built.cached for built in kernel.built)
+    assert "__global__" in kernel.source and kernel.plan.hidden_size == 64
+    assert "not compiled: NVRTC is not installed" in kernel.explain()
+    y, _ = kernel(np.zeros((2, 3, 2, 64), np.float32))
+    assert y.shape == (2, 3, 64)
+    # Nothing half done is left for the day NVRTC is installed.
+    assert not list(Store(cache).entries())
+
+
+def test_what_nvrtc_refuses_is_not_tried_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that does not compile is a mistake in a template, and the next candidate would have it too."""
+    calls = []
+
+    def refuse(_: str, plan: KernelPlan) -> CompiledSource:
+        calls.append(plan)
+        raise CompileFailed("NVRTC refused the source of scan_forward for sm_90: scan_forward.cu(7): error: expected a ;")
+
+    monkeypatch.setattr(build, "compile_source", refuse)
+    with pytest.raises(CompileFailed, match=r"scan_forward\.cu\(7\)"):
+        builder_of(cache).build("forward", REGIME)
+    assert len(calls) == 1
+
+
+def same(first: BuiltKernel, second: BuiltKernel) -> bool:
+    parts = ("plan", "cell", "source", "digest", "cubin", "resources", "dropped", "folder")
+    return all(getattr(first, part) == getattr(second, part) for part in parts)
+
+
+@pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
+@pytest.mark.parametrize("kernel_pass", ["forward", "step"])
+def test_what_was_built_is_found_as_it_was(compiler: Compiler, cache: Path, model: str, kernel_pass: Any) -> None:
+    first = builder_of(cache, model=model).build(kernel_pass, REGIME)
+    second = builder_of(cache, model=model).build(kernel_pass, REGIME)
+    assert (first.cached, second.cached, compiler.calls) == (False, True, 1)
+    assert same(first, second)
+    assert first.folder is not None
+    assert (first.folder / f"{first.plan.entry}.cu").read_text() == first.source
+    assert (first.folder / f"{first.plan.entry}.cubin").read_bytes() == first.cubin
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "hidden_size": {"hidden_size": 65},
+    "precision": {"precision": "bf16"},
+    "layout": {"layout": "TBD"},
+    "batch": {"batch": 9},
+    "time": {"time": 9},
+    "model": {"model": "min_gru_tanh"},
+    "gpu": {"gpu": "h100"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_spec_is_another_kernel(compiler: Compiler, cache: Path, change: dict[str, Any]) -> None:
+    base = {"gpu": "h200"}
+    builder_of(cache, **base).build("forward", REGIME)
+    assert not builder_of(cache, **(base | change)).build("forward", REGIME).cached
+    assert builder_of(cache, **base).build("forward", REGIME).cached
+    assert compiler.calls == 2
+
+
+def test_other_passes_and_regimes_are_other_kernels(compiler: Compiler, cache: Path) -> None:
+    builder = builder_of(cache)
+    wanted = [("forward", Regime(16)), ("forward", Regime(4)), ("step", Regime(16))]
+    assert [builder.build(*one).cached for one in wanted] == [False] * 3
+    assert [builder.build(*one).cached for one in wanted] == [True] * 3
+    assert compiler.calls == 3
+
+
+@pytest.mark.usefixtures("compiler", "cache")
+@pytest.mark.parametrize("edit", ["profile", "cell", "template", "toolchain"])
+def test_an_edited_file_is_noticed(tmp_path: Path, edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of the profile, a comment in the cell file, a byte of a template, another NVRTC."""
+    profile, cell = tmp_path / "mine.yaml", tmp_path / "cell.yaml"
+    profile.write_bytes(profile_bytes("h200"))
+    cell.write_text("name: mine\nequations: |\n  h[t] = W.a * h[t-1] + W.b\n")
+
+    def built() -> BuiltKernel:
+        return minrnn_gen.compile({"model": str(cell), "hidden_size": 64, "gpu": str(profile)}).built[0]
+
+    assert not built().cached
+    assert built().cached
+    if edit == "profile":
+        profile.write_text(profile.read_text().replace("sm_count: 132", "sm_count: 131"))
+    elif edit == "cell":
+        cell.write_text(cell.read_text() + "# another version\n")
+    elif edit == "template":
+        folder = tmp_path / "templates"
+        subprocess.run(["cp", "-r", str(package_folder("templates")), str(folder)], check=True)
+        with open(folder / "parts" / "types.cuh.j2", "a") as file:
+            file.write("// one more line\n")
+        monkeypatch.setattr(store, "package_folder", lambda name: tmp_path / name)
+    else:
+        monkeypatch.setattr(build, "toolchain_version", lambda: "nvidia-cuda-nvrtc 99.0, cupy-cuda13x 99.0")
+    assert not built().cached
+
+
+def refuse_to_write(*_: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_a_read_only_cache_is_read(
+    compiler: Compiler, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = builder_of(cache).build("forward", REGIME)
+    monkeypatch.setattr(Store, "_make_folder", refuse_to_write)
+    assert same(builder_of(cache).build("forward", REGIME), first)
+    assert not caplog.records
+    # What is not in it is built all the same, every time.
+    for _ in range(2):
+        other = builder_of(cache, hidden_size=65).build("forward", REGIME)
+        assert (other.cached, other.folder) == (False, None) and other.cubin
+    assert "Read-only" in caplog.text
+    assert compiler.calls == 3
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_cache_that_cannot_be_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    built = builder_of(tmp_path / "file" / "cache").build("forward", REGIME)
+    assert built.cubin and built.folder is None and not built.cached
+
+
+def run_python(program: str, cache: Path, *, background: bool = False) -> Any:
+    environment = os.environ | {
+        "MINRNN_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process if background else answer_of(process)
+
+
+def answer_of(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+COMPILE = """
+import json, sys
+import minrnn_gen
+kernel = minrnn_gen.compile({"model": "qrnn", "hidden_size": 96, "precision": "bf16"}, gpu="a100")
+print(json.dumps({
+    "cached": [built.cached for built in kernel.built],
+    "digests": [built.digest for built in kernel.built],
+    "registers": [one.registers for one in kernel.resources],
+    "imported": sorted({"sympy", "cupy", "constraint", "jinja2", "numpy", "torch", "typer", "rich"} & set(sys.modules)),
+}))
+"""
+
+
+@needs_nvrtc
+def test_a_warm_compile_imports_nothing_heavy(cache: Path) -> None:
+    cold, warm = run_python(COMPILE, cache), run_python(COMPILE, cache)
+    assert cold["cached"] == [False, False] and warm["cached"] == [True, True]
+    assert {"sympy", "cupy"} <= set(cold["imported"]) and "torch" not in cold["imported"]
+    assert warm["imported"] == []
+    assert warm["digests"] == cold["digests"] and warm["registers"] == cold["registers"]
+
+
+HOST_ONLY = """
+import json, sys
+sys.modules |= {"cupy": None, "cupy_backends": None, "torch": None}
+import numpy
+import minrnn_gen
+kernel = minrnn_gen.compile({"model": "rg_lru", "hidden_size": 8, "precision": "bf16"})
+import ml_dtypes
+x, decay = numpy.ones((2, 3, 3, 8), ml_dtypes.bfloat16), numpy.ones(8, numpy.float32)
+y, state = kernel(x, parameters={"decay": decay})
+y_t, _ = kernel.step(x[:, 0], parameters={"decay": decay}, state=state)
+print(json.dumps([y.shape, y_t.shape, str(y.dtype), str(state["h"].dtype), kernel.resources]))
+"""
+
+
+def test_the_host_needs_neither_cupy_nor_torch(cache: Path) -> None:
+    assert run_python(HOST_ONLY, cache) == [[2, 3, 8], [2, 8], "bfloat16", "float32", None]
+
+
+@needs_nvrtc
+def test_many_processes_compile_one_kernel(cache: Path) -> None:
+    """At once, into one cache: all get the same, and it is there once."""
+    processes = [run_python(COMPILE, cache, background=True) for _ in range(4)]
+    answers = [answer_of(process) for process in processes]
+    assert len({tuple(answer["digests"]) for answer in answers}) == 1
+    assert [entry.key for entry in Store(cache).entries()] == sorted(answers[0]["digests"])
+    assert run_python(COMPILE, cache)["cached"] == [True, True]
+    # The locks held: each kernel was compiled once.
+    for index in (0, 1):
+        assert [answer["cached"][index] for answer in answers].count(False) == 1
+
+
+def test_many_threads_share_a_builder(compiler: Compiler, cache: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    builder = builder_of(cache)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: builder.build("forward", REGIME), range(16)))
+    assert len({built.digest for built in results}) == 1
+    assert compiler.calls == 1

@@ -1,0 +1,80 @@
+"""Problems to plan: drawn over everything a plan depends on, and those of real cells."""
+
+from __future__ import annotations
+
+import functools
+
+from hypothesis import strategies as st
+
+from minrnn_gen.build import Builder, Target
+from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
+from minrnn_gen.plan.families import family_of
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
+from minrnn_gen.plan.solver import Solution, solve
+from minrnn_gen.precision import PRECISION_NAMES, precision_of
+from minrnn_gen.spec import SIZE_LIMIT, load_spec
+from minrnn_gen.store import Store, cache_folder
+
+SCAN_CELLS = ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "qrnn", "rg_lru")
+profile = functools.cache(load_profile)
+
+
+def real_builder(model: str, gpu: str, hidden_size: int = 512, precision: str = "fp32", layout: str = "BTD") -> Builder:
+    spec = load_spec({"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout})
+    return Builder(spec, Target(profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
+
+
+def real_solution(
+    model: str,
+    gpu: str,
+    hidden_size: int = 512,
+    precision: str = "fp32",
+    layout: str = "BTD",
+    kernel_pass: KernelPass = "forward",
+    alignment_bytes: int | None = None,
+) -> Solution:
+    builder = real_builder(model, gpu, hidden_size, precision, layout)
+    return builder.solve(kernel_pass, Regime(alignment_bytes) if alignment_bytes else builder.hinted_regime)
+
+
+@functools.cache
+def real_shape(model: str) -> CellShape:
+    return real_solution(model, "h200").problem.cell
+
+
+# Beyond the built-in cells: more gates, states and work than anybody has written, but no cell is refused for.
+shapes = st.one_of(
+    st.sampled_from(SCAN_CELLS).map(real_shape),
+    st.builds(
+        CellShape,
+        name=st.just("drawn"),
+        gates=st.integers(1, 6).map(lambda count: tuple(f"g{index}" for index in range(count))),
+        states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
+        parameters=st.integers(0, 2).map(lambda count: tuple(f"p{index}" for index in range(count))),
+        carried_count=st.integers(0, 2),
+        operation_count=st.integers(0, 60),
+        transcendental_count=st.integers(0, 6),
+    ),
+)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    precision = precision_of(draw(st.sampled_from(PRECISION_NAMES)))
+    alignments = [2**exponent for exponent in range(5) if precision.storage_bytes <= 2**exponent <= WIDEST_COPY_BYTES]
+    return Problem(
+        kernel_pass=draw(st.sampled_from(("forward", "step"))),
+        cell=draw(shapes),
+        hidden_size=draw(st.one_of(st.integers(1, SIZE_LIMIT), st.integers(0, 20).map(lambda exponent: 2**exponent))),
+        precision=precision,
+        layout=draw(st.sampled_from(("BTD", "TBD", "BDT"))),
+        batch=draw(st.sampled_from((1, 8, 2**20, 2**40))),
+        time=draw(st.sampled_from((1, 37, 4096, 2**40))),
+        regime=Regime(draw(st.sampled_from(alignments))),
+        gpu=profile(draw(st.sampled_from(profile_names()))),
+    )
+
+
+def solved(problem: Problem) -> Solution:
+    return solve(problem, family_of(problem))
