@@ -62,8 +62,9 @@ class LoweredScanBackward:
 
     With delta_s[t] the total gradient of s[t], and `e_s` and `f_s` what y[t] passes on to s[t] and to s[t-1],
 
-        delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1],
+        delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1].
 
+<<<<<<< HEAD
     where the gradient of the final state takes the place of f + a * delta behind the last step, and f_s[0] + a_s[0] *
     delta_s[0] is the gradient of the initial state.
 
@@ -71,9 +72,18 @@ class LoweredScanBackward:
     takes `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each for this element and
     step alone. The inputs of both are what they need, no more, of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
     `previous_<state>` (s[t-1]) and `gradient_y`. A state that is free of every previous state is computed again, and never a `state_` input.
+=======
+    Behind the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is
+    the gradient of the initial state.
 
-    `read_states` are the states of which either program needs s[t] or s[t-1]. The output is `output_state`, if it is a state as
-    such; `needs_saved_states` are those read that y cannot stand for.
+    `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`. `gradients`
+    takes `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each of this element and step
+    alone. Their inputs are what they need and no more of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
+    `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that is free of every previous state is computed
+    again, and is no input.
+>>>>>>> room/gradient
+
+    `output_state` is the state that the output is, if it is one as such: y then stands for it.
     """
 
     name: str
@@ -255,7 +265,8 @@ class _Output:
             anonymous = not isinstance(expression, Symbol)
             name = f"carried_{len(self.carried)}" if anonymous else _program_name(self._cell, expression)
             self.carried[name] = expression
-            self._carried_symbols[expression] = ex.named(name) if anonymous else expression
+            # With a space, which no name of the language has: a cell may have a value called carried_0.
+            self._carried_symbols[expression] = ex.named(f"carried {name}") if anonymous else expression
         return self._carried_symbols[expression]
 
     def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:

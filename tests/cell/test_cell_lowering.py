@@ -55,6 +55,11 @@ MORE_SCANS = {
         output="(h[t] + W.if_) * (state_h[t] + W.if_ * 2)",
         parameters=["a_h", "real"],
     ),
+    "clashing carried": cell_of(
+        "adjoint_let_carried_0 = W.f * 2\nh[t] = adjoint_let_carried_0 * h[t-1] + W.h\ncarried_0 = tanh(h[t])\n"
+        "gradient_y = W.h * 3\ndelta_h = sigmoid(h[t-1])",
+        output="carried_0 * (W.o * 2) + gradient_y * delta_h",
+    ),
 }
 
 

@@ -73,7 +73,7 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
         bias, initial, dfinal = random(gates, hidden), random(batch, hidden, of=carried), random(batch, hidden, of=carried)
         parameters = [random(hidden) for _ in kernel.parameters]
 
-        exact = [value.double().requires_grad_() for value in (x, bias, initial, *parameters)]
+        exact = [value.double().clone().requires_grad_() for value in (x, bias, initial, *parameters)]
         h, outputs = exact[2], []
         for t in range(time):
             W = [exact[0][:, t, g] + exact[1][g] for g in range(gates)]
