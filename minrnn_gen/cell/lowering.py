@@ -1,4 +1,4 @@
-"""Cells to straight-line programs: one time step of any cell, and the two halves of a scan."""
+"""Cells to straight-line programs: one time step of any cell and the two halves of a scan, and the backward of each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison
+from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.errors import BadInput
 
-__all__ = ["LoweredScan", "Program", "Statement", "lower_scan", "lower_step"]
+__all__ = [
+    "LoweredScan",
+    "LoweredScanBackward",
+    "Program",
+    "Statement",
+    "lower_scan",
+    "lower_scan_backward",
+    "lower_step",
+    "lower_step_backward",
+]
 
 
 @dataclass(frozen=True)
@@ -46,24 +56,90 @@ class LoweredScan:
         return self.coefficients.transcendental_count + self.output.transcendental_count
 
 
+@dataclass(frozen=True)
+class LoweredScanBackward:
+    """The gradient of a `LoweredScan`, as programs per element, around one recurrence that runs from the last step to the first.
+
+    With delta_s[t] the total gradient of s[t], and `e_s` and `f_s` what y[t] passes on to s[t] and to s[t-1],
+
+        delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1],
+
+    where the gradient of the final state takes the place of f + a * delta behind the last step, and f_s[0] + a_s[0] * delta_s[0]
+    is the gradient of the initial state.
+
+    `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`; `gradients` takes
+    `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each for this element and step alone.
+    The inputs of both are what they need, no more, of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]), `previous_<state>`
+    (s[t-1]) and `gradient_y`. A state that is free of every previous state is computed again, and never a `state_` input.
+
+    `read_states` are the states of which either program needs s[t] or s[t-1]. The output is `output_state`, if it is a state as
+    such; `needs_saved_states` are those read that y cannot stand for.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    adjoint: Program
+    gradients: Program
+    looks_back: tuple[str, ...]
+    output_state: str | None
+    equations: str
+
+    @property
+    def read_states(self) -> tuple[str, ...]:
+        """The states whose values the backward reads."""
+        inputs = {*self.adjoint.inputs, *self.gradients.inputs}
+        return tuple(state for state in self.states if not inputs.isdisjoint((f"state_{state}", f"previous_{state}")))
+
+    @property
+    def needs_saved_states(self) -> tuple[str, ...]:
+        """The states that a forward has to save for the backward, because y is not one of them."""
+        return tuple(state for state in self.read_states if state != self.output_state)
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per element and step, the recurrence's own not counted."""
+        return self.adjoint.operation_count + self.gradients.operation_count
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
+        return self.adjoint.transcendental_count + self.gradients.transcendental_count
+
+
 def lower_step(cell: Cell) -> Program:
     """Return one time step of `cell`.
 
     Inputs are `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, in the cell's orders; results are
     `state_<state>` for each state, and `y`.
     """
-    products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
-    builder = ProgramBuilder(_gates(cell) | products | _previous(cell) | _parameters(cell))
+    builder = ProgramBuilder(_step_inputs(cell))
     for symbol, expression in cell.definitions:
         builder.define(symbol, expression, _program_name(cell, symbol))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
     return builder.program({**results, "y": cell.output})
 
 
+def lower_step_backward(cell: Cell) -> Program:
+    """Return the vector-Jacobian product of one time step of `cell`.
+
+    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, and `gradient_y`. Results
+    are `gradient_<input>` for each input of `lower_step`: `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>`
+    and `gradient_parameter_<name>`.
+    """
+    inputs, incoming = _step_inputs(cell), {_incoming(state): f"gradient_state_{state}" for state in cell.states}
+    builder = ProgramBuilder(inputs | incoming | {_INCOMING_Y: "gradient_y"})
+    for symbol, expression in cell.definitions:
+        builder.define(symbol, expression, _program_name(cell, symbol))
+    seeds = [(ex.current(state), _incoming(state)) for state in cell.states]
+    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, _INCOMING_Y)], list(inputs))
+    return builder.program({f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()})
+
+
 def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
     """Return the programs of a cell that `recurrence` proves affine. Raises `BadInput` for another."""
-    if recurrence.kind != "affine-diagonal":
-        raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
+    _check_scan(cell, recurrence)
     output = _Output(cell)
     looking_back = _reached(cell, set(_previous(cell)))
     coefficients = ProgramBuilder(_gates(cell) | _parameters(cell))
@@ -83,6 +159,60 @@ def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
         output=output.program,
         equations=cell.equations,
     )
+
+
+def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackward:
+    """Return the backward programs of a cell that `recurrence` proves affine. Raises `BadInput` for another."""
+    _check_scan(cell, recurrence)
+    coefficients = [(state, a, b) for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True)]
+
+    adjoint = _backward_builder(cell)
+    current, previous = _looking_back(cell), _previous(cell)
+    from_y = dict.fromkeys(_current(cell), ex.ZERO)
+    from_y |= vector_jacobian_product(adjoint, [(cell.output, _INCOMING_Y)], [*current, *previous])
+    looks_back = tuple(state for state in cell.states if from_y[ex.previous(state)] != 0)
+    results: dict[str, Expr] = {}
+    for state, a, _ in coefficients:
+        results |= {f"a_{state}": a, f"e_{state}": from_y[ex.current(state)]}
+    results |= {f"f_{state}": from_y[ex.previous(state)] for state in looks_back}
+
+    builder = _backward_builder(cell)
+    incoming = [(cell.output, _INCOMING_Y)]
+    for state, a, b in coefficients:
+        incoming += [(a, ex.multiply(_incoming(state), ex.previous(state))), (b, _incoming(state))]
+    inputs = _gates(cell) | _parameters(cell)
+    gradients = vector_jacobian_product(builder, incoming, list(inputs))
+    labelled = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
+
+    output = builder.value(cell.output)
+    return LoweredScanBackward(
+        name=cell.name,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        adjoint=adjoint.program(results, needed_inputs_only=True),
+        gradients=builder.program(labelled, needed_inputs_only=True),
+        looks_back=looks_back,
+        output_state=next((state for state in cell.states if output == builder.value(ex.current(state))), None),
+        equations=cell.equations,
+    )
+
+
+def _backward_builder(cell: Cell) -> ProgramBuilder:
+    """Return a builder in which the states that look back are inputs, and all else is defined."""
+    current = _looking_back(cell)
+    incoming = {_incoming(state): f"delta_{state}" for state in cell.states} | {_INCOMING_Y: "gradient_y"}
+    builder = ProgramBuilder(_gates(cell) | _parameters(cell) | current | _previous(cell) | incoming)
+    for symbol, expression in cell.definitions:
+        if symbol not in current:
+            builder.define(symbol, expression, _program_name(cell, symbol))
+    return builder
+
+
+def _looking_back(cell: Cell) -> dict[Symbol, str]:
+    """Return the current values of the states that depend on a previous one."""
+    reached = _reached(cell, set(_previous(cell)))
+    return {symbol: name for symbol, name in _current(cell).items() if symbol in reached}
 
 
 class _Output:
@@ -145,6 +275,24 @@ def _reached(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
         if not reached.isdisjoint(ex.symbols_of(expression)):
             reached.add(symbol)
     return reached
+
+
+def _check_scan(cell: Cell, recurrence: Recurrence) -> None:
+    if recurrence.kind != "affine-diagonal":
+        raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
+
+
+_INCOMING_Y = ex.named("gradient of the output")  # spaces: no name of the language
+
+
+def _incoming(state: str) -> Symbol:
+    """The gradient of state[t]."""
+    return ex.named(f"gradient of {state}[t]")
+
+
+def _step_inputs(cell: Cell) -> dict[Symbol, str]:
+    products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
+    return _gates(cell) | products | _previous(cell) | _parameters(cell)
 
 
 def _gates(cell: Cell) -> dict[Symbol, str]:

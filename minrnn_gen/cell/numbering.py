@@ -11,12 +11,15 @@ from minrnn_gen.cell.program import Program, Statement
 
 Key = tuple[object, ...]
 
+# Values nest in one statement at most this deep; C++ compilers stop at 256 brackets, Python at 1,000 calls.
+NESTING_LIMIT = 32
+
 
 class ProgramBuilder:
     """Numbers the values of expressions; equal operations on equal values have one number.
 
-    `inputs` gives the program's name of each input symbol. A value is written as a statement when it was given a name by
-    `define` or is used more than once, and at all only if a result needs it.
+    `inputs` gives the program's name of each input symbol. A value is written as a statement when it was given a name, is used
+    more than once or nests too deep, and at all only if a result needs it.
     """
 
     def __init__(self, inputs: Mapping[Symbol, str]) -> None:
@@ -33,27 +36,45 @@ class ProgramBuilder:
         """Let `symbol` stand for `expression`, and call its value `name` unless it has a name already."""
         self._symbols[symbol] = self._named(expression, name)
 
-    def program(self, results: Mapping[str, Expr]) -> Program:
+    def value(self, expression: Expr, name: str | None = None) -> Symbol:
+        """Return a symbol that stands for the value of `expression`; call the value `name` unless it has a name already."""
+        return self._symbol(self._number(expression) if name is None else self._named(expression, name))
+
+    def name_of(self, value: Symbol) -> str | None:
+        """Return the name that the value of a symbol was given, if any; an input has none."""
+        return self._names.get(self._symbols[value])
+
+    @property
+    def operations(self) -> tuple[tuple[Symbol, Expr], ...]:
+        """Every value so far, operands first: the symbol that stands for it, and its operation on such symbols."""
+        symbols = [self._symbol(number) for number in range(len(self._samples))]
+        operands = ([symbols[operand] for operand in each] for each in self._operands)
+        return tuple(zip(symbols, map(ex.rebuilt, self._samples, operands), strict=True))
+
+    def program(self, results: Mapping[str, Expr], *, needed_inputs_only: bool = False) -> Program:
         """Return the program that computes `results`, by label; a value without a name takes its label."""
         numbers = {label: self._named(expression, label) for label, expression in results.items()}
         uses = self._uses(list(numbers.values()))
         written: dict[int, Symbol] = {}
         statements: list[Statement] = []
+        nesting = [0] * len(self._samples)
         shared = 0
         for number, sample in enumerate(self._samples):
             if isinstance(sample, Symbol):
                 written[number] = sample
                 continue
             name = self._names.get(number)
+            nesting[number] = 1 + max((nesting[operand] for operand in self._operands[number]), default=0)
             if uses[number] == 0 or (ex.is_number(sample) and name is None) or isinstance(sample, Comparison):
                 continue
-            if name is None and uses[number] > 1:
+            if name is None and (uses[number] > 1 or nesting[number] > NESTING_LIMIT):
                 name, shared = f"shared_{shared}", shared + 1
             if name is not None:
                 statements.append(Statement(name, self._expression(number, written)))
                 written[number] = ex.named(name)
+                nesting[number] = 0
         return Program(
-            inputs=self._inputs,
+            inputs=tuple(name for number, name in enumerate(self._inputs) if uses[number] or not needed_inputs_only),
             statements=tuple(statements),
             results=tuple((label, written[number].name) for label, number in numbers.items()),
         )
@@ -65,6 +86,11 @@ class ProgramBuilder:
         if not isinstance(self._samples[number], Symbol):
             self._names.setdefault(number, name)
         return number
+
+    def _symbol(self, number: int) -> Symbol:
+        symbol = ex.named(f"value {number}")  # no name of the language has a space
+        self._symbols[symbol] = number
+        return symbol
 
     def _number(self, expression: Expr) -> int:
         name, operands = ex.operation(expression)

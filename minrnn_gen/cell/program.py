@@ -51,9 +51,10 @@ class Program:
 
         Shapes broadcast against each other, and every result has the common shape. All is computed in the inputs' common dtype.
         Infinities and NaN follow IEEE 754 without warnings, as on a GPU. A result may be a read-only view, or an input itself.
+        Without inputs the results are float64 numbers.
         """
         arrays = [np.asarray(values[name]) for name in self.inputs]
-        dtype = np.result_type(*arrays)
+        dtype = np.result_type(*arrays) if arrays else np.dtype(np.float64)
         held = {name: array.astype(dtype, copy=False) for name, array in zip(self.inputs, arrays, strict=True)}
         with np.errstate(all="ignore"):
             for statement in self.statements:

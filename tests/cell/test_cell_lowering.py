@@ -23,7 +23,14 @@ from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering import LoweredScan, Program, lower_scan, lower_step
+from minrnn_gen.cell.lowering import (
+    LoweredScan,
+    Program,
+    lower_scan,
+    lower_scan_backward,
+    lower_step,
+    lower_step_backward,
+)
 from minrnn_gen.errors import BadInput
 
 SCANS = [name for name in library_names() if classify(built_in(name)).kind == "affine-diagonal"]
@@ -133,9 +140,13 @@ def test_a_cell_that_is_no_scan_is_not_lowered_to_one() -> None:
 
 def all_programs() -> dict[str, Program]:
     programs = {name: lower_step(built_in(name)) for name in library_names()}
+    programs |= {f"{name}, backward": lower_step_backward(built_in(name)) for name in library_names()}
     for name, cell in scan_cells().items():
         lowered = lowered_scan(cell)
         programs |= {f"{name}, step": lower_step(cell), f"{name}, scan": lowered.coefficients, f"{name}, y": lowered.output}
+        backward = lower_scan_backward(cell, classify(cell))
+        programs |= {f"{name}, step backward": lower_step_backward(cell)}
+        programs |= {f"{name}, adjoint": backward.adjoint, f"{name}, gradients": backward.gradients}
     return programs
 
 
@@ -233,7 +244,8 @@ def test_the_cuda_text_computes_what_numpy_computes(tmp_path: Path) -> None:
     collect()
     for index, tree in enumerate(collected):
         text = f"{early}h[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
-        programs[f"random {index}"] = lower_step(cell_of(text, parameters=["p"], gates=["x", "y"]))
+        cell = cell_of(text, parameters=["p"], gates=["x", "y"])
+        programs |= {f"random {index}": lower_step(cell), f"random {index}, backward": lower_step_backward(cell)}
     library = compiled(programs, tmp_path)
     random = np.random.default_rng(3)
     for index, program in enumerate(programs.values()):
@@ -245,8 +257,9 @@ def test_the_cuda_text_computes_what_numpy_computes(tmp_path: Path) -> None:
         expected = program.evaluate(dict(zip(program.inputs, inputs.T, strict=True)))
         for position, (label, _) in enumerate(program.results):
             # NumPy's vectorised functions and libm differ by a few units in the last place, which a difference may magnify.
-            known = np.isfinite(expected[label]) & (np.abs(expected[label]) < 1e6)
-            np.testing.assert_allclose(found[known, position], expected[label][known], rtol=1e-9, atol=1e-9)
+            wanted = np.broadcast_to(expected[label], 20)
+            known = np.isfinite(wanted) & (np.abs(wanted) < 1e6)
+            np.testing.assert_allclose(found[known, position], wanted[known], rtol=1e-9, atol=1e-9)
 
 
 LISTING = """

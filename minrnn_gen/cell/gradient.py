@@ -1,0 +1,161 @@
+"""Reverse-mode differentiation: the vector-Jacobian product of values that a `ProgramBuilder` numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell import functions as fn
+from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
+from minrnn_gen.cell.numbering import ProgramBuilder
+
+Guard = tuple[tuple[Expr, bool], ...]
+"""Conditions, outermost first, each with the outcome under which a gradient counts."""
+
+Guarded = tuple[Guard, Expr]
+"""A gradient that is 0 unless every condition of its guard has its outcome; its own value there is of no account."""
+
+
+def vector_jacobian_product(
+    builder: ProgramBuilder, incoming: Sequence[tuple[Expr, Expr]], inputs: Sequence[Symbol]
+) -> dict[Symbol, Expr]:
+    """Return the gradient of each of `inputs`, given the incoming gradient of each result as (result, gradient).
+
+    The gradients are over symbols of `builder`, which numbers every value on the way, so that the forward's values are used
+    again and nothing is computed twice. The total gradient of a value called v is called `adjoint_v`. An input that reaches no
+    result has the gradient 0.
+
+    What is selected (where, min, max, relu, abs) is selected last, when gradients of different conditions meet: whatever
+    infinity or NaN the branch not taken produces on the way, its gradient is 0. Ties and kinks: docs/cells.md. Source of the
+    method: Griewank and Walther, Evaluating Derivatives, 2nd ed., section 3.2.
+    """
+    sources = {builder.value(symbol): symbol for symbol in inputs}
+    arrived: dict[Symbol, list[Guarded]] = {}
+    for result, gradient in incoming:
+        arrived.setdefault(builder.value(result), []).append(((), gradient))
+    operations = builder.operations  # before those of the gradient join them
+    varying = _varying(operations, set(sources))
+    gradients: dict[Symbol, Expr] = dict.fromkeys(inputs, ZERO)
+    for value, expression in reversed(operations):
+        if value not in arrived or value not in varying:
+            continue
+        guard, total = _merged(arrived[value])
+        if value in sources:
+            gradients[sources[value]] = _selected(guard, total)
+            continue
+        name = builder.name_of(value)
+        adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
+        for operand, (condition, gradient) in _pulled_back(expression, value, adjoint):
+            if operand in varying:
+                inner = tuple((builder.value(each), outcome) for each, outcome in condition)
+                arrived.setdefault(operand, []).append(((*guard, *inner), gradient))
+    return gradients
+
+
+def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) -> set[Symbol]:
+    """Return the values that change, differentiably, with `sources`."""
+    varying = set(sources)
+    for value, expression in operations:
+        if not isinstance(expression, fn.Comparison | fn.Detach) and not varying.isdisjoint(ex.operation(expression)[1]):
+            varying.add(value)
+    return varying
+
+
+def _pulled_back(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
+    """Yield (operand, its gradient) for each operand of one operation, given the `gradient` of its `value`."""
+    name, operands = ex.operation(expression)
+    if name == "call":
+        yield from _pulled_back_through_call(expression, value, gradient)
+    elif name == "negate":
+        yield operands[0], ((), ex.negate(gradient))
+    elif name in ("add", "subtract"):
+        yield operands[0], ((), gradient)
+        yield operands[1], ((), gradient if name == "add" else ex.negate(gradient))
+    elif name == "multiply":
+        yield operands[0], ((), ex.multiply(gradient, operands[1]))
+        yield operands[1], ((), ex.multiply(gradient, operands[0]))
+    elif name == "divide":
+        share = ex.divide(gradient, operands[1])
+        yield operands[0], ((), share)
+        yield operands[1], ((), ex.negate(ex.multiply(share, value)))
+
+
+def _pulled_back_through_call(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
+    x, *others = expression.args
+    function = expression.func
+    if function in _SLOPES:
+        yield x, ((), ex.multiply(gradient, _SLOPES[function](x, value)))
+    elif function in _INVERSE_SLOPES:
+        yield x, ((), ex.divide(gradient, _INVERSE_SLOPES[function](x)))
+    elif function is fn.SquareRoot:
+        yield x, (((fn.NotEqual(value, ZERO), True),), ex.divide(gradient, ex.add(value, value)))
+    elif function is fn.Relu:
+        yield x, (((fn.Greater(x, ZERO), True),), gradient)
+    elif function is fn.Absolute:
+        positive = fn.Greater(x, ZERO)
+        yield x, (((positive, True),), gradient)
+        yield x, (((positive, False), (fn.Less(x, ZERO), True)), ex.negate(gradient))
+    elif function in (fn.Minimum, fn.Maximum):
+        first_taken = (fn.LessOrEqual if function is fn.Minimum else fn.GreaterOrEqual)(x, *others)
+        yield x, (((first_taken, True),), gradient)
+        yield others[0], (((first_taken, False),), gradient)
+    elif function is fn.Where:
+        yield others[0], (((x, True),), gradient)
+        yield others[1], (((x, False),), gradient)
+
+
+_SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
+    fn.Sigmoid: lambda _, value: ex.multiply(value, ex.subtract(ONE, value)),
+    fn.Tanh: lambda _, value: ex.subtract(ONE, ex.multiply(value, value)),
+    fn.Exp: lambda _, value: value,
+    fn.Expm1: lambda _, value: ex.add(value, ONE),
+    fn.LogSigmoid: lambda x, _: fn.Sigmoid(ex.negate(x)),
+    fn.Softplus: lambda x, _: fn.Sigmoid(x),
+    fn.Silu: lambda x, _: ex.multiply(
+        fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))
+    ),
+}
+"""f'(x), given x and f(x), in forms without overflow."""
+
+_INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
+    fn.Log: lambda x: x,
+    fn.Log1p: lambda x: ex.add(ONE, x),
+}
+"""1 / f'(x), given x."""
+
+
+def _merged(gradients: Sequence[Guarded]) -> Guarded:
+    """Return the sum, under the conditions that all have in common."""
+    guards = [guard for guard, _ in gradients]
+    common = tuple(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*guards, strict=False)))
+    return common, _sum([(guard[len(common) :], gradient) for guard, gradient in gradients])
+
+
+def _sum(gradients: Sequence[Guarded]) -> Expr:
+    """Return the sum, each condition asked once for all that it guards outermost."""
+    terms: list[Expr] = []
+    branches: dict[Expr, dict[bool, list[Guarded]]] = {}
+    for guard, gradient in gradients:
+        if guard:
+            (condition, outcome), *rest = guard
+            branches.setdefault(condition, {True: [], False: []})[outcome].append((tuple(rest), gradient))
+        else:
+            terms.append(gradient)
+    terms += [fn.Where(condition, _sum(each[True]), _sum(each[False])) for condition, each in branches.items()]
+    if not terms:
+        return ZERO
+    total = terms[0]
+    for term in terms[1:]:
+        total = _plus(total, term)
+    return total
+
+
+def _plus(left: Expr, right: Expr) -> Expr:
+    name, operands = ex.operation(left)
+    return ex.subtract(right, operands[0]) if name == "negate" else ex.add(left, right)
+
+
+def _selected(guard: Guard, gradient: Expr) -> Expr:
+    """Return `gradient` where the guard holds, else 0."""
+    return _sum([(guard, gradient)])

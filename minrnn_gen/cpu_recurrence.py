@@ -1,0 +1,97 @@
+"""The recurrence h[t] = a[t] h[t-1] + b[t] over time in NumPy: step after step, or as a parallel scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy
+from numpy.typing import NDArray
+
+Values = NDArray[Any]
+ScanMethod = Literal["sequential", "parallel"]
+
+# A step costs two calls of NumPy, about 1 us, however few its elements; the parallel scan calls NumPy a few times per doubling
+# of T, but reads and writes everything more often. Measured in float32 and float64, T = 64 ... 65,536, on two cores: parallel
+# takes 1/2 to 1/400 of the sequential time for at most 64 elements per step, the same time at 128 ... 256, up to 4 times as
+# long beyond; below 32 steps neither matters.
+PARALLEL_ELEMENTS_MOST = 128
+PARALLEL_STEPS_LEAST = 32
+# The parallel scan takes as many steps at once as keep its intermediate values in the cache of one core; beyond 2^17 elements
+# it takes twice as long per element.
+PARALLEL_BLOCK_ELEMENTS = 1 << 16
+# So few steps are taken one after the other: a further halving costs as many calls.
+SERIAL_STEPS = 4
+
+
+def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None) -> Values:
+    """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
+
+    Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
+    `PARALLEL_ELEMENTS_MOST` elements, provided that no coefficient is above 1 in magnitude; sequential otherwise.
+    """
+    return _SCANS[method or _chosen(a)](a, b, initial)
+
+
+def scan_sequential(a: Values, b: Values, initial: Values) -> Values:
+    """Return what `scan` does, one step after the other."""
+    states = _states(a, b, initial)
+    _walk(a, b, states)
+    return states
+
+
+def scan_parallel(a: Values, b: Values, initial: Values) -> Values:
+    """Return what `scan` does, by the work-efficient parallel scan over time: an up-sweep that composes neighbours, and a
+    down-sweep that fills in between, O(T) operations in O(log T) calls.
+
+    The result differs from the sequential one by rounding alone, but for coefficients so large that a product of several
+    overflows where no state does. Source: Blelloch, Prefix Sums and Their Applications, CMU-CS-90-190, sections 1.2 and 1.4.
+    """
+    states = _states(a, b, initial)
+    steps = max(1, PARALLEL_BLOCK_ELEMENTS // max(1, initial.size))
+    for start in range(0, len(a), steps):
+        part = slice(start, start + steps)
+        _sweep(a[part], b[part], states[start : start + steps + 1])
+    return states
+
+
+def _chosen(a: Values) -> ScanMethod:
+    steps = len(a)
+    if steps < PARALLEL_STEPS_LEAST or a.size > steps * PARALLEL_ELEMENTS_MOST:
+        return "sequential"
+    return "parallel" if bool((numpy.abs(a) <= 1).all()) else "sequential"
+
+
+_SCANS: dict[ScanMethod, Callable[[Values, Values, Values], Values]] = {
+    "sequential": scan_sequential,
+    "parallel": scan_parallel,
+}
+
+
+def _states(a: Values, b: Values, initial: Values) -> Values:
+    states = numpy.empty((len(a) + 1, *initial.shape), numpy.result_type(a, b, initial))
+    states[0] = initial
+    return states
+
+
+def _walk(a: Values, b: Values, states: Values) -> None:
+    """Fill states[1:] from states[0], step by step."""
+    for t in range(len(a)):
+        numpy.multiply(a[t], states[t], out=states[t + 1])
+        states[t + 1] += b[t]
+
+
+def _sweep(a: Values, b: Values, states: Values) -> None:
+    """Fill states[1:] from states[0], in pairs of steps."""
+    steps = len(a)
+    if steps <= SERIAL_STEPS:
+        _walk(a, b, states)
+        return
+    paired = steps - steps % 2
+    first, second = slice(0, paired, 2), slice(1, paired, 2)
+    pair_b = a[second] * b[first]
+    pair_b += b[second]
+    _sweep(a[second] * a[first], pair_b, states[::2][: paired // 2 + 1])
+    between = states[1::2]
+    numpy.multiply(a[::2], states[:steps:2], out=between)
+    between += b[::2]
