@@ -28,9 +28,19 @@ def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None
     """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
 
     Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
-    `PARALLEL_ELEMENTS_MOST` elements, provided that no coefficient is above 1 in magnitude; sequential otherwise.
+    `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and for each element with a coefficient above 1 in magnitude. So
+    no element's result depends on the values of another.
     """
-    return _SCANS[method or _chosen(a)](a, b, initial)
+    if method:
+        return _SCANS[method](a, b, initial)
+    steps = len(a)
+    if steps < PARALLEL_STEPS_LEAST or a.size > steps * PARALLEL_ELEMENTS_MOST:
+        return scan_sequential(a, b, initial)
+    states = scan_parallel(a, b, initial)
+    growing = (numpy.abs(a) > 1).any(axis=0)
+    if growing.any():
+        states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing])
+    return states
 
 
 def scan_sequential(a: Values, b: Values, initial: Values) -> Values:
@@ -53,13 +63,6 @@ def scan_parallel(a: Values, b: Values, initial: Values) -> Values:
         part = slice(start, start + steps)
         _sweep(a[part], b[part], states[start : start + steps + 1])
     return states
-
-
-def _chosen(a: Values) -> ScanMethod:
-    steps = len(a)
-    if steps < PARALLEL_STEPS_LEAST or a.size > steps * PARALLEL_ELEMENTS_MOST:
-        return "sequential"
-    return "parallel" if bool((numpy.abs(a) <= 1).all()) else "sequential"
 
 
 _SCANS: dict[ScanMethod, Callable[[Values, Values, Values], Values]] = {

@@ -112,9 +112,7 @@ _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Expm1: lambda _, value: ex.add(value, ONE),
     fn.LogSigmoid: lambda x, _: fn.Sigmoid(ex.negate(x)),
     fn.Softplus: lambda x, _: fn.Sigmoid(x),
-    fn.Silu: lambda x, _: ex.multiply(
-        fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))
-    ),
+    fn.Silu: lambda x, _: ex.multiply(fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))),
 }
 """f'(x), given x and f(x), in forms without overflow."""
 
