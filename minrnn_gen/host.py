@@ -80,7 +80,10 @@ def scan_backward(
     dfinal: Mapping[str, Any],
     dx: Any,
 ) -> ScanGradients:
-    """Run backward and write `dx` [T, B, G, H]; `states` [T, B, H] are those of `lowered.read_states`, `dy` is in the layout."""
+    """Run backward and write `dx` [T, B, G, H].
+
+    `states` {name: [T, B, H]} are those of `lowered.read_states`; `dy` is in the layout.
+    """
     return run_scan_backward(
         lowered,
         call.gates,
