@@ -64,15 +64,6 @@ class LoweredScanBackward:
 
         delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1].
 
-<<<<<<< HEAD
-    where the gradient of the final state takes the place of f + a * delta behind the last step, and f_s[0] + a_s[0] *
-    delta_s[0] is the gradient of the initial state.
-
-    `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`; `gradients`
-    takes `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each for this element and
-    step alone. The inputs of both are what they need, no more, of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
-    `previous_<state>` (s[t-1]) and `gradient_y`. A state that is free of every previous state is computed again, and never a `state_` input.
-=======
     Behind the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is
     the gradient of the initial state.
 
@@ -81,7 +72,6 @@ class LoweredScanBackward:
     alone. Their inputs are what they need and no more of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
     `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that is free of every previous state is computed
     again, and is no input.
->>>>>>> room/gradient
 
     `output_state` is the state that the output is, if it is one as such: y then stands for it.
     """
