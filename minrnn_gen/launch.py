@@ -39,14 +39,10 @@ def launch_of(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) 
     """Return the launch of `plan` on the arrays of `call` (x already projected), writing `y` and `final`."""
     if plan.kernel_pass == "step":
         return _step(plan, call, y, final)
-    stride = dict(zip(call.x_axes, call.x.strides, strict=True))
-    if plan.layout == "BDT":
-        blocks, strides = -(-call.batch * plan.hidden_size // plan.channels_per_block), "bgh"
-    else:
-        blocks, strides = call.batch * -(-plan.hidden_size // plan.channels_per_block), "btg"
+    blocks, strides = _grid(plan, call)
     arguments = (
         call.x.pointer,
-        *(stride[axis] for axis in strides),
+        *strides,
         *_vectors(call),
         *_pointers(call.initial),
         y.pointer,
@@ -67,10 +63,10 @@ def backward_launch_of(
     sums: Array | None,
 ) -> Launch:
     """Return the launch of a backward, writing `dx`, `dinitial` and, where given, `sums` [gates + parameters, B, H]."""
-    stride = dict(zip(call.x_axes, call.x.strides, strict=True))
+    blocks, strides = _grid(plan, call)
     arguments = (
         call.x.pointer,
-        *(stride[axis] for axis in "btg"),
+        *strides,
         *_vectors(call),
         *_pointers(call.initial),
         y.pointer,
@@ -82,7 +78,15 @@ def backward_launch_of(
         call.batch,
         call.time,
     )
-    return _checked(call.batch * -(-plan.hidden_size // plan.channels_per_block), arguments)
+    return _checked(blocks, arguments)
+
+
+def _grid(plan: KernelPlan, call: Call) -> tuple[int, tuple[int, ...]]:
+    """The blocks of a scan, and the strides of x that its kernel asks for."""
+    stride = dict(zip(call.x_axes, call.x.strides, strict=True))
+    if plan.layout == "BDT":
+        return -(-call.batch * plan.hidden_size // plan.channels_per_block), tuple(stride[axis] for axis in "bgh")
+    return call.batch * -(-plan.hidden_size // plan.channels_per_block), tuple(stride[axis] for axis in "btg")
 
 
 def _step(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) -> Launch:

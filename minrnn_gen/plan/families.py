@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from minrnn_gen.errors import NotGenerated
-from minrnn_gen.plan import scan_backward_channels, scan_forward_channels, scan_forward_time, scan_step
+from minrnn_gen.plan import scan_backward_channels, scan_backward_time, scan_forward_channels, scan_forward_time, scan_step
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Family
 
@@ -11,16 +10,15 @@ FAMILIES: tuple[Family, ...] = (
     scan_forward_channels.FAMILY,
     scan_backward_channels.FAMILY,
     scan_forward_time.FAMILY,
+    scan_backward_time.FAMILY,
     scan_step.FAMILY,
 )
 
 
 def family_of(problem: Problem) -> Family:
-    """Return the family that serves `problem`; raises NotGenerated where there is none yet."""
+    """Return the family that serves `problem`."""
     if problem.kernel_pass == "step":
         return scan_step.FAMILY
     if problem.kernel_pass == "backward":
-        if problem.layout == "BDT":
-            raise NotGenerated(f"{problem.cell.name}: the backward of layout BDT is not generated yet; BTD and TBD are")
-        return scan_backward_channels.FAMILY
+        return scan_backward_time.FAMILY if problem.layout == "BDT" else scan_backward_channels.FAMILY
     return scan_forward_time.FAMILY if problem.layout == "BDT" else scan_forward_channels.FAMILY

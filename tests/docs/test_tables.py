@@ -27,9 +27,19 @@ PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
 
 def problems() -> Iterator[tuple[Problem, Family]]:
     """Yield problems that between them make every family declare whatever it may declare."""
-    cell = CellShape("cell", ("z", "h"), ("h",), (), 0, 4, 1)
+    cell = CellShape(
+        "cell",
+        ("z", "h"),
+        ("h",),
+        (),
+        carried_count=0,
+        read_count=4,
+        written_count=2,
+        operation_count=4,
+        transcendental_count=1,
+    )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
-        ("forward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16)
+        ("forward", "backward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16)
     ):
         regime = Regime(max(alignment, precision_of(precision).storage_bytes))
         problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))

@@ -16,7 +16,7 @@ import pytest
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.source import CellText, environment
+from minrnn_gen.source import CellBackwardText, CellText, environment
 
 FOLDER = package_folder("templates")
 TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
@@ -80,7 +80,7 @@ def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     """Attributes, filters and tests that exist; no calls: a template computes nothing."""
     members = {
         "plan": {field.name for field in dataclasses.fields(KernelPlan)},
-        "cell": {member for member in dir(CellText) if not member.startswith("_")},
+        "cell": {member for member in dir(CellBackwardText if "backward" in name else CellText) if not member.startswith("_")},
     }
     tree = parsed(name)
     for node in tree.find_all(jinja2.nodes.Getattr):

@@ -53,6 +53,8 @@ shapes = st.one_of(
         states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
         parameters=st.integers(0, 2).map(lambda count: tuple(f"p{index}" for index in range(count))),
         carried_count=st.integers(0, 2),
+        read_count=st.integers(1, 8),
+        written_count=st.integers(1, 6),
         operation_count=st.integers(0, 60),
         transcendental_count=st.integers(0, 6),
     ),
@@ -64,7 +66,7 @@ def problems(draw: st.DrawFn) -> Problem:
     precision = precision_of(draw(st.sampled_from(PRECISION_NAMES)))
     alignments = [2**exponent for exponent in range(5) if precision.storage_bytes <= 2**exponent <= WIDEST_COPY_BYTES]
     return Problem(
-        kernel_pass=draw(st.sampled_from(("forward", "step"))),
+        kernel_pass=draw(st.sampled_from(("forward", "backward", "step"))),
         cell=draw(shapes),
         hidden_size=draw(st.one_of(st.integers(1, SIZE_LIMIT), st.integers(0, 20).map(lambda exponent: 2**exponent))),
         precision=precision,
