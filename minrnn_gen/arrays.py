@@ -99,7 +99,7 @@ def _inspect_torch(value: Any, name: str) -> Array:
     if not isinstance(value, torch.Tensor):
         raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
     if value.requires_grad and torch.is_grad_enabled():
-        raise BadInput(f"{name} requires grad, which a plain kernel does not record; use minrnn_gen.torch, or torch.no_grad()")
+        raise BadInput(f"{name} requires grad, which a plain kernel does not record; detach it, or call under torch.no_grad()")
     if value.device.type not in ("cpu", "cuda"):
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
     device = value.get_device() if value.device.type == "cuda" else None

@@ -101,6 +101,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
             registers.of,
             lambda *_: gpu.registers_per_thread_max,
             "registers",
+            "give the cell fewer gates and states, or choose a precision with narrower arithmetic",
         ),
         Constraint(
             "registers_per_block",

@@ -201,9 +201,9 @@ def test_families_declare_their_constraints(family: Family) -> None:
 @pytest.mark.parametrize("model", SCAN_CELLS)
 def test_solving_is_quick(model: str, record_property: pytest.RecordProperty) -> None:
     problem = real_solution(model, "b200").problem
-    started = time.perf_counter()
+    started = time.process_time()
     solved(problem)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     record_property("solve_ms", round(seconds * 1e3, 1))
     # It takes 30 ms on a 2-core machine; a second would be another complexity, not another machine.
     assert seconds < 1
