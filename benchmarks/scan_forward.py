@@ -1,4 +1,4 @@
-"""Forward scans against a device copy of the same bytes: `python benchmarks/scan_forward.py [--out FOLDER]`.
+"""Forward scans against a device copy of the same bytes: `python -m benchmarks.scan_forward [--out FOLDER]`.
 
 One run, interleaved: the kernel and the copy take turns, each after the L2 cache was overwritten, timed by events on the
 device. The overwriting also keeps the device busy while the host prepares the call, so that the times are the device's.
@@ -119,7 +119,7 @@ def main() -> None:
         versions = {name: version(name) for name in ("cupy-cuda13x", "numpy")} | {"minrnn_gen": minrnn_gen.__version__}
         driver = cupy.cuda.runtime.driverGetVersion()
         record = {
-            "command": "python benchmarks/scan_forward.py --out benchmarks/results",
+            "command": "python -m benchmarks.scan_forward --out benchmarks/results",
             "gpu": live.name,
             "versions": versions | {"cuda_driver": driver, "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion()))},
             "results": results,

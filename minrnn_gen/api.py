@@ -41,7 +41,7 @@ def target_of(spec: Spec) -> Target:
         # A path starts at the spec's folder, a name does not.
         path = spec.folder / spec.gpu
         asked = str(path) if path.suffix in (".yaml", ".yml") else spec.gpu
-        return Target(load_profile(asked), profile_bytes(asked), "spec")
+        return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
     live = cuda.live_device()
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")

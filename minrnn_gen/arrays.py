@@ -59,8 +59,18 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], Any]) -> Array:
     """Describe `value`; `import_foreign(value, name)` turns an array of another library into a CuPy or NumPy one.
 
-    Raises BadInput where `value` is no array, or a torch tensor that records gradients (the plain kernel has none to give).
+    Raises BadInput where `value` is no array, or a torch tensor that records gradients (the plain kernel has none to give), or
+    where it lies on a GPU at an address that the GPU cannot load its elements from.
     """
+    array = _described(value, name, import_foreign)
+    if array.device is not None and array.pointer % DTYPE_BYTES.get(array.dtype, 1):
+        raise BadInput(
+            f"{name} starts at address {array.pointer}, no multiple of the {array.itemsize} bytes of {array.dtype}; copy it"
+        )
+    return array
+
+
+def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any]) -> Array:
     library = type(value).__module__.partition(".")[0]
     if library == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__[:-1]):
         return _inspect_torch(value, name)
@@ -71,7 +81,7 @@ def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], An
     if library == "cupy":
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
-        return inspect_array(import_foreign(value, name), name, import_foreign)
+        return _described(import_foreign(value, name), name, import_foreign)
     raise BadInput(f"{name} is a {type(value).__name__}; a NumPy, CuPy or torch array, or any with DLPack, is expected")
 
 
@@ -89,7 +99,7 @@ def _inspect_torch(value: Any, name: str) -> Array:
     if not isinstance(value, torch.Tensor):
         raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
     if value.requires_grad and torch.is_grad_enabled():
-        raise BadInput(f"{name} requires grad, which a plain kernel does not record; use minrnn_gen.torch, or torch.no_grad()")
+        raise BadInput(f"{name} requires grad, which a plain kernel does not record; detach it, or call under torch.no_grad()")
     if value.device.type not in ("cpu", "cuda"):
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
     device = value.get_device() if value.device.type == "cuda" else None

@@ -76,8 +76,18 @@ def read_document(path: str | os.PathLike[str], where: str | None = None) -> Doc
     A file that is missing, a folder, unreadable, larger than `SIZE_LIMIT_BYTES` or not UTF-8 is `BadInput`.
     """
     where = os.fspath(path) if where is None else where
+    return document_of(read_bytes(path, where), where)
+
+
+def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = False) -> bytes:
+    """Read the YAML file at `path`, called `where` in errors; `ordinary`: open no pipe or device, which may never end.
+
+    A file that is missing, a folder, unreadable or larger than `SIZE_LIMIT_BYTES` is `BadInput`.
+    """
     place = _placed(where)
     try:
+        if ordinary and not os.path.isdir(path) and os.path.exists(path) and not os.path.isfile(path):
+            raise BadInput(f"{place}: this is a pipe or a device; give the path of a YAML file")
         with open(path, "rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
             size_bytes = max(os.fstat(file.fileno()).st_size, len(content))
@@ -89,6 +99,11 @@ def read_document(path: str | os.PathLike[str], where: str | None = None) -> Doc
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{place}: cannot be read ({reason}); give the path of a readable YAML file") from None
     _refuse_size(size_bytes, place)
+    return content
+
+
+def document_of(content: bytes, where: str) -> Document:
+    """Read the `content` of a YAML file as `parse_document` reads text; what is not UTF-8 is `BadInput`."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -304,4 +319,5 @@ def _nearest_file(path: str) -> str:
         names = sorted(name for name in os.listdir(folder or os.curdir) if name.isprintable())
     except (OSError, ValueError):
         return f" (nor a folder {shown(folder)})"
-    return nearest_name(name, names)
+    stem, _ = os.path.splitext(name)  # a common suffix alone makes no two names alike
+    return nearest_name(name, [each for each in names if nearest_name(stem, [os.path.splitext(each)[0]])])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -157,45 +157,42 @@ class GpuProfile(pydantic.BaseModel):
         return {field: value for field in type(self).model_fields if isinstance(value := getattr(self, field), int | float)}
 
 
+def _refused(message: str) -> BadInput:
+    return BadInput(f"gpu: {message}")
+
+
 def profile_names() -> tuple[str, ...]:
     """Return the names of the shipped profiles, sorted."""
     return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
 
 
-def profile_bytes(name_or_path: str) -> bytes:
-    """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`."""
-    path = _file_of(name_or_path)
-    try:
-        # A device or a pipe could be read for ever.
-        if path.is_file():
-            return path.read_bytes()
-        reason = "there is no such file"
-    except OSError as error:
-        reason = f"it cannot be read ({error.strerror})"
-    raise BadInput(f"gpu: no GPU profile at {shown(name_or_path)}, {reason}; {_allowed()}")
+def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> bytes:
+    """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`.
+
+    `refusal` makes the error of an unknown name, so that it says who named it.
+    """
+    return documents.read_bytes(_file_of(name_or_path, refusal), name_or_path, ordinary=True)
 
 
-def load_profile(name_or_path: str) -> GpuProfile:
+def load_profile(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> GpuProfile:
     """Read the shipped profile of that name, or the YAML file at that path.
 
-    An unknown name, an unreadable file and a file that is no valid profile are `BadInput`.
+    An unknown name (as `refusal` says it), an unreadable file and a file that is no valid profile are `BadInput`.
     """
-    return documents.validated(documents.read_document(_file_of(name_or_path), name_or_path), GpuProfile)
+    content = profile_bytes(name_or_path, refusal)
+    return documents.validated(documents.document_of(content, name_or_path), GpuProfile)
 
 
-def _file_of(name_or_path: str) -> Path:
+def _file_of(name_or_path: str, refusal: Callable[[str], BadInput]) -> Path:
     names = profile_names()
     if name_or_path in names:
         return package_folder("gpu_profiles") / f"{name_or_path}.yaml"
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml") and len(path.parts) < 2:
         nearest = nearest_name(name_or_path, names)
-        raise BadInput(f"gpu: no GPU profile is called {shown(name_or_path)}{nearest}; {_allowed()}")
+        allowed = f"give one of {', '.join(names)}, or the path of a .yaml file"
+        raise refusal(f"no GPU profile is called {shown(name_or_path)}{nearest}; {allowed}")
     return path
-
-
-def _allowed() -> str:
-    return f"give one of {', '.join(profile_names())}, or the path of a .yaml file"
 
 
 def profile_for_device(device_name: str, compute_capability: str) -> GpuProfile | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
-from minrnn_gen.documents import SIZE_LIMIT_BYTES, Document, document_from_mapping, parse_document, validated
+from minrnn_gen.documents import Document, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.errors import nearest_name, shown
 
 _LIBRARY = Path(__file__).resolve().parent / "library"
@@ -68,48 +68,26 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
         return _inline(model)
     if isinstance(model, Mapping):
         return _inline(replace(document_from_mapping(model, where), inside=("model",)))
-    asking = Document(where, {})
     if _is_path(model):
-        return _from_file(folder / model, model, asking)
+        return _from_file(folder / model, model, where)
     names = library_names()
     if model not in names:
-        raise asking.error(
+        raise Document(where, {}).error(
             ("model",),
             f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
             "the path of a .yaml file, or an inline cell",
         )
-    return _from_file(_LIBRARY / f"{model}.yaml", f"{model}.yaml", asking)
+    return _from_file(_LIBRARY / f"{model}.yaml", f"{model}.yaml", where)
 
 
 def _is_path(model: str) -> bool:
     return model.endswith(_SUFFIXES) or any(separator in model for separator in {os.sep, "/", os.altsep or "/"})
 
 
-def _from_file(path: Path, called: str, asking: Document) -> CellSource:
-    content = _file_bytes(path, called, asking)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise Document(called, {}, {(): line}).error((), "this is not UTF-8; save the cell file as UTF-8") from None
-    document = parse_document(text, called)
+def _from_file(path: Path, called: str, where: str) -> CellSource:
+    content = read_bytes(path, f"{where}: model: {called}", ordinary=True)
+    document = document_of(content, called)
     return CellSource(validated(document, CellFile).name, document, content)
-
-
-def _file_bytes(path: Path, called: str, asking: Document) -> bytes:
-    """Return the file's bytes, and no more than it takes `parse_document` to refuse it."""
-    try:
-        if path.is_file():  # a folder, a pipe or a device is not opened
-            with path.open("rb") as file:
-                return file.read(SIZE_LIMIT_BYTES + 1)
-        reason = "it is no file"
-    except OSError as error:
-        reason = error.strerror or "it cannot be read"
-    except ValueError:
-        reason = "it is no valid path"
-    raise asking.error(
-        ("model",), f"the cell file {shown(called)} cannot be opened ({reason}); give a path from the spec's folder"
-    )
 
 
 def _inline(document: Document) -> CellSource:

@@ -27,8 +27,6 @@ def compile(
 
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
-    if not as_json:
-        request.say_default()
     kernel = request.compile(quiet=as_json)
     if kernel.resources is None:
         raise ToolchainMissing(
@@ -40,6 +38,7 @@ def compile(
     if as_json:
         print_json(_report(request, kernel, files, seconds))
     else:
+        request.say_default()
         _print(kernel, files if out else [], seconds)
 
 

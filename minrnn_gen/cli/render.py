@@ -10,5 +10,6 @@ from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPa
 def render(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
     """Print the generated CUDA; needs neither GPU nor NVRTC."""
     request = read_request(spec, gpu, assignments)
+    kernel = request.compile()
     request.say_default()
-    sys.stdout.write(kernel_of_pass(request.compile(), which).source)
+    sys.stdout.write(kernel_of_pass(kernel, which).source)

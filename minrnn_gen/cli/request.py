@@ -58,7 +58,7 @@ class Request:
         """Say on stderr that the GPU is only the default, where it is."""
         if self.target.origin == "default":
             print_note(
-                f"{why_no_gpu()} and none named with --gpu: compiling for the default profile, {self.target.profile.name}"
+                f"{why_no_gpu()} and none named with --gpu: compiled for the default profile, {self.target.profile.name}"
             )
 
     def compile(self, quiet: bool = False) -> Kernel:
@@ -88,7 +88,8 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
         return Request(spec, target_of(spec))
     # The file's path says nothing about what is generated, so it does not enter the spec.
     spec = load_spec(path, **{**overrides, "gpu": None})
-    return Request(spec, Target(load_profile(gpu), profile_bytes(gpu), "spec"))
+    profile = load_profile(gpu, lambda message: BadInput(f"--gpu: {message}"))
+    return Request(spec, Target(profile, profile_bytes(gpu), "spec"))
 
 
 def kernel_of_pass(kernel: Kernel, wanted: Pass) -> BuiltKernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -122,8 +121,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def canonical_json(plan: KernelPlan) -> str:
-    """Return the plan as one line of JSON with sorted keys."""
-    return json.dumps(plan.to_json(), sort_keys=True, separators=(",", ":"))

@@ -6,35 +6,21 @@ oracle it is tested against.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from minrnn_gen.gpu_profile import GpuProfile
 
-Resource = Literal["threads", "blocks", "registers", "shared"]
 
+def blocks_per_sm(profile: GpuProfile, threads: int, registers_per_thread: int, shared_bytes: int) -> int:
+    """Return how many blocks of `threads` (1 or more) threads one SM holds at once, 0 where the kernel cannot be launched.
 
-@dataclass(frozen=True)
-class Occupancy:
-    """How many blocks of a kernel one SM holds at once, and every resource of which there is too little for one more.
-
-    `blocks_per_sm` is 0 where the kernel cannot be launched at all.
+    Each block has `shared_bytes` bytes of shared memory, static and dynamic.
     """
-
-    blocks_per_sm: int
-    limited_by: tuple[Resource, ...]
-
-
-def blocks_per_sm(profile: GpuProfile, threads: int, registers_per_thread: int, shared_bytes: int) -> Occupancy:
-    """Return the occupancy of blocks of `threads` (1 or more) threads with `shared_bytes` bytes each, static and dynamic."""
-    limits: dict[Resource, int | None] = {
-        "threads": _blocks_by_threads(profile, threads),
-        "blocks": profile.max_blocks_per_sm,
-        "registers": _blocks_by_registers(profile, threads, registers_per_thread),
-        "shared": _blocks_by_shared(profile, shared_bytes),
-    }
-    resident = min(limit for limit in limits.values() if limit is not None)
-    return Occupancy(resident, tuple(resource for resource, limit in limits.items() if limit == resident))
+    limits = (
+        _blocks_by_threads(profile, threads),
+        profile.max_blocks_per_sm,
+        _blocks_by_registers(profile, threads, registers_per_thread),
+        _blocks_by_shared(profile, shared_bytes),
+    )
+    return min(limit for limit in limits if limit is not None)
 
 
 def registers_per_thread_budget(profile: GpuProfile, threads: int, blocks_per_sm: int) -> int:

@@ -13,7 +13,6 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronously
 
 WARP_LANES = 32
-SCHEDULERS_PER_SM = 4
 # Special-function results per SM and cycle (CUDA C++ Programming Guide, arithmetic instruction throughput).
 TRANSCENDENTALS_PER_SM_CYCLE = 16
 # Memory is read in bursts of 64 bytes: half of a shorter row is fetched for nothing.
@@ -102,6 +101,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
             registers.of,
             lambda *_: gpu.registers_per_thread_max,
             "registers",
+            "give the cell fewer gates and states, or choose a precision with narrower arithmetic",
         ),
         Constraint(
             "registers_per_block",
@@ -172,8 +172,7 @@ def resident(
     problem: Problem, threads: int, channels_per_block: int, registers_estimated: int, shared_map: Mapping[str, int]
 ) -> Resources:
     """Derive the residency: as many blocks per SM as the estimate allows, and the registers that leaves to each thread."""
-    occupancy = blocks_per_sm(problem.gpu, threads, registers_estimated, sum(shared_map.values()))
-    blocks = max(1, occupancy.blocks_per_sm)
+    blocks = max(1, blocks_per_sm(problem.gpu, threads, registers_estimated, sum(shared_map.values())))
     budget = registers_per_thread_budget(problem.gpu, threads, blocks)
     return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks)
 
@@ -206,7 +205,7 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     overlapping = {
         "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion(gpu, in_flight_bytes) * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
-        "issue": warp_tiles * walk.instructions / SCHEDULERS_PER_SM / cycles_per_us,
+        "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,
         "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
     }

@@ -46,7 +46,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     warps = blocks_of_busiest_sm * candidate["threads"] / scan.WARP_LANES
     instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_TILE)
     return {
-        "issue": instructions / scan.SCHEDULERS_PER_SM / (problem.gpu.sm_clock_hz / 1e6),
+        "issue": instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6),
         "launch": scan.LAUNCH_US,
     }
 

@@ -58,13 +58,19 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
 def test_one_sentence_and_the_exit_status(command: Command, arguments: list[str], status: int, said: str) -> None:
     answer = command(*arguments)
     assert (answer.status, answer.out) == (status, "")
-    *notes, sentence = answer.error.splitlines()
+    (sentence,) = answer.error.splitlines()
     assert sentence.startswith("error: ")
     assert any(part in sentence for part in said.split("|"))
-    assert all("default profile" in note for note in notes)
     as_json = command(*arguments, "--json")
     assert (as_json.status, as_json.json["exit_status"]) == (status, status)
     assert "error" in as_json.json
+
+
+def test_an_unknown_gpu_is_said_of_the_line_that_names_it(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("model: min_gru\nhidden_size: 64\ngpu: h20\n")
+    sentence = command("compile", tmp_path / "spec.yaml").error
+    assert "spec.yaml:3: gpu: no GPU profile is called 'h20' (did you mean 'h200'?)" in sentence
+    assert "error: --gpu: no GPU profile is called 'h1000'" in command("compile", SPEC, "--gpu", "h1000").error
 
 
 def test_infeasible_names_the_constraint(command: Command, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""The command line answers at once: what a warm request imports, and how long a process takes."""
+"""The command line answers at once: what a warm request imports, and how much of a processor a process takes."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,9 @@ from commands_for_tests import EXAMPLES
 
 HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "rich", "torch", "ml_dtypes", "platformdirs", "filelock"}
 ARGUMENTS = ["compile", str(EXAMPLES / "min_gru.yaml"), "--gpu", "h100", "--json"]
-# Two quiet cores take 1.3 s with an empty cache and 0.3 s with a warm one; the targets are 2.5 s and 0.6 s. Other tests run
-# beside this one, so the bounds only catch what has become several times slower.
-COLD_SECONDS_MOST, WARM_SECONDS_MOST = 10.0, 2.4
+# Two quiet cores take 1.3 s of time, and of a processor, with an empty cache, and 0.3 s with a warm one; the targets are 2.5 s
+# and 0.6 s. Other tests run beside this one: time says little then, and a processor that is shared is slower, too.
+COLD_SECONDS_MOST, WARM_SECONDS_MOST = 5.0, 1.2
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -27,12 +27,16 @@ def test_a_process_is_quick_and_a_warm_one_imports_nothing_heavy(tmp_path: Path)
         f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr); sys.exit(status)"
     )
 
+    def processor_seconds() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
+
     def run() -> tuple[float, bool, str]:
-        started = time.perf_counter()
+        started = processor_seconds()
         done = subprocess.run(
             [sys.executable, "-c", program, *ARGUMENTS], env=environment, capture_output=True, text=True, check=True
         )
-        return time.perf_counter() - started, json.loads(done.stdout)["cached"], done.stderr
+        return processor_seconds() - started, json.loads(done.stdout)["cached"], done.stderr
 
     cold_seconds, cached, _ = run()
     assert not cached

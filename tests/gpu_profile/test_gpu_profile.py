@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -116,7 +117,9 @@ def test_what_is_neither_a_name_nor_a_file(
 def test_a_folder_and_a_device_are_no_profiles(read: Callable[[str], object], tmp_path: Path) -> None:
     folder = tmp_path / "folder.yaml"
     folder.mkdir()
-    for path in (folder, Path("/dev/zero")):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    for path in (folder, Path("/dev/zero"), pipe):
         with pytest.raises(BadInput):
             read(str(path))
 

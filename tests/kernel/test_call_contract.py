@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from inputs import LAYOUTS, arranged, drawn_gates, drawn_parameters, drawn_state
 
 from minrnn_gen import Kernel
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.arrays import inspect_array, numpy_dtype
 from minrnn_gen.errors import BadInput, MinrnnError, NotGenerated
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
@@ -303,3 +304,24 @@ def test_a_kernel_describes_itself() -> None:
     assert "rg_lru" in repr(kernel) and "h200" in repr(kernel)
     assert "__global__" in kernel.source
     assert kernel.plan.template in kernel.explain()
+
+
+class OnGpu:
+    """An array of CuPy's, as far as describing it looks; `pointer` is where it starts."""
+
+    __module__ = "cupy"
+    dtype, shape, strides = np.dtype("float32"), (2, 3), (12, 4)
+
+    def __init__(self, pointer: int) -> None:
+        self.data, self.device = SimpleNamespace(ptr=pointer), SimpleNamespace(id=0)
+
+
+def test_elements_that_a_gpu_cannot_load_are_refused() -> None:
+    """A misaligned load ends the whole CUDA context, not the one call."""
+
+    def foreign(value: Any, _: str) -> Any:
+        return value
+
+    assert inspect_array(OnGpu(4096), "x", foreign).pointer == 4096
+    with pytest.raises(BadInput, match=r"^x starts at address 4098, no multiple of the 4 bytes of float32; copy it$"):
+        inspect_array(OnGpu(4098), "x", foreign)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minrnn_gen.gpu_profile import GpuProfile, load_profile
-from minrnn_gen.plan.occupancy import Occupancy, Resource, blocks_per_sm, registers_per_thread_budget, shared_bytes_allocated
+from minrnn_gen.plan.occupancy import blocks_per_sm, registers_per_thread_budget, shared_bytes_allocated
 
 # One profile for each of 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and one where a block may not have all the registers.
 PROFILES = (
@@ -31,10 +31,8 @@ SHARED_BYTES = tuple(
     for extra in (0, 1)
 )
 
-# The toolkit's limiting factors, in the order of their bits.
-FACTORS: tuple[Resource, ...] = ("threads", "registers", "shared", "blocks")
 Point = tuple[GpuProfile, int, int, int]
-Oracle = Callable[[list[Point]], list[tuple[Occupancy, int]]]
+Oracle = Callable[[list[Point]], list[tuple[int, int]]]
 ORACLE = """
 #include <cuda_occupancy.h>
 #include <cstdio>
@@ -67,8 +65,7 @@ int main() {
     cudaOccResult result;
     cudaOccError error = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, shared);
     if (error != CUDA_OCC_SUCCESS) return error;
-    printf("%d %u %lu\\n", result.activeBlocksPerMultiprocessor, result.limitingFactors,
-           (unsigned long)result.allocatedSharedMemPerBlock);
+    printf("%d %lu\\n", result.activeBlocksPerMultiprocessor, (unsigned long)result.allocatedSharedMemPerBlock);
   }
 }
 """
@@ -88,7 +85,7 @@ def header_folders() -> Iterable[Path]:
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """Return what the toolkit says of many points: each one's occupancy and the shared bytes it allocates to a block."""
+    """Return what the toolkit says of many points: each one's blocks per SM and the shared bytes it allocates to a block."""
     include = next(iter(header_folders()), None)
     if include is None:
         pytest.skip("no CUDA toolkit with cuda_occupancy.h: pip install 'cuda-toolkit[cudart]', or set CUDA_HOME")
@@ -99,7 +96,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     (folder / "oracle.cpp").write_text(ORACLE)
     subprocess.run([compiler, "-O1", "-w", f"-I{include}", "oracle.cpp", "-o", "oracle"], cwd=folder, check=True)
 
-    def ask(points: list[Point]) -> list[tuple[Occupancy, int]]:
+    def ask(points: list[Point]) -> list[tuple[int, int]]:
         lines = []
         for profile, *launch in points:
             limits = (
@@ -116,12 +113,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
         if run.returncode == 2:  # CUDA_OCC_ERROR_UNKNOWN_DEVICE
             pytest.skip(f"the cuda_occupancy.h found is older than this architecture, {points[0][0].arch}")
         assert run.returncode == 0
-        answers = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+        answers = [(int(blocks), int(allocated)) for blocks, allocated in map(str.split, run.stdout.splitlines())]
         assert len(answers) == len(points)
-        return [
-            (Occupancy(blocks, tuple(factor for bit, factor in enumerate(FACTORS) if factors >> bit & 1)), allocated)
-            for blocks, factors, allocated in answers
-        ]
+        return answers
 
     return ask
 
@@ -130,9 +124,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 def test_occupancy_is_the_toolkits(oracle: Oracle, profile: GpuProfile) -> None:
     points = [(profile, *launch) for launch in itertools.product(THREADS, REGISTERS, SHARED_BYTES)]
     for point, (expected, allocated) in zip(points, oracle(points), strict=True):
-        found = blocks_per_sm(*point)
-        assert found.blocks_per_sm == expected.blocks_per_sm, point[1:]
-        assert set(found.limited_by) == set(expected.limited_by), point[1:]
+        assert blocks_per_sm(*point) == expected, point[1:]
         assert shared_bytes_allocated(profile, point[3]) == allocated
 
 
@@ -146,22 +138,15 @@ def test_the_register_budget_is_the_most_the_toolkit_allows(oracle: Oracle, prof
     with_budget = oracle([(profile, threads, max(1, budget), 0) for threads, _, budget in asked])
     with_one_more = oracle([(profile, threads, budget + 1, 0) for threads, _, budget in asked])
     for (threads, blocks, budget), (fits, _), (overshoots, _) in zip(asked, with_budget, with_one_more, strict=True):
-        assert (fits.blocks_per_sm >= blocks) == (budget > 0), (threads, blocks, budget)
-        assert overshoots.blocks_per_sm < blocks or budget == profile.registers_per_thread_max, (threads, blocks, budget)
+        assert (fits >= blocks) == (budget > 0), (threads, blocks, budget)
+        assert overshoots < blocks or budget == profile.registers_per_thread_max, (threads, blocks, budget)
 
 
 def test_six_blocks_of_128_threads_leave_80_registers() -> None:
     # 65536 / (6 * 128) is 85, but a warp takes its registers in units of 256.
     h200 = load_profile("h200")
     assert registers_per_thread_budget(h200, threads=128, blocks_per_sm=6) == 80
-    assert blocks_per_sm(h200, threads=128, registers_per_thread=85, shared_bytes=0) == Occupancy(5, ("registers",))
-
-
-def test_every_resource_that_is_short_is_named() -> None:
-    h200 = load_profile("h200")
-    assert blocks_per_sm(h200, 1024, 32, 113 * KIB) == Occupancy(2, ("threads", "registers", "shared"))
-    assert blocks_per_sm(h200, 32, 32, 0) == Occupancy(32, ("blocks",))
-    assert blocks_per_sm(h200, 32, 32, 228 * KIB) == Occupancy(0, ("shared",))
+    assert blocks_per_sm(h200, threads=128, registers_per_thread=85, shared_bytes=0) == 5
 
 
 launches = st.tuples(st.sampled_from(PROFILES), st.integers(1, 1100), st.integers(1, 255), st.integers(0, 230 * KIB))
@@ -171,12 +156,12 @@ launches = st.tuples(st.sampled_from(PROFILES), st.integers(1, 1100), st.integer
 def test_asking_for_more_never_gives_more_blocks(launch: Point, threads: int, registers: int, shared_bytes: int) -> None:
     profile, *asked = launch
     more = (asked[0] + threads, asked[1] + registers, asked[2] + shared_bytes)
-    assert blocks_per_sm(profile, *more).blocks_per_sm <= blocks_per_sm(*launch).blocks_per_sm
+    assert blocks_per_sm(profile, *more) <= blocks_per_sm(*launch)
 
 
 @given(launches)
 def test_blocks_that_are_resident_keep_their_registers(launch: Point) -> None:
     profile, threads, registers, _ = launch
-    resident = blocks_per_sm(*launch).blocks_per_sm
+    resident = blocks_per_sm(*launch)
     if resident:
         assert registers_per_thread_budget(profile, threads, resident) >= registers

@@ -147,8 +147,8 @@ def test_every_candidate_can_keep_its_promises(problem: Problem) -> None:
         assert taken.threads <= gpu.max_threads_per_block
         assert taken.shared_bytes == sum(taken.shared_map.values()) <= gpu.shared_bytes_per_block_max
         assert taken.registers_estimated <= taken.registers_per_thread <= gpu.registers_per_thread_max
-        occupancy = blocks_per_sm(gpu, taken.threads, taken.registers_per_thread, taken.shared_bytes)
-        assert occupancy.blocks_per_sm >= taken.blocks_per_sm >= 1
+        resident = blocks_per_sm(gpu, taken.threads, taken.registers_per_thread, taken.shared_bytes)
+        assert resident >= taken.blocks_per_sm >= 1
 
 
 @given(problem=problems(), rank=st.integers(0, 10))
@@ -201,9 +201,9 @@ def test_families_declare_their_constraints(family: Family) -> None:
 @pytest.mark.parametrize("model", SCAN_CELLS)
 def test_solving_is_quick(model: str, record_property: pytest.RecordProperty) -> None:
     problem = real_solution(model, "b200").problem
-    started = time.perf_counter()
+    started = time.process_time()
     solved(problem)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     record_property("solve_ms", round(seconds * 1e3, 1))
     # It takes 30 ms on a 2-core machine; a second would be another complexity, not another machine.
     assert seconds < 1
