@@ -146,11 +146,7 @@ def check_gradient(
     states = _named(dstate, contract.states, "dstate")
     carried, shape = (contract.precision.arithmetic_dtype,), (batch, contract.hidden_size)
     dfinal = tuple(
-        _vector(
-            inspect(states[name], f"dstate['{name}']"), (contract.precision.arithmetic_dtype,), (batch, contract.hidden_size)
-        )
-        if name in states
-        else None
+        _vector(inspect(states[name], f"dstate['{name}']"), carried, shape) if name in states else None
         for name in contract.states
     )
     for other in (checked, *dfinal):
