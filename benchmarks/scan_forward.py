@@ -99,6 +99,20 @@ def row(result: dict[str, Any]) -> str:
     )
 
 
+def write_record(folder: Path, benchmark: str, live: cuda.LiveDevice, results: list[dict[str, Any]]) -> None:
+    """Write the results with what made them to `folder`."""
+    versions = {name: version(name) for name in ("cupy-cuda13x", "numpy")} | {"minrnn_gen": minrnn_gen.__version__}
+    driver = cupy.cuda.runtime.driverGetVersion()
+    record = {
+        "command": f"python benchmarks/{benchmark}.py --out benchmarks/results",
+        "gpu": live.name,
+        "versions": versions | {"cuda_driver": driver, "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion()))},
+        "results": results,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{benchmark}_{live.profile.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the JSON file")
@@ -116,16 +130,7 @@ def main() -> None:
                 print(row(results[-1]), flush=True)
                 cupy.get_default_memory_pool().free_all_blocks()
     if folder is not None:
-        versions = {name: version(name) for name in ("cupy-cuda13x", "numpy")} | {"minrnn_gen": minrnn_gen.__version__}
-        driver = cupy.cuda.runtime.driverGetVersion()
-        record = {
-            "command": "python -m benchmarks.scan_forward --out benchmarks/results",
-            "gpu": live.name,
-            "versions": versions | {"cuda_driver": driver, "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion()))},
-            "results": results,
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"scan_forward_{live.profile.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        write_record(folder, "scan_forward", live, results)
 
 
 if __name__ == "__main__":

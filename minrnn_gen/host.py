@@ -13,6 +13,7 @@ from minrnn_gen.arguments import Y_AXES, Call, Contract
 from minrnn_gen.arrays import as_numpy, numpy_dtype
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu_backward import ScanGradients, run_scan_backward
+from minrnn_gen.cpu_recurrence import ScanMethod
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,12 @@ def y_by_time(y: Any, layout: str) -> Any:
 
 
 def scan(
-    contract: Contract, lowered: LoweredScan, call: HostCall, y: Any, all_states: Mapping[str, Any] | None = None
+    contract: Contract,
+    lowered: LoweredScan,
+    call: HostCall,
+    y: Any,
+    all_states: Mapping[str, Any] | None = None,
+    method: ScanMethod | None = None,
 ) -> dict[str, Any]:
     """Run forward, write `y` (in the layout) and `all_states` ([T, B, H] each), and return the final states."""
     return cpu.run_scan(
@@ -68,6 +74,7 @@ def scan(
         arithmetic=call.arithmetic,
         y=y_by_time(y, contract.layout),
         all_states=all_states,
+        method=method,
     )
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
 from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, IncomingGradient, check_call, check_gradient
@@ -21,6 +21,9 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.saved import Saved
 from minrnn_gen.spec import Spec
+
+if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
+    from minrnn_gen.cpu_recurrence import ScanMethod
 
 State = dict[str, Any]
 
@@ -340,7 +343,9 @@ class Kernel:
         y, final = self._host_scan(kernel_pass, call, precision.arithmetic_dtype, precision.storage_dtype)
         return self._to_library(call.x, y), tuple(self._to_library(call.x, final[name]) for name in self.states)
 
-    def _host_scan(self, kernel_pass: KernelPass, call: Call, arithmetic: str, storage: str) -> tuple[Any, dict[str, Any]]:
+    def _host_scan(
+        self, kernel_pass: KernelPass, call: Call, arithmetic: str, storage: str, method: ScanMethod | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Run the CPU target and return NumPy results; `arithmetic` and `storage` are dtype names."""
         import numpy
 
@@ -348,7 +353,7 @@ class Kernel:
 
         y = numpy.empty(self._y_shape(kernel_pass, call), numpy_dtype(storage))
         lowered = self._builder.lowered
-        return y, host.scan(self._contract, lowered, host.host_call(self._contract, call, arithmetic), y)
+        return y, host.scan(self._contract, lowered, host.host_call(self._contract, call, arithmetic), y, method=method)
 
     def reference(
         self,
@@ -376,7 +381,7 @@ class Kernel:
         )
         if call.x.device is not None:
             raise BadInput(f"x is on CUDA device {call.x.device}; the reference runs on host arrays, so copy it there")
-        return self._host_scan("forward", call, "float64", "float64")
+        return self._host_scan("forward", call, "float64", "float64", "sequential")
 
     @staticmethod
     def _to_library(like: Array, value: Any) -> Array:
