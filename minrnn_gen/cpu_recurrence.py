@@ -30,16 +30,16 @@ def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None
     Any dtype that multiplies and adds; infinities and NaN follow IEEE 754 without warnings.
 
     Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
-    `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and always sequential for elements with a coefficient above 1 in
-    magnitude or NaN. What one element gets never depends on another.
+    `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and for each element with a coefficient above 1 in magnitude. So
+    no element's result depends on the values of another.
     """
     if method is not None:
         return _SCANS[method](a, b, initial)
     steps = len(a)
     if steps < PARALLEL_STEPS_LEAST or initial.size > PARALLEL_ELEMENTS_MOST:
         return scan_sequential(a, b, initial)
-    growing = ~(numpy.abs(a) <= 1).all(axis=0)
     states = scan_parallel(a, b, initial)
+    growing = (numpy.abs(a) > 1).any(axis=0)
     if growing.any():
         states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing])
     return states

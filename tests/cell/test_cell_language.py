@@ -75,8 +75,9 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
         "softplus": lambda: np.maximum(x, 0) + np.log1p(small()),
         "logsigmoid": lambda: np.minimum(x, 0) - np.log1p(small()),
         "relu": lambda: np.maximum(x, 0),
-        "min": lambda: np.minimum(x, y),
-        "max": lambda: np.maximum(x, y),
+        # NaN wins; of equal ones the first, which shows where one is -0.
+        "min": lambda: np.where(np.isnan(x) | ~((y < x) | np.isnan(y)), x, y),
+        "max": lambda: np.where(np.isnan(x) | ~((y > x) | np.isnan(y)), x, y),
         "where": lambda: np.where(x, y, rest[1]),
         "detach": lambda: x,
     }

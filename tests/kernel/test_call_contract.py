@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,11 +135,29 @@ def test_what_has_no_kernel_yet_says_so(arguments: dict[str, Any]) -> None:
     assert next(iter(arguments)) in one_sentence(caught.value)
 
 
-@pytest.mark.parametrize("ask", [Kernel.forward, Kernel.backward], ids=["forward", "backward"])
-def test_gradients_are_not_generated_yet(ask: Callable[..., Any]) -> None:
+def test_gradients_through_the_projection_are_not_generated_yet() -> None:
     with pytest.raises(NotGenerated) as caught:
-        ask(kernel_of("min_gru"), X)
-    assert "min_gru" in one_sentence(caught.value)
+        kernel_of("projected").forward(X[..., 0, :], weight=WEIGHT)
+    assert "projection" in one_sentence(caught.value)
+
+
+def test_gradients_are_those_of_the_kernel_that_saved() -> None:
+    kernel = kernel_of("min_gru")
+    y, _, saved = kernel.forward(X)
+    first, second = kernel.backward(saved, y), kernel.backward(saved, y)
+    assert (first["x"] == second["x"]).all() and (first["state"]["h"] == second["state"]["h"]).all()
+    with pytest.raises(BadInput, match="another kernel"):
+        host_kernel("min_gru", HIDDEN, "fp32", batch=7).backward(saved, y)
+    with pytest.raises(BadInput, match="dy has shape"):
+        kernel.backward(saved, y[1:])
+    saved.release()
+    with pytest.raises(BadInput, match="released"):
+        kernel.backward(saved, y)
+
+
+def test_a_spec_without_training_has_no_forward_for_gradients() -> None:
+    with pytest.raises(BadInput, match="training"):
+        host_kernel("min_gru", HIDDEN, "fp32", training=False).forward(X)
 
 
 @pytest.mark.parametrize("spec", [{"direction": "reverse"}, {"direction": "bidirectional"}, {"scan_arithmetic": "log"}])
