@@ -16,10 +16,10 @@ HEADER_COLUMNS = 120
 
 
 @dataclass(frozen=True)
-class CellText:
-    """A lowered cell as the templates read it: names in the order of the arrays, and straight-line statements."""
+class _CellNames:
+    """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
 
-    lowered: LoweredScan
+    lowered: LoweredScan | LoweredScanBackward
 
     @property
     def name(self) -> str:
@@ -40,6 +40,13 @@ class CellText:
     @property
     def parameters(self) -> tuple[str, ...]:
         return self.lowered.parameters
+
+
+@dataclass(frozen=True)
+class CellText(_CellNames):
+    """A lowered forward as the templates read it: straight-line statements, and where their values are."""
+
+    lowered: LoweredScan
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -84,30 +91,10 @@ class CellText:
 
 
 @dataclass(frozen=True)
-class CellBackwardText:
+class CellBackwardText(_CellNames):
     """A lowered backward as the templates read it."""
 
     lowered: LoweredScanBackward
-
-    @property
-    def name(self) -> str:
-        return self.lowered.name
-
-    @property
-    def equation_lines(self) -> tuple[str, ...]:
-        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        return self.lowered.gates
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return self.lowered.states
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return self.lowered.parameters
 
     @property
     def output_state(self) -> str:
