@@ -75,7 +75,13 @@ class Builder:
         spec = self.spec
         # An inline cell goes as a document, so that an error in it names the spec's line.
         model = spec.model if isinstance(spec.model, str) else spec.document.part("model")
-        return find_cell(model, spec.folder, spec.where)
+        return find_cell(model, spec.folder, self._asking)
+
+    @property
+    def _asking(self) -> str:
+        """Where the spec asks for its model: file and line."""
+        line = self.spec.document.lines.get(("model",))
+        return self.spec.where if line is None else f"{self.spec.where}:{line}"
 
     @cached_property
     def _proved(self) -> tuple[Cell, Recurrence]:
@@ -87,7 +93,7 @@ class Builder:
         recurrence = classify(cell)
         if recurrence.kind not in GENERATED_KINDS:
             raise NotGenerated(
-                f"{self.spec.where}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
+                f"{self._asking}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
                 f"{', '.join(GENERATED_KINDS)} cells are, see 'minrnn-gen cells'"
             )
         return cell, recurrence
@@ -259,7 +265,7 @@ class Builder:
         lowered = self.lowered_backward
         if lowered.needs_saved_states:
             raise NotGenerated(
-                f"{self.spec.where}: model: {lowered.name}: y does not hold its state {lowered.needs_saved_states[0]}, and "
+                f"{self._asking}: model: {lowered.name}: y does not hold its state {lowered.needs_saved_states[0]}, and "
                 f"a backward from such states is generated for host arrays only yet"
             )
         return lowered
