@@ -153,7 +153,7 @@ def synchronize() -> None:
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
 
-    The module stays loaded as long as this object lives. Launches are asynchronous on the given stream.
+    The module stays loaded as long as this object lives. Launches are asynchronous.
     """
 
     cubin: bytes
@@ -163,12 +163,16 @@ class LoadedKernel:
     _functions: dict[int, Any] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def launch(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Launch on `device`; `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars."""
-        function = self._functions.get(device) or self._load(device)
-        cupy = _cupy()
-        with cupy.cuda.Device(device):
-            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _Stream(stream))
+    def launch(self, like: Array, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """Launch on the device of `like`, on the stream on which its library now works there.
+
+        `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars.
+        """
+        assert like.device is not None
+        function = self._functions.get(like.device) or self._load(like.device)
+        stream = _Stream(current_stream(like))
+        with _cupy().cuda.Device(like.device):
+            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, stream)
 
     def _load(self, device: int) -> Any:
         cupy = _cupy()

@@ -132,7 +132,8 @@ class Kernel:
         self._refuse(R=R, recurrent_bias=recurrent_bias)
         wanted = None if all_states is False else all_states
         self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=wanted)
-        return self._run("forward", x, weight, bias, parameters, state)
+        _, y, final = self._run("forward", x, weight, bias, parameters, state)
+        return y.owner, final
 
     def step(
         self,
@@ -147,7 +148,8 @@ class Kernel:
     ) -> tuple[Any, State]:
         """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight."""
         self._refuse(R=R, recurrent_bias=recurrent_bias)
-        return self._run("step", x_t, weight, bias, parameters, state)
+        _, y, final = self._run("step", x_t, weight, bias, parameters, state)
+        return y.owner, final
 
     def forward(
         self,
@@ -159,6 +161,10 @@ class Kernel:
         recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        all_states: bool = False,
     ) -> tuple[Any, State, Saved]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
@@ -168,12 +174,12 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         self._refuse(R=R, recurrent_bias=recurrent_bias)
+        wanted = None if all_states is False else all_states
+        self._not_yet(resets=resets, lengths=lengths, cu_seqlens=cu_seqlens, all_states=wanted)
         if weight is not None:
             raise NotGenerated("gradients through the input projection are not generated yet; project x before the call")
-        call = self._checked("forward", x, weight, bias, parameters, state)
-        run = self._run_on_host if call.x.device is None else self._run_on_device
-        y, final = run("forward", call)
-        return y.owner, self._named(final), Saved(self, call, y)
+        call, y, final = self._run("forward", x, weight, bias, parameters, state)
+        return y.owner, final, Saved(self, call, y)
 
     def backward(self, saved: Saved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
@@ -206,22 +212,9 @@ class Kernel:
         bias: Any,
         parameters: Mapping[str, Any] | None,
         state: Mapping[str, Any] | None,
-    ) -> tuple[Any, State]:
-        call = self._checked(kernel_pass, x, weight, bias, parameters, state)
-        run = self._run_on_host if call.x.device is None else self._run_on_device
-        y, final = run(kernel_pass, call)
-        return y.owner, self._named(final)
-
-    def _checked(
-        self,
-        kernel_pass: KernelPass,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        parameters: Mapping[str, Any] | None,
-        state: Mapping[str, Any] | None,
-    ) -> Call:
-        return check_call(
+    ) -> tuple[Call, Array, State]:
+        """Check the arrays, run where x is, and return the checked call with y and the final states."""
+        call = check_call(
             self._contract,
             cuda.inspect,
             x,
@@ -231,6 +224,9 @@ class Kernel:
             state=state,
             single_step=kernel_pass == "step",
         )
+        run = self._run_on_host if call.x.device is None else self._run_on_device
+        y, final = run(kernel_pass, call)
+        return call, y, self._named(final)
 
     def _named(self, arrays: tuple[Array, ...]) -> State:
         return {name: array.owner for name, array in zip(self.states, arrays, strict=True)}
@@ -247,9 +243,7 @@ class Kernel:
         regime = self._builder.hinted_regime if kernel_pass == "step" else Regime(alignment_of_call(call.x, y))
         loaded, plan = self._load(kernel_pass, regime)
         launch = launch_of(plan, call, y, final)
-        device = call.x.device
-        assert device is not None
-        loaded.launch(device, cuda.current_stream(call.x), launch.blocks, plan.threads, launch.arguments)
+        loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
         return y, final
 
     def _backward_on_device(self, call: Call, y: Array, gradient: IncomingGradient) -> dict[str, Any]:
@@ -264,9 +258,7 @@ class Kernel:
         if call.batch:
             loaded, plan = self._load("backward", Regime(alignment_of_call(call.x, y, gradient.dy, dx)))
             launch = backward_launch_of(plan, call, y, gradient, dx, dinitial, sums)
-            device = call.x.device
-            assert device is not None
-            loaded.launch(device, cuda.current_stream(call.x), launch.blocks, plan.threads, launch.arguments)
+            loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
         # Few values are left to add; the libraries do it in an order that does not change.
         total = None if sums is None else sums.owner.sum(1)
         return self._gradients(call, dx.owner, self._named(dinitial), total, cuda.cast_like)
