@@ -247,7 +247,7 @@ class Builder:
         return entry.folder
 
     def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(self._common_key, kernel_pass, str(regime.alignment_bytes))
+        return digest(self._common_key, kernel_pass, json.dumps(asdict(regime), sort_keys=True))
 
     @cached_property
     def _common_key(self) -> str:

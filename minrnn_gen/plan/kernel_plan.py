@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 SEQUENTIAL_TERMS = ("fill_and_drain", "launch")
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 
+KeptStates = Literal["none", "storage", "arithmetic"]
+
 
 @dataclass(frozen=True)
 class Regime:
-    """The property of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
+    """The properties of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
 
-    `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16).
+    `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
+    runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
+    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU, so that time may be split.
     """
 
     alignment_bytes: int
+    reverse: bool = False
+    resets: bool = False
+    kept_states: KeptStates = "none"
+    few_channels: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import constraint as python_constraint
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.kernel_plan import Alternative, KernelPlan, Margin, Regime, total_us
+from minrnn_gen.plan.kernel_plan import Alternative, KernelPlan, Margin, total_us
 from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
@@ -105,7 +105,7 @@ class Solution:
             storage_dtype=problem.precision.storage_dtype,
             storage_bytes=problem.precision.storage_bytes,
             arithmetic_dtype=problem.precision.arithmetic_dtype,
-            regime=Regime(copy_bytes),
+            regime=problem.regime,
             variables=candidate,
             threads=resources.threads,
             channels_per_block=resources.channels_per_block,
