@@ -68,9 +68,9 @@ def _exchange_bytes(
     if splits_time:
         sums = time_warps if problem.kernel_pass == "backward" else 0
         return channels * real * (4 * time_warps * states + states + sums)
-    blocks = cluster_blocks if cluster_blocks > 1 else 0
+    blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
-    return 4 * (warps + blocks) * states * channels * real
+    return 4 * (warps + blocks) * states * channels * real + 8 * mailboxes
 
 
 def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
