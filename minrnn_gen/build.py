@@ -260,22 +260,19 @@ class Builder:
         )
 
     def _lowered_for(self, kernel_pass: KernelPass) -> LoweredScan | LoweredScanBackward:
-        if kernel_pass != "backward":
-            return self.lowered
-        lowered = self.lowered_backward
-        if lowered.needs_saved_states:
-            raise NotGenerated(
-                f"{self._asking}: model: {lowered.name}: y does not hold its state {lowered.needs_saved_states[0]}, and "
-                f"a backward from such states is generated for host arrays only yet"
-            )
-        return lowered
+        return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
-        gates = len(lowered.gates)
-        read_count, written_count = gates, 1
+        gates, precision = len(lowered.gates), precision_of(spec.precision)
+        words = {
+            "none": 0,
+            "storage": 1,
+            "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
+        }[regime.kept_states]
+        read_count, written_count = gates, 1 + words * len(lowered.states)
         if kernel_pass == "backward":
-            # The gates and dy, and y where the state before a step is needed; the gradients of the gates.
+            # The gates, dy and the states before each step that are needed; the gradients of the gates.
             read_count, written_count = gates + 1 + len(self.lowered_backward.read_states), gates
         return Problem(
             kernel_pass=kernel_pass,
@@ -291,7 +288,7 @@ class Builder:
                 transcendental_count=program.transcendental_count,
             ),
             hidden_size=spec.hidden_size,
-            precision=precision_of(spec.precision),
+            precision=precision,
             layout=spec.layout,
             batch=spec.batch or ASSUMED_BATCH,
             time=spec.time or ASSUMED_TIME,
