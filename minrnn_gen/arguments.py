@@ -69,6 +69,16 @@ class Contract:
         return X_AXES[self.layout].replace("gh", self.gate_axes)
 
     @property
+    def x_axes(self) -> str:
+        """The axes of x in the layout."""
+        return INPUT_AXES[self.layout] if self.input_size else self.preactivation_axes
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return (*self.directions, self.hidden_size)
+
+    @property
     def weight_rows(self) -> int:
         """How many pre-activations one step of one sequence has."""
         return math.prod(self.directions) * len(self.gates) * self.hidden_size
@@ -162,7 +172,7 @@ def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given:
 
     A single step has no time axis and no sequences.
     """
-    axes = INPUT_AXES[contract.layout] if contract.input_size else contract.preactivation_axes
+    axes = contract.x_axes
     if single_step:
         # Without its time axis every layout is the same memory.
         axes = "bi" if contract.input_size else "bgh"
@@ -247,12 +257,11 @@ def _bias(contract: Contract, inspect: Inspect, bias: Any) -> Array | None:
 def _parameters(contract: Contract, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
     given = _named(parameters, contract.parameters, "parameters")
     missing = [name for name in contract.parameters if name not in given]
-    shape = (*contract.directions, contract.hidden_size)
     if missing:
         axes = "[2, hidden]" if contract.directions else "[hidden]"
         raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(contract.parameters)}, each {axes}")
     return tuple(
-        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(contract), shape)
+        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(contract), contract.parameter_shape)
         for name in contract.parameters
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gradients import RawGradients
-from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, step_launch_of
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, parts_of, step_launch_of
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.saved import Forward
@@ -84,33 +84,29 @@ class DeviceRun:
         """Run against time, from the gradients of what `forward` returned."""
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
-        read_states = self._read_states(forward.outputs)
-        sums = None
-        if call.bias is not None or call.parameters:
-            count = len(contract.gates) + len(contract.parameters)
-            shape = (len(contract.runs_reversed), 1, count, call.batch, contract.hidden_size)
-            sums = cuda.new_array(call.x, shape, carried)
-        has_padding = call.sequences.lengths is not None
         gradients = Gradients(
-            dx=cuda.new_array(call.x, projected.x.shape, call.x.dtype, zeroed=has_padding),
+            dx=cuda.new_array(call.x, projected.x.shape, call.x.dtype, zeroed=call.sequences.lengths is not None),
             dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
-            sums=sums,
+            sums=None,
         )
-        if call.batch:
-            for run, part in runs_of(contract, projected):
-                states = outputs_of_run(contract, Outputs(forward.outputs.y, read_states, ()), run).kept
-                arriving = incoming_of_run(contract, incoming, run)
-                its = gradients_of_run(contract, projected.x_axes, gradients, run)
-                loaded, plan = self._load("backward", _regime(part, "none", part.x, arriving.dy, its.dx, *states))
-                launch = backward_launch_of(plan, part, states, arriving, its)
-                loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
+        runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
+        if call.bias is not None or call.parameters:
+            parts = {parts_of(one.plan) for one in runs} or {1}
+            count = len(contract.gates) + len(contract.parameters)
+            shape = (len(contract.runs_reversed), max(parts), count, call.batch, contract.hidden_size)
+            # A run of fewer parts than the other leaves the rest as it is.
+            gradients = replace(gradients, sums=cuda.new_array(call.x, shape, carried, zeroed=len(parts) > 1))
+        for run, one in enumerate(runs):
+            its = gradients_of_run(contract, projected.x_axes, gradients, run)
+            launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its)
+            one.loaded.launch(call.x, launch.blocks, one.plan.threads, launch.arguments)
         dx, dweight = self._through_projection(call, gradients.dx)
         return RawGradients(
             x=dx,
             weight=dweight,
             initial=gradients.dinitial,
             # Few values are left to add; the libraries do it in an order that does not change.
-            sums=None if sums is None else sums.owner.sum((1, 3)),
+            sums=None if gradients.sums is None else gradients.sums.owner.sum((1, 3)),
         )
 
     @staticmethod
@@ -124,6 +120,15 @@ class DeviceRun:
             for array in (call.sequences.lengths, call.sequences.cu_seqlens)
         )
         return replace(call, sequences=replace(call.sequences, lengths=lengths, cu_seqlens=cu_seqlens))
+
+    def _runs_back(self, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> Iterator[_RunBack]:
+        contract, projected = self._contract, forward.projected
+        read = Outputs(forward.outputs.y, self._read_states(forward.outputs), ())
+        for run, part in runs_of(contract, projected):
+            states, arriving = outputs_of_run(contract, read, run).kept, incoming_of_run(contract, incoming, run)
+            dx = gradients_of_run(contract, projected.x_axes, gradients, run).dx
+            loaded, plan = self._load("backward", _regime(part, "none", part.x, arriving.dy, dx, *states))
+            yield _RunBack(part, states, arriving, loaded, plan)
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
         """The states that a backward reads, in the storage dtype, y where it is one of them."""
@@ -177,6 +182,17 @@ class DeviceRun:
                 loaded = cuda.LoadedKernel(built.cubin, plan.entry, plan.arch, plan.shared_bytes)
                 self._loaded[key] = loaded
         return loaded, self._built[key].plan
+
+
+@dataclass(frozen=True)
+class _RunBack:
+    """One run of a backward: its part of the call, of the states that are read and of what arrives, and the kernel for it."""
+
+    call: Call
+    read_states: tuple[Array, ...]
+    incoming: IncomingGradient
+    loaded: cuda.LoadedKernel
+    plan: KernelPlan
 
 
 def _regime(call: Call, kept: KeptStates, *rows: Array) -> Regime:

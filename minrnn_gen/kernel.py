@@ -65,6 +65,11 @@ class Kernel:
         return self._builder.spec
 
     @property
+    def contract(self) -> Contract:
+        """What a call has to look like: sizes, names, and the shapes that follow from them."""
+        return self._contract
+
+    @property
     def gates(self) -> tuple[str, ...]:
         """The gates of x, in the order of its gate axis."""
         return self._contract.gates

@@ -35,6 +35,11 @@ def alignment_of_call(*arrays: Array) -> int:
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
+def parts_of(plan: KernelPlan) -> int:
+    """Return how many blocks of a scan divide the time of a column between them, each with sums of its own."""
+    return plan.variables.get("cluster_blocks", 1)
+
+
 def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
     """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`."""
     arguments = (
@@ -109,8 +114,8 @@ def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
 
 def _blocks(plan: KernelPlan, call: Call) -> int:
     if plan.layout == "BDT":
-        return -(-call.batch * plan.hidden_size // plan.channels_per_block)
-    return call.batch * -(-plan.hidden_size // plan.channels_per_block)
+        return -(-call.batch * plan.hidden_size // plan.channels_per_block) * parts_of(plan)
+    return call.batch * -(-plan.hidden_size // plan.channels_per_block) * parts_of(plan)
 
 
 def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:

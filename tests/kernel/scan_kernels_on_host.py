@@ -111,7 +111,8 @@ class LoadedOnHost:
         dx_pointer, dx_strides = next(left), [next(left) for _ in range(3)]
         dinitial = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
         sums_pointer = next(left)
-        sums = contiguous(sums_pointer, 1, len(self.cell.gates) + len(self.cell.parameters), batch, hidden)
+        parts = self.plan.variables["cluster_blocks"]
+        sums = contiguous(sums_pointer, parts, len(self.cell.gates) + len(self.cell.parameters), batch, hidden)
         assert len(list(left)) == 2
         for sequence in range(batch):
             begin, end, its = problem(sequence)
@@ -124,7 +125,8 @@ class LoadedOnHost:
             gates(dx_pointer, dx_strides, sequence, begin, end)[...] = back["x"]
             for first, name in zip(dinitial, self.cell.states, strict=True):
                 first[sequence] = back["state"][name][0]
-            sums[0, :, sequence] = [*back["bias"], *(back["parameters"][name] for name in self.cell.parameters)]
+            total = np.stack([*back["bias"], *(back["parameters"][name] for name in self.cell.parameters)])
+            sums[:, :, sequence] = total / parts
 
     def _vectors(self, left: Iterator[Any]) -> tuple[Any, dict[str, Any]]:
         """The bias and the parameters, of which a mask says which are in float32."""
@@ -166,7 +168,12 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
     def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
         launched.add((kernel_pass, regime))
         plan = SimpleNamespace(
-            layout=spec.layout, hidden_size=spec.hidden_size, channels_per_block=32, regime=regime, threads=32
+            layout=spec.layout,
+            hidden_size=spec.hidden_size,
+            channels_per_block=32,
+            regime=regime,
+            threads=32,
+            variables={"cluster_blocks": 2 if regime.reverse else 1},
         )
         cell = SimpleNamespace(
             parsed=plain_loops.cell_named(spec.model),

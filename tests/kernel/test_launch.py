@@ -97,7 +97,9 @@ def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: 
     )
     bias, decay = vector("bias", 7000, "bfloat16", 2, hidden), vector("decay", 7100, "float32", hidden)
     call = Call(x, x_axes, batch, time, None, bias, (decay,), (initial,), given)
-    plan: Any = SimpleNamespace(layout=layout, hidden_size=hidden, channels_per_block=4, threads=32)
+    plan: Any = SimpleNamespace(
+        layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2}
+    )
 
     stride = dict(zip(x_axes, x.strides, strict=True)) | {f"y{axis}": one for axis, one in zip(y_axes, y.strides, strict=True)}
     if sequences == "packed":
@@ -111,8 +113,8 @@ def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: 
 
     forward = forward_launch_of(plan, call, Outputs(y, (state,) if kept else (), (final,)))
     assert forward.arguments == (*inputs, 2000, *y_strides, *((2200,) if kept else ()), 3100, count, time)
-    assert forward.blocks == count
+    assert forward.blocks == 2 * count
     incoming, gradients = IncomingGradient(dy, (None,)), Gradients(dx, (final,), sums)
     backward = backward_launch_of(plan, call, (state,), incoming, gradients)
     expected = (*inputs, 2200, 2100, *y_strides, 0, 1100, *x_strides, 3100, 3200, count, time)
-    assert backward.arguments == expected and backward.blocks == count
+    assert backward.arguments == expected and backward.blocks == 2 * count
