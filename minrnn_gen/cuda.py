@@ -335,7 +335,6 @@ def _multiply(
     cupy = _cupy()
     from cupy_backends.cuda.libs import cublas
 
-    assert like.device is not None
     m, n, k = sizes
     is_double = result.dtype == "float64"
     compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)

@@ -7,6 +7,8 @@ memory pose as arrays on a device.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -141,22 +143,43 @@ class LoadedOnHost:
         return found[0], dict(zip(self.cell.parameters, found[1:], strict=True))
 
 
-def multiply_on_host(
-    _like: Any, sizes: tuple[int, int, int], left: Any, right: Any, result: Any, batch: int = 1, adds: bool = False
-) -> None:
-    """What `cuda._multiply` promises, by addresses."""
-    m, n, k = sizes
+class CublasOnHost:
+    """The one product of cuBLAS that is used, of matrices in columns in float64, by addresses (cublasGemmStridedBatchedEx)."""
 
-    def matrix(factor: Any, index: int, rows: int, columns: int) -> Any:
-        if factor.transposed:
-            rows, columns = columns, rows
-        found = memory(factor.array.pointer + 8 * index * factor.stride, (rows, columns), (factor.row, 1))
-        return found.T if factor.transposed else found
+    def __init__(self) -> None:
+        self._stream, self._mode = 5, 3
 
-    for index in range(batch):
-        to = memory(result.pointer + 8 * index * m * n, (m, n), (n, 1))
-        product = matrix(left, index, m, k) @ matrix(right, index, k, n)
-        to[...] = to + product if adds else product
+    def getStream(self, _handle: int) -> int:
+        return self._stream
+
+    def setStream(self, _handle: int, stream: int) -> None:
+        self._stream = stream
+
+    def getMathMode(self, _handle: int) -> int:
+        return self._mode
+
+    def setMathMode(self, _handle: int, mode: int) -> None:
+        self._mode = mode
+
+    def gemmStridedBatchedEx(
+        self, _handle: int, turns_a: int, turns_b: int, m: int, n: int, k: int, alpha: int, a: int, a_type: int, lda: int,
+        a_stride: int, b: int, b_type: int, ldb: int, b_stride: int, beta: int, c: int, c_type: int, ldc: int, c_stride: int,
+        count: int, compute: int, _algorithm: int,
+    ) -> None:  # fmt: skip
+        assert (a_type, b_type, c_type, compute) == (1, 1, 1, 70)  # CUDA_R_64F, CUBLAS_COMPUTE_64F
+        assert lda >= (k if turns_a else m) and ldb >= (n if turns_b else k) and ldc >= m
+        assert (self._stream, self._mode) == (0, 16)
+        scale, keep = (ctypes.c_double.from_address(one).value for one in (alpha, beta))
+        for index in range(count):
+
+            def columns(start: int, height: int, width: int, leading: int, stride: int, index: int = index) -> Any:
+                return memory(start + 8 * index * stride, (height, width), (1, leading))
+
+            left = columns(a, k, m, lda, a_stride).T if turns_a else columns(a, m, k, lda, a_stride)
+            right = columns(b, n, k, ldb, b_stride).T if turns_b else columns(b, k, n, ldb, b_stride)
+            to = columns(c, m, n, ldc, c_stride)
+            # As the library: with beta 0, C is not read.
+            to[...] = scale * left @ right + (keep * to if keep else 0)
 
 
 @contextlib.contextmanager
@@ -181,14 +204,22 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
         )
         return LoadedOnHost(kernel_pass, cell, plan), plan
 
+    device = SimpleNamespace(cublas_handle=1)
     numpy_as_cupy = SimpleNamespace(
-        arange=np.arange, asarray=np.asarray, where=np.where, cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext())
+        arange=np.arange,
+        asarray=np.asarray,
+        where=np.where,
+        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext(device)),
     )
+    cublas = CublasOnHost()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", load)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
         patch.setattr(cuda, "_cupy", lambda: numpy_as_cupy)
         patch.setattr(cuda, "_is_capturing", lambda _: False)
-        patch.setattr(cuda, "_multiply", multiply_on_host)
+        patch.setattr(cuda, "current_stream", lambda _: 0)
+        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+            patch.setitem(sys.modules, name, SimpleNamespace(cublas=cublas))
         patch.setattr(cuda, "read_back", as_numpy)
         yield launched
+        assert (cublas.getStream(1), cublas.getMathMode(1)) == (5, 3)  # the handle is CuPy's, and as it was
