@@ -275,8 +275,9 @@ class Builder:
         gates = len(lowered.gates)
         read_count, written_count = gates, 1
         if kernel_pass == "backward":
-            # The gates and dy, and y where the state before a step is needed; the gradients of the gates.
-            read_count, written_count = gates + 1 + len(self.lowered_backward.read_states), gates
+            # The gates that gradients need, dy, and the states; the gradients of the gates.
+            backward = self.lowered_backward
+            read_count, written_count = len(backward.read_gates) + 1 + len(backward.read_states), gates
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(

@@ -101,6 +101,11 @@ class CellBackwardText(_CellNames):
         return self.lowered.output_state or self.states[0]
 
     @property
+    def read_gates(self) -> tuple[str, ...]:
+        """The gates whose values the gradients need, in the order of `gates`."""
+        return self.lowered.read_gates
+
+    @property
     def reads_previous(self) -> bool:
         """Whether the gradients need the state before each step, which is y one step earlier."""
         return bool(self.lowered.read_states)

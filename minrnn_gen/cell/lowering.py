@@ -87,6 +87,12 @@ class LoweredScanBackward:
     equations: str
 
     @property
+    def read_gates(self) -> tuple[str, ...]:
+        """The gates whose values the backward reads."""
+        inputs = {*self.adjoint.inputs, *self.gradients.inputs}
+        return tuple(gate for gate in self.gates if f"W_{gate}" in inputs)
+
+    @property
     def read_states(self) -> tuple[str, ...]:
         """The states whose values the backward reads."""
         inputs = {*self.adjoint.inputs, *self.gradients.inputs}
