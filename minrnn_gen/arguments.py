@@ -42,7 +42,8 @@ class Call:
     """The checked arrays of one call.
 
     `x` has the axes `x_axes`, of which the projection may still be due (`weight`). Absent arrays are None; `parameters` and
-    `initial` follow the cell's order.
+    `initial` follow the cell's order. `batch` counts sequences, `time` the steps of x. `reverse`: time runs from the last step
+    of each sequence to its first.
     """
 
     x: Array
@@ -53,6 +54,29 @@ class Call:
     bias: Array | None
     parameters: tuple[Array, ...]
     initial: tuple[Array | None, ...]
+    resets: Array | None = None
+    lengths: Array | None = None
+    cu_seqlens: Array | None = None
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states."""
+
+    y: Array
+    kept: tuple[Array, ...]
+    final: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a backward writes: the gradients of x and of the initial states, and, where they are asked for, the `sums`
+    [parts, gates + parameters, B, H], whose sum over parts and batch is the gradient of bias and parameters."""
+
+    dx: Array
+    dinitial: tuple[Array, ...]
+    sums: Array | None
 
 
 def check_call(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minrnn_gen.errors import BadInput
 
 Library = Literal["numpy", "torch", "cupy"]
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16}
+DTYPE_BYTES = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16},
+    **{"int64": 8, "int32": 4, "bool": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Array:
     """One array of the caller.
 
     `strides` count elements. `device` is the CUDA device's number, or None for host memory. `owner` is the caller's object
-    (or what it was converted to) and keeps the memory alive.
+    (or what it was converted to) and keeps the memory alive; of a view it is the whole.
     """
 
     name: str
@@ -39,6 +42,23 @@ class Array:
     @property
     def is_contiguous(self) -> bool:
         return self.strides_match(contiguous_strides(self.shape))
+
+    def selected(self, axis: int, index: int) -> Array:
+        """View the array at `index` of `axis`, without that axis."""
+        return replace(
+            self,
+            pointer=self.pointer + index * self.strides[axis] * self.itemsize,
+            shape=self.shape[:axis] + self.shape[axis + 1 :],
+            strides=self.strides[:axis] + self.strides[axis + 1 :],
+        )
+
+    def narrowed(self, axis: int, start: int, size: int) -> Array:
+        """View `size` elements of `axis` from `start` on."""
+        return replace(
+            self,
+            pointer=self.pointer + start * self.strides[axis] * self.itemsize,
+            shape=(*self.shape[:axis], size, *self.shape[axis + 1 :]),
+        )
 
     def strides_match(self, wanted: tuple[int, ...]) -> bool:
         """Compare strides where they matter: along axes longer than 1, of an array with elements."""

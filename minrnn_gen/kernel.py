@@ -9,14 +9,24 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Contract, IncomingGradient, check_call, check_gradient
+from minrnn_gen.arguments import (
+    X_AXES,
+    Y_AXES,
+    Call,
+    Contract,
+    Gradients,
+    IncomingGradient,
+    Outputs,
+    check_call,
+    check_gradient,
+)
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.compiler import KernelResources
 from minrnn_gen.errors import BadInput, NotGenerated, ToolchainMissing
 from minrnn_gen.explain import explain
-from minrnn_gen.launch import alignment_of_call, backward_launch_of, launch_of
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, step_launch_of
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.saved import Saved
@@ -240,9 +250,10 @@ class Kernel:
             return y, final
         if call.weight is not None:
             call = self._projected(kernel_pass, call, call.weight)
-        regime = self._builder.hinted_regime if kernel_pass == "step" else Regime(alignment_of_call(call.x, y))
+        step = kernel_pass == "step"
+        regime = self._builder.hinted_regime if step else _regime_of(call, "none", call.x, y)
         loaded, plan = self._load(kernel_pass, regime)
-        launch = launch_of(plan, call, y, final)
+        launch = (step_launch_of if step else forward_launch_of)(plan, call, Outputs(y, (), final))
         loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
         return y, final
 
@@ -254,13 +265,14 @@ class Kernel:
         sums = None
         if call.bias is not None or call.parameters:
             count = contract.gate_count + len(contract.parameters)
-            sums = cuda.new_array(call.x, (count, call.batch, contract.hidden_size), carried)
+            sums = cuda.new_array(call.x, (1, count, call.batch, contract.hidden_size), carried)
         if call.batch:
-            loaded, plan = self._load("backward", Regime(alignment_of_call(call.x, y, gradient.dy, dx)))
-            launch = backward_launch_of(plan, call, y, gradient, dx, dinitial, sums)
+            loaded, plan = self._load("backward", _regime_of(call, "none", call.x, y, gradient.dy, dx))
+            states = tuple(y for _ in self._builder.lowered_backward.read_states)
+            launch = backward_launch_of(plan, call, states, gradient, Gradients(dx, dinitial, sums))
             loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
         # Few values are left to add; the libraries do it in an order that does not change.
-        total = None if sums is None else sums.owner.sum(1)
+        total = None if sums is None else sums.owner.sum((0, 2))
         return self._gradients(call, dx.owner, self._named(dinitial), total, cuda.cast_like)
 
     def _backward_on_host(self, call: Call, y: Array, gradient: IncomingGradient) -> dict[str, Any]:
@@ -382,3 +394,8 @@ class Kernel:
         result = cuda.new_array(like, value.shape, value.dtype.name)
         as_numpy(result)[...] = value
         return result
+
+
+def _regime_of(call: Call, kept_states: KeptStates, *rows: Array) -> Regime:
+    """The regime of a call in one direction whose arrays of x and y are `rows`."""
+    return Regime(alignment_of_call(*rows), call.reverse, call.resets is not None, kept_states)

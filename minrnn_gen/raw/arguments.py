@@ -132,6 +132,11 @@ def _state(recurrence: Recurrence, a: Array, value: Any, name: str) -> Array | N
 def _beside(a: Array, array: Array) -> Array:
     if array.device != a.device:
         raise BadInput(f"{array.name} is {_place(array)}, but a is {_place(a)}; move it there")
+    if a.device is not None and array.library != a.library:
+        raise BadInput(
+            f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for each "
+            f"other; convert one of them"
+        )
     return array
 
 
