@@ -16,7 +16,7 @@ from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 
 @dataclass(frozen=True)
 class Recurrence:
-    """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: the logarithm of a is given; `reverse`: from the last t on."""
+    """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: a's logarithm is given; `reverse`: from the last t on."""
 
     shape: tuple[int, ...]
     axis: int
@@ -101,7 +101,9 @@ def _axis(a: Array, axis: Any) -> int:
     except TypeError:
         index = count  # no integer: as wrong as one out of range
     if not -count <= index < count:
-        raise BadInput(f"axis is {shown(axis)}, but a has shape {list(a.shape)}; allowed are the integers {-count} to {count - 1}")
+        raise BadInput(
+            f"axis is {shown(axis)}, but a has shape {list(a.shape)}; allowed are the integers {-count} to {count - 1}"
+        )
     return index % count
 
 
@@ -134,8 +136,8 @@ def _beside(a: Array, array: Array) -> Array:
         raise BadInput(f"{array.name} is {_place(array)}, but a is {_place(a)}; move it there")
     if a.device is not None and array.library != a.library:
         raise BadInput(
-            f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for each "
-            f"other; convert one of them"
+            f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for "
+            f"each other; convert one of them"
         )
     return array
 

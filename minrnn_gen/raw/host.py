@@ -78,7 +78,8 @@ def _coefficients(recurrence: Recurrence, part: Values) -> Values:
 def _state(recurrence: Recurrence, given: Array | None) -> Values:
     if given is None:
         return numpy.zeros(recurrence.sequences, _arithmetic(recurrence))
-    return as_numpy(given).astype(_arithmetic(recurrence), copy=False).reshape(recurrence.sequences)
+    state: Values = as_numpy(given).reshape(recurrence.sequences)
+    return state
 
 
 def _arithmetic(recurrence: Recurrence) -> Any:

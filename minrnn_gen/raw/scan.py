@@ -9,15 +9,13 @@ from minrnn_gen.arrays import Array, numpy_dtype
 from minrnn_gen.raw.arguments import Recurrence, check_scan, check_scan_backward
 
 
-def scan(
-    a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1
-) -> tuple[Any, Any]:
+def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1) -> tuple[Any, Any]:
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, starting from `h0`; y[t] is h[t].
 
-    a, b and y have one shape and dtype: float64, float32, float16, bfloat16, complex64 or complex128. h0 (zeros where None) and
-    final have that shape without `axis` and the dtype of the arithmetic: float32 for 16-bit a, else a's own. With `log_a`, a holds
-    the logarithms of the coefficients; with `reverse`, t runs from the last to the first and y stays at its own t. Arrays may
-    have any strides; CUDA arrays run a compiled kernel on the caller's current stream, others NumPy.
+    a, b and y have one shape and dtype: float64, float32, float16, bfloat16, complex64 or complex128. h0 (zeros where None)
+    and final have that shape without `axis`, and the dtype of the arithmetic: float32 for 16-bit a, else a's own. With `log_a`,
+    a holds the logarithms of the coefficients; with `reverse`, t runs from the last to the first, and y stays at its own t.
+    Arrays may have any strides; CUDA arrays run a compiled kernel on the caller's current stream, others NumPy.
     Raises BadInput for arrays that do not fit.
     """
     call = check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
@@ -46,9 +44,9 @@ def scan_backward(
 ) -> tuple[Any, Any, Any]:
     """Return (da, db, dh0), the gradients of sum(dy y) + sum(dfinal final), given the y of `scan` with the same arguments.
 
-    dy is like y, and dfinal (zeros where None) like final; da and db are like a, dh0 like h0. With `log_a`, da is the gradient of
-    log a. Complex gradients follow torch's convention: delta[t] = dy[t] + conj(a[t+1]) delta[t+1], db[t] = delta[t],
-    da[t] = delta[t] conj(h[t-1]), dh0 = conj(a[0]) delta[0]. In 16-bit dtypes y, rounded, stands for the states.
+    dy is like y, and dfinal (zeros where None) like final; da and db are like a, dh0 like final. With `log_a`, da is the
+    gradient of log a. Complex gradients follow torch's convention: delta[t] = dy[t] + conj(a[t+1]) delta[t+1],
+    db[t] = delta[t], da[t] = delta[t] conj(h[t-1]), dh0 = conj(a[0]) delta[0]. In 16-bit dtypes y, rounded, stands for h.
     Raises BadInput for arrays that do not fit. Source: Martin & Cundy, arXiv 1709.04057.
     """
     call = check_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
