@@ -260,24 +260,17 @@ class Builder:
         )
 
     def _lowered_for(self, kernel_pass: KernelPass) -> LoweredScan | LoweredScanBackward:
-        if kernel_pass != "backward":
-            return self.lowered
-        lowered = self.lowered_backward
-        if lowered.needs_saved_states:
-            raise NotGenerated(
-                f"{self._asking}: model: {lowered.name}: y does not hold its state {lowered.needs_saved_states[0]}, and "
-                f"a backward from such states is generated for host arrays only yet"
-            )
-        return lowered
+        return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
         gates = len(lowered.gates)
         read_count, written_count = gates, 1
         if kernel_pass == "backward":
-            # The gates that gradients need, dy, and the states; the gradients of the gates.
+            # Gates, dy and states; the gradients of all gates.
             backward = self.lowered_backward
-            read_count, written_count = len(backward.read_gates) + 1 + len(backward.read_states), gates
+            states_read = len(backward.previous_states) + len(backward.current_states)
+            read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(

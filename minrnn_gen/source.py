@@ -97,18 +97,26 @@ class CellBackwardText(_CellNames):
     lowered: LoweredScanBackward
 
     @property
-    def output_state(self) -> str:
-        return self.lowered.output_state or self.states[0]
+    def looks_back(self) -> tuple[str, ...]:
+        return self.lowered.looks_back
 
     @property
-    def read_gates(self) -> tuple[str, ...]:
-        """The gates whose values the gradients need, in the order of `gates`."""
-        return self.lowered.read_gates
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
 
     @property
-    def reads_previous(self) -> bool:
-        """Whether the gradients need the state before each step, which is y one step earlier."""
-        return bool(self.lowered.read_states)
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values after each step the kernel reads."""
+        return self.lowered.read_states
+
+    @property
+    def previous_states(self) -> tuple[str, ...]:
+        return self.lowered.previous_states
+
+    @property
+    def current_states(self) -> tuple[str, ...]:
+        return self.lowered.current_states
 
     @property
     def adjoint_inputs(self) -> tuple[tuple[str, str], ...]:
@@ -122,7 +130,10 @@ class CellBackwardText(_CellNames):
     def adjoint_results(self) -> tuple[tuple[str, str], ...]:
         names = dict(self.lowered.adjoint.results)
         return tuple(
-            (f"{part}.at[{index}]", names[f"{part}_{state}"]) for part in "ae" for index, state in enumerate(self.states)
+            (f"{part}.at[{index}]", names[f"{part}_{state}"])
+            for part in "aef"
+            for index, state in enumerate(self.states)
+            if part != "f" or state in self.looks_back
         )
 
     @property
@@ -140,10 +151,15 @@ class CellBackwardText(_CellNames):
         return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
 
     def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
-        places = {f"W_{gate}": f"gate.at[{index}]" for index, gate in enumerate(self.gates)}
+        places = {f"W_{gate}": f"values.gate.at[{index}]" for index, gate in enumerate(self.gates)}
         places |= {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
-        places |= {f"delta_{state}": f"delta.at[{index}]" for index, state in enumerate(self.states)}
-        places |= {f"previous_{self.output_state}": "previous", "gradient_y": "dy"}
+        for index, state in enumerate(self.states):
+            places |= {
+                f"previous_{state}": f"values.previous.at[{index}]",
+                f"state_{state}": f"values.current.at[{index}]",
+                f"delta_{state}": f"delta.at[{index}]",
+            }
+        places["gradient_y"] = "values.dy"
         return tuple((name, places[name]) for name in program.inputs)
 
 

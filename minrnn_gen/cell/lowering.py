@@ -87,21 +87,33 @@ class LoweredScanBackward:
     equations: str
 
     @property
-    def read_gates(self) -> tuple[str, ...]:
-        """The gates whose values the backward reads."""
-        inputs = {*self.adjoint.inputs, *self.gradients.inputs}
-        return tuple(gate for gate in self.gates if f"W_{gate}" in inputs)
-
-    @property
     def read_states(self) -> tuple[str, ...]:
         """The states whose values the backward reads."""
-        inputs = {*self.adjoint.inputs, *self.gradients.inputs}
-        return tuple(state for state in self.states if not inputs.isdisjoint((f"state_{state}", f"previous_{state}")))
+        return tuple(state for state in self.states if state in (*self.previous_states, *self.current_states))
+
+    @property
+    def read_gates(self) -> tuple[str, ...]:
+        """The gates whose values the backward reads."""
+        return tuple(gate for gate in self.gates if f"W_{gate}" in self._inputs)
+
+    @property
+    def previous_states(self) -> tuple[str, ...]:
+        """The states whose values before a step the backward reads."""
+        return tuple(state for state in self.states if f"previous_{state}" in self._inputs)
+
+    @property
+    def current_states(self) -> tuple[str, ...]:
+        """The states whose values after a step the backward reads."""
+        return tuple(state for state in self.states if f"state_{state}" in self._inputs)
 
     @property
     def needs_saved_states(self) -> tuple[str, ...]:
         """The states that a forward has to save for the backward, because y is not one of them."""
         return tuple(state for state in self.read_states if state != self.output_state)
+
+    @property
+    def _inputs(self) -> set[str]:
+        return {*self.adjoint.inputs, *self.gradients.inputs}
 
     @property
     def operation_count(self) -> int:

@@ -54,7 +54,8 @@ class KernelPlan:
 
     `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
     compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`, the
-    typical sizes that were planned for (the kernel is valid for all).
+    typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where time is
+    split over blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0.
     """
 
     kernel_pass: str
@@ -83,6 +84,8 @@ class KernelPlan:
     shared_bytes: int
     shared_map: Mapping[str, int]
     blocks_per_sm: int
+    tile_steps: int
+    group_tiles: int
     predicted_us: Mapping[str, float]
     margins: tuple[Margin, ...]
     candidate_count: int

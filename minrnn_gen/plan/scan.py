@@ -170,12 +170,20 @@ def unrolled_constraint(problem: Problem, elements: Quantity) -> Constraint:
 
 
 def resident(
-    problem: Problem, threads: int, channels_per_block: int, registers_estimated: int, shared_map: Mapping[str, int]
+    problem: Problem,
+    threads: int,
+    channels_per_block: int,
+    registers_estimated: int,
+    shared_map: Mapping[str, int],
+    tile_steps: int = 1,
+    group_tiles: int = 0,
 ) -> Resources:
     """Derive the residency: as many blocks per SM as the estimate allows, and the registers that leaves to each thread."""
     blocks = max(1, blocks_per_sm(problem.gpu, threads, registers_estimated, sum(shared_map.values())))
     budget = registers_per_thread_budget(problem.gpu, threads, blocks)
-    return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks)
+    return Resources(
+        threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles
+    )
 
 
 def _congestion(gpu: GpuProfile, in_flight_bytes: float) -> float:

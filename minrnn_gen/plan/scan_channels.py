@@ -17,10 +17,11 @@ REGISTERS_PER_GATE_AND_CHANNEL = 3
 BACKWARD_REGISTERS_FIXED = 16
 # Loads of a tile that the compiler keeps under way beside the steps already computed.
 REGISTERS_PER_STEP_VALUE = 1.25
+# A tile reads what so many tiles before it composed, so that only every so many tiles one waits for another's state.
+GROUP_TILES = 32
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
-    del problem
     return {
         "channel_lanes": (8, 16, 32),
         "channels_per_lane": (1, 2, 4, 8),
@@ -28,6 +29,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
         "rows": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4, 6, 8),
+        "splits_time": (0, 1) if problem.regime.few_channels else (0,),
     }
 
 
@@ -50,21 +52,36 @@ def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows:
     return time_warps * stages * problem.cell.read_count * rows * row_of_warp
 
 
-def _composed_bytes(problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int) -> int:
-    """Two tiles' compositions (a, b) of every warp, where there is more than one warp to exchange them."""
-    if time_warps == 1:
-        return 0
-    per_channel = 2 * problem.precision.arithmetic_bytes * len(problem.cell.states)
-    return 2 * time_warps * channel_lanes * channels_per_lane * per_channel
+def _exchange_bytes(problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, splits_time: int) -> int:
+    """What warps tell each other: compositions (a, b) of their parts of two tiles, where there is more than one warp.
+
+    Where time is split: of one tile, of the earlier tiles that each warp read, and the state before the group; in the backward
+    also a sum of each warp.
+    """
+    channels, real = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
+    states = len(problem.cell.states)
+    if splits_time:
+        sums = time_warps if problem.kernel_pass == "backward" else 0
+        return channels * real * (4 * time_warps * states + states + sums)
+    return 4 * time_warps * states * channels * real if time_warps > 1 else 0
+
+
+def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
+    """The numbers of the tiles under way, rounded up to the alignment of a composition."""
+    unit = 2 * problem.precision.arithmetic_bytes
+    return -(-4 * (stages + 1) // unit) * unit if splits_time else 0
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     ring = ("channels_per_lane", "time_warps", "rows", "stages")
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
 
-    def shared_bytes(channels_per_lane: int, time_warps: int, rows: int, stages: int, channel_lanes: int) -> int:
-        exchange = _composed_bytes(problem, channel_lanes, channels_per_lane, time_warps)
-        return _ring_bytes(problem, channels_per_lane, time_warps, rows, stages) + exchange
+    def shared_bytes(
+        channels_per_lane: int, time_warps: int, rows: int, stages: int, channel_lanes: int, splits_time: int
+    ) -> int:
+        exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, splits_time)
+        ring = _ring_bytes(problem, channels_per_lane, time_warps, rows, stages)
+        return ring + exchange + _ticket_bytes(problem, stages, splits_time)
 
     def in_flight(channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
         return _ring_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
@@ -122,7 +139,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
             Quantity(("channels_per_lane", "rows"), lambda channels, rows: _registers(problem, channels, rows)),
-            Quantity((*ring, "channel_lanes"), shared_bytes),
+            Quantity((*ring, "channel_lanes", "splits_time"), shared_bytes),
         ),
         *scan.copy_constraints(problem, Quantity(ring, in_flight)),
         scan.unrolled_constraint(problem, Quantity(("channels_per_lane", "rows"), lambda channels, rows: channels * rows)),
@@ -133,14 +150,20 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     channel_lanes, channels_per_lane = candidate["channel_lanes"], candidate["channels_per_lane"]
     time_warps, rows = candidate["time_warps"], candidate["rows"]
     shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
-    if time_warps > 1:
-        shared_map["composed"] = _composed_bytes(problem, channel_lanes, channels_per_lane, time_warps)
+    splits_time = candidate["splits_time"]
+    segments = time_warps * (scan.WARP_LANES // channel_lanes)
+    if exchange := _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, splits_time):
+        shared_map["exchange"] = exchange
+    if tickets := _ticket_bytes(problem, candidate["stages"], splits_time):
+        shared_map["tickets"] = tickets
     return scan.resident(
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
         registers_estimated=_registers(problem, channels_per_lane, rows),
         shared_map=shared_map,
+        tile_steps=segments * rows,
+        group_tiles=max(GROUP_TILES, segments) if splits_time else 0,
     )
 
 

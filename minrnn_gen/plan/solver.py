@@ -47,6 +47,8 @@ class Resources:
 
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
+    `tile_steps` is the time steps that a block walks at once, `group_tiles` the tiles that blocks hand a state on for, 0 where
+    no block does.
     """
 
     threads: int
@@ -55,6 +57,8 @@ class Resources:
     registers_per_thread: int
     shared_map: Mapping[str, int]
     blocks_per_sm: int
+    tile_steps: int = 1
+    group_tiles: int = 0
 
     @property
     def shared_bytes(self) -> int:
@@ -117,6 +121,8 @@ class Solution:
             shared_bytes=resources.shared_bytes,
             shared_map=resources.shared_map,
             blocks_per_sm=resources.blocks_per_sm,
+            tile_steps=resources.tile_steps,
+            group_tiles=resources.group_tiles,
             predicted_us=family.predicted_us(problem, candidate),
             margins=tuple(constraint.margin(candidate) for constraint in self.constraints),
             candidate_count=len(self.candidates),
