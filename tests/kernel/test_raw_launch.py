@@ -219,7 +219,7 @@ def assert_equal(found: list[Array], expected: list[Array]) -> None:
 
 @pytest.mark.usefixtures("played")
 @given(recurrences(), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> None:
     random = np.random.default_rng(seed)
     shape, state_shape = recurrence.shape, recurrence.state_shape
