@@ -95,7 +95,7 @@ def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any])
     if library == "numpy" and hasattr(value, "mask"):
         raise BadInput(f"{name} is a masked array, whose mask a kernel does not know; fill it, and pass the plain array")
     if library == "numpy" and hasattr(value, "__array_interface__"):
-        return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
+        return wrap_numpy(value, name)
     if library == "cupy":
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
@@ -109,7 +109,9 @@ def _inspect_strided(value: Any, name: str, library: Library, pointer: int, devi
     if any(stride % itemsize for stride in strides):
         raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
     steps = tuple(stride // itemsize for stride in strides)
-    return Array(name, library, value, pointer, tuple(value.shape), steps, value.dtype.name, device)
+    # The name of a dtype does not tell the order of its bytes.
+    dtype = value.dtype.name if value.dtype.isnative else value.dtype.str
+    return Array(name, library, value, pointer, tuple(value.shape), steps, dtype, device)
 
 
 def _inspect_torch(value: Any, name: str) -> Array:
@@ -125,10 +127,22 @@ def _inspect_torch(value: Any, name: str) -> Array:
     return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
 
 
-def new_torch(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
+def new_torch(like: Array, shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
     """Allocate through the caller's tensor, so that the memory is of torch's own allocator and on the same device."""
-    tensor = like.owner.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
-    return _inspect_torch(tensor, "result")
+    allocate = like.owner.new_zeros if zeroed else like.owner.new_empty
+    return _inspect_torch(allocate(shape, dtype=getattr(sys.modules["torch"], dtype)), "result")
+
+
+def new_numpy(shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
+    """Allocate a NumPy array; `dtype` is a name, bfloat16 included."""
+    import numpy
+
+    return wrap_numpy((numpy.zeros if zeroed else numpy.empty)(shape, numpy_dtype(dtype)), "result")
+
+
+def wrap_numpy(value: Any, name: str) -> Array:
+    """Describe a NumPy array of our own."""
+    return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
 
 
 def torch_stream(device: int) -> int:
@@ -137,7 +151,7 @@ def torch_stream(device: int) -> int:
 
 
 class _HostMemory:
-    """Host memory of a torch tensor as NumPy's array interface; holds the tensor alive."""
+    """Host memory as NumPy's array interface; holds its owner alive."""
 
     def __init__(self, array: Array) -> None:
         self.owner = array.owner
@@ -154,9 +168,9 @@ def as_numpy(array: Array) -> Any:
     """Return a NumPy view of host memory, without a copy; bfloat16 is `ml_dtypes.bfloat16`."""
     import numpy
 
-    if array.library == "numpy":
-        return numpy.asarray(array.owner)  # a matrix would multiply as one
-    return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype)) if array.pointer else _empty(array)
+    if math.prod(array.shape) == 0:
+        return numpy.empty(array.shape, numpy_dtype(array.dtype))
+    return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype))
 
 
 def numpy_dtype(name: str) -> Any:
@@ -168,9 +182,3 @@ def numpy_dtype(name: str) -> Any:
 
         return numpy.dtype(ml_dtypes.bfloat16)
     return numpy.dtype(name)
-
-
-def _empty(array: Array) -> Any:
-    import numpy
-
-    return numpy.empty(array.shape, numpy_dtype(array.dtype))

@@ -95,14 +95,16 @@ def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
         *_vectors(call),
         *_pointers(call.initial),
     )
-    if call.resets is not None:
-        batch_stride, time_stride = call.resets.strides
-        arguments += (call.resets.pointer, 0 if call.cu_seqlens else batch_stride, time_stride)
-    if call.cu_seqlens is not None:
+    sequences = call.sequences
+    if sequences.resets is not None:
+        arguments += (sequences.resets.pointer, *_strides_of_kernel(call, _strides_by_axis(sequences.resets, "bt"), "bt"))
+    if sequences.cu_seqlens is not None:
         # Each sequence ends where the next one begins.
-        return (*arguments, call.cu_seqlens.pointer, call.cu_seqlens.pointer + call.cu_seqlens.itemsize)
-    begins = () if plan.layout == "BDT" else (0,)
-    return (*arguments, *begins, *_pointers((call.lengths,)))
+        begins = sequences.cu_seqlens
+        return (*arguments, begins.pointer, begins.pointer + begins.itemsize)
+    # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
+    no_begins = () if plan.layout == "BDT" else (0,)
+    return (*arguments, *no_begins, *_pointers((sequences.lengths,)))
 
 
 def _blocks(plan: KernelPlan, call: Call) -> int:
@@ -123,7 +125,7 @@ def _row_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
 
 def _strides_of_kernel(call: Call, strides: Mapping[str, int], axes: str) -> tuple[int, ...]:
     """Packed sequences lie one behind the other in time: from one to the next there is no stride."""
-    return tuple(0 if axis == "b" and call.cu_seqlens is not None else strides[axis] for axis in axes)
+    return tuple(0 if axis == "b" and call.sequences.cu_seqlens is not None else strides[axis] for axis in axes)
 
 
 def _strides_by_axis(array: Array, axes: str) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen import cuda
+from minrnn_gen.array_checks import check_place
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
@@ -132,8 +133,7 @@ def _state(recurrence: Recurrence, a: Array, value: Any, name: str) -> Array | N
 
 
 def _beside(a: Array, array: Array) -> Array:
-    if array.device != a.device:
-        raise BadInput(f"{array.name} is {_place(array)}, but a is {_place(a)}; move it there")
+    check_place(array, a)
     if a.device is not None and array.library != a.library:
         raise BadInput(
             f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for "
@@ -142,11 +142,10 @@ def _beside(a: Array, array: Array) -> Array:
     return array
 
 
-def _place(array: Array) -> str:
-    return "in host memory" if array.device is None else f"on CUDA device {array.device}"
-
-
 def _inspected(value: Any, name: str) -> Array:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.requires_grad and torch.is_grad_enabled():

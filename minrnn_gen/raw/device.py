@@ -13,6 +13,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import Arrangement, arrangement_of
 from minrnn_gen.raw.kernels import raw_kernels
+from minrnn_gen.sequences import Sequences
 
 
 def run_scan(call: ScanCall, y: Array, final: Array) -> None:
@@ -63,7 +64,8 @@ def _kernel(
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:
     axes = X_AXES[arrangement.layout]
-    return Call(x, axes, arrangement.batch, arrangement.time, None, None, (), (initial,), reverse=recurrence.reverse)
+    batch, time = arrangement.batch, arrangement.time
+    return Call(x, axes, batch, time, None, None, (), (initial,), Sequences(batch), reverse=recurrence.reverse)
 
 
 def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
