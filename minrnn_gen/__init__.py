@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from minrnn_gen.api import compile
     from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, MinrnnError, NotGenerated, ToolchainMissing
     from minrnn_gen.kernel import Kernel
+    from minrnn_gen.raw.scan import scan, scan_backward
     from minrnn_gen.spec import Spec
 
 __version__ = "0.1.0"
@@ -22,9 +23,11 @@ __all__ = [
     "Spec",
     "ToolchainMissing",
     "compile",
+    "scan",
+    "scan_backward",
 ]
 
-_MODULES = {"compile": "api", "Kernel": "kernel", "Spec": "spec"}
+_MODULES = {"compile": "api", "Kernel": "kernel", "Spec": "spec", "scan": "raw.scan", "scan_backward": "raw.scan"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 PrecisionName = Literal["fp64", "fp32", "fp16", "bf16"]
+# Numbers of the raw scan that no spec asks for: cells are equations over real numbers.
+ComplexName = Literal["complex64", "complex128"]
 
 
 @dataclass(frozen=True)
@@ -13,10 +15,11 @@ class Precision:
     """How values are stored and computed.
 
     `storage_*` describes x, R, weight and y; `arithmetic_*` describes the carried state and every operation.
-    Roundoffs are the unit roundoff u = 2^-p of a format with p significand bits (IEEE 754-2019, table 3.5).
+    Roundoffs are the unit roundoff u = 2^-p of a format with p significand bits (IEEE 754-2019, table 3.5), of complex numbers
+    that of each part.
     """
 
-    name: PrecisionName
+    name: PrecisionName | ComplexName
     storage_bytes: int
     storage_dtype: str
     storage_roundoff: float
@@ -32,12 +35,21 @@ _TABLE = {
         Precision("fp32", 4, "float32", 2.0**-24, 4, "float32", 2.0**-24),
         Precision("fp16", 2, "float16", 2.0**-11, 4, "float32", 2.0**-24),
         Precision("bf16", 2, "bfloat16", 2.0**-8, 4, "float32", 2.0**-24),
+        Precision("complex64", 8, "complex64", 2.0**-24, 8, "complex64", 2.0**-24),
+        Precision("complex128", 16, "complex128", 2.0**-53, 16, "complex128", 2.0**-53),
     )
 }
+_BY_STORAGE = {precision.storage_dtype: precision for precision in _TABLE.values()}
 
-PRECISION_NAMES: tuple[PrecisionName, ...] = tuple(_TABLE)
+PRECISION_NAMES: tuple[PrecisionName, ...] = get_args(PrecisionName)
+STORAGE_DTYPES = tuple(_BY_STORAGE)
 
 
 def precision_of(name: str) -> Precision:
-    """Return the table's row for `name`, one of `PRECISION_NAMES`."""
-    return _TABLE[cast(PrecisionName, name)]
+    """Return the table's row for `name`, one of `PRECISION_NAMES` or of the complex ones."""
+    return _TABLE[cast(PrecisionName | ComplexName, name)]
+
+
+def precision_storing(dtype: str) -> Precision | None:
+    """Return the row whose values are stored as `dtype`, or None where there is none."""
+    return _BY_STORAGE.get(dtype)

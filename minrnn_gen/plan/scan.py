@@ -25,7 +25,8 @@ UNROLLED_OPERATIONS_MAX = 1200
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
 # The constants below were fitted to the times of all candidates of six problems on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3}
+# Cells over complex numbers call no functions.
+INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_COPY = 10.5  # address and predicate of one asynchronous piece
 INSTRUCTIONS_PER_SHUFFLE = 5.8  # a pair exchanged and composed; shuffles issue at half rate
 INSTRUCTIONS_PER_FOLD = 10.5  # one warp's composition read and applied

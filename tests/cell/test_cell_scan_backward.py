@@ -36,7 +36,7 @@ def test_what_a_built_in_cell_reads(name: str) -> None:
     backward, cell = lowered(built_in(name)), built_in(name)
     adjoint, gradients = INPUTS[name]
     assert (set(backward.adjoint.inputs), set(backward.gradients.inputs)) == (set(adjoint), set(gradients))
-    assert backward.read_states == cell.states and backward.looks_back == ()
+    assert (backward.read_gates, backward.read_states, backward.looks_back) == (cell.gates, cell.states, ())
     assert (backward.output_state, backward.needs_saved_states) == ((None, ("c",)) if name == "qrnn" else ("h", ()))
     (state,) = cell.states
     assert [label for label, _ in backward.adjoint.results] == [f"a_{state}", f"e_{state}"]
@@ -49,6 +49,7 @@ def test_a_gradient_that_is_passed_on_costs_nothing() -> None:
     assert dict(backward.adjoint.results) == {"a_h": "W_a", "e_h": "gradient_y"}
     assert dict(backward.gradients.results) == {"gradient_W_a": "gradient_W_a", "gradient_W_b": "delta_h"}
     assert (backward.operation_count, backward.transcendental_count) == (1, 0)
+    assert backward.read_gates == ("a",)
 
 
 def test_an_output_that_looks_back_says_so() -> None:

@@ -1,0 +1,87 @@
+"""A raw scan on CUDA arrays: the compiled scan kernels, launched on the caller's current stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minrnn_gen import cuda
+from minrnn_gen.arguments import X_AXES, Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arrays import Array
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
+from minrnn_gen.raw.arrangement import Arrangement, arrangement_of
+from minrnn_gen.raw.kernels import raw_kernels
+from minrnn_gen.sequences import Sequences
+
+
+def run_scan(call: ScanCall, y: Array, final: Array) -> None:
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; asynchronous."""
+    recurrence = call.recurrence
+    if not recurrence.sequences:
+        return
+    arrangement = arrangement_of(recurrence)
+    a, b = arrangement.rows(recurrence, call.a, call.b)
+    x = _gates(arrangement, a, b)
+    (rows,) = arrangement.rows(recurrence, y)
+    loaded, plan = _kernel(arrangement, recurrence, "forward", x, rows)
+    states = zip(arrangement.states(call.h0), arrangement.states(final), strict=True)
+    for index, (initial, last) in enumerate(states):
+        outputs = Outputs(rows.selected(0, index), (), _present(last))
+        launch = forward_launch_of(plan, _call(arrangement, recurrence, x.selected(0, index), initial), outputs)
+        loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
+
+
+def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array) -> None:
+    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, all contiguous; asynchronous."""
+    recurrence = call.recurrence
+    if not recurrence.sequences:
+        return
+    arrangement = arrangement_of(recurrence)
+    (a,) = arrangement.rows(recurrence, call.a)
+    x = _gates(arrangement, a, a)  # the gradients do not need b
+    y, dy = arrangement.rows(recurrence, call.y, call.dy)
+    dx = _gates(arrangement, *arrangement.rows(recurrence, da, db))
+    loaded, plan = _kernel(arrangement, recurrence, "backward", x, y, dy, dx)
+    states = zip(*(arrangement.states(array) for array in (call.h0, call.dfinal, dh0)), strict=True)
+    for index, (initial, dfinal, dinitial) in enumerate(states):
+        incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
+        gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
+        one = _call(arrangement, recurrence, x.selected(0, index), initial)
+        launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients)
+        loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
+
+
+def _kernel(
+    arrangement: Arrangement, recurrence: Recurrence, kernel_pass: KernelPass, x: Array, *rows: Array
+) -> tuple[cuda.LoadedKernel, KernelPlan]:
+    assert x.device is not None
+    size, layout = arrangement.hidden_size, arrangement.layout
+    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, x.device)
+    return kernels.ready(kernel_pass, Regime(alignment_of_call(x, *rows), reverse=recurrence.reverse))
+
+
+def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:
+    axes = X_AXES[arrangement.layout]
+    batch, time = arrangement.batch, arrangement.time
+    return Call(x, axes, batch, time, None, None, (), (initial,), Sequences(batch), reverse=recurrence.reverse)
+
+
+def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
+    """View two arrays of equal strides as one with an axis of gates: from the one to the other is a stride like any other.
+
+    Both start at multiples of their elements' size, as `inspect_array` sees to.
+    """
+    axis = 1 + X_AXES[arrangement.layout].index("g")
+    stride = (second.pointer - first.pointer) // first.itemsize
+    return replace(
+        first,
+        shape=(*first.shape[:axis], 2, *first.shape[axis:]),
+        strides=(*first.strides[:axis], stride, *first.strides[axis:]),
+        owner=(first.owner, second.owner),
+    )
+
+
+def _present(array: Array | None) -> tuple[Array, ...]:
+    return () if array is None else (array,)
