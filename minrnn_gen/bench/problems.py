@@ -22,7 +22,7 @@ GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3}
 
 
 class Problem(pydantic.BaseModel):
-    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where a projection comes first."""
+    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where it is projected first."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
