@@ -152,7 +152,8 @@ def test_every_import_goes_down() -> None:
     for name, path in MODULES.items():
         level = level_of(name)
         for imported in house_imports(path):
-            below = level_of(imported)
+            # The front door offers what api and the modules below it have.
+            below = level_of(imported or "api")
             if level is None or below is None or below > level or (below == level and not LAYERS[level].together):
                 upward.append(f"{name} imports {imported or 'the package itself'}")
     assert upward == []

@@ -25,7 +25,7 @@ class Clock(Protocol):
     def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
         """Run once with a cold cache and return (milliseconds, results), `on_host` by the host's clock."""
 
-    def poison_of(self, results: Arrays) -> Callable[[], None]:
+    def poison_of(self, results: Arrays, /) -> Callable[[], None]:
         """Return what fills the memory with NaN that the next results of these shapes are likely to get."""
 
     def seconds(self) -> float:
@@ -112,8 +112,9 @@ def contest(problem: Problem, contenders: Sequence[Contender], clock: Clock, lim
 
 def rounds_for(round_seconds: float, limits: Limits) -> int:
     """Return how many rounds fit, of which one takes `round_seconds`."""
-    fitting = limits.rounds_most if round_seconds <= 0 else int(limits.seconds / round_seconds)
-    return min(limits.rounds_most, max(limits.rounds_least, fitting))
+    if round_seconds * limits.rounds_most <= limits.seconds:
+        return limits.rounds_most
+    return max(limits.rounds_least, int(limits.seconds / round_seconds))
 
 
 def quartiles(times_ms: Sequence[float]) -> tuple[float, float, float]:
