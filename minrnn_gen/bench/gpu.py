@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +104,8 @@ class Gpu:
         self.torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Give the memory of the last problem back."""
+        """Give the last problem's memory back; what remembers its arrays refers to itself, so only a collection ends it."""
+        gc.collect()
         self.torch.cuda.empty_cache()
 
     def copy(self, moved_bytes: int) -> Contender:

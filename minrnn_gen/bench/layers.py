@@ -18,20 +18,19 @@ Layer = Callable[[Any, Any], Any]
 
 def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
     """Return the projection alone, torch eager and compiled, and the kernel."""
-    inputs = Inputs(problem, gpu)
+    inputs, torch = Inputs(problem, gpu), gpu.torch
+
+    def eager(x: Any, weight: Any) -> Any:
+        return log_space_layer(torch, x, weight)
 
     def compiled() -> Layer:
-        gpu.torch._dynamo.reset()  # every shape is compiled for itself
-        layer: Layer = gpu.torch.compile(lambda x, weight: log_space_layer(gpu.torch, x, weight), dynamic=False)
+        torch._dynamo.reset()  # every shape is compiled for itself
+        layer: Layer = torch.compile(eager, dynamic=False)
         return layer
 
     return [
         Contender("projection alone", lambda: _projection(problem, inputs)),
-        Contender(
-            "torch, log-space",
-            lambda: _autograd(problem, inputs, lambda x, weight: log_space_layer(gpu.torch, x, weight)),
-            inputs.judged,
-        ),
+        Contender("torch, log-space", lambda: _autograd(problem, inputs, eager), inputs.judged),
         Contender("torch.compile of it", lambda: _autograd(problem, inputs, compiled()), inputs.judged),
         Contender("minrnn-gen", lambda: _kernel(problem, inputs), inputs.judged),
     ]

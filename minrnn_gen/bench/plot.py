@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,11 +38,17 @@ def panels_of(record: Record) -> tuple[Panel, ...]:
     raw = [row for row in record.of_table("raw") if row.problem.task == "forward" and row.problem.precision == "fp32"]
     panels = []
     for (batch, channels), rows in _grouped(raw, lambda row: (row.problem.batch, row.problem.channels)).items():
-        title = f"raw scan, fp32, {batch} sequences of {channels} channels"
+        title = f"raw scan, fp32, {batch} x time x {channels}"
         panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _share_of_copy)))
     for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
         panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, lambda row, _: row.ms)))
     return tuple(panel for panel in panels if any(len(curve.time) > 1 for curve in panel.curves))
+
+
+def need_matplotlib() -> None:
+    """Raise ToolchainMissing where there is no matplotlib, before anything is measured to be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
 
 
 def svg_of(record: Record) -> str:
@@ -52,11 +59,10 @@ def svg_of(record: Record) -> str:
     panels = panels_of(record)
     if not panels:
         raise BadInput("--plot: nothing was measured at two lengths or more; measure the table raw or classic, without --quick")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'") from missing
+    need_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # Text stays text, and identifiers do not change from run to run.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "minrnn-gen", "font.size": 9}):
         columns = min(2, len(panels))

@@ -10,7 +10,7 @@ from minrnn_gen.bench.gpu import FLUSH_BYTES, Gpu, driver_release, versions
 from minrnn_gen.bench.peers import Peer
 from minrnn_gen.bench.problems import Problem, TableName, problems_of
 from minrnn_gen.bench.record import Record, Row
-from minrnn_gen.bench.rounds import Clock, Contender, Limits, contest, failure_of
+from minrnn_gen.bench.rounds import Contender, Limits, contest, failure_of
 from minrnn_gen.errors import MinrnnError
 
 # A peer that compiled or tuned itself for longer than this at one shape is left out at the next ones.
@@ -41,13 +41,13 @@ class Session:
             case "classic":
                 return classic.contenders(problem, self.gpu)
 
-    def measure(self, problem: Problem, clock: Clock) -> tuple[Row, ...]:
+    def measure(self, problem: Problem) -> tuple[Row, ...]:
         """Measure one problem; raises MinrnnError where the device itself has failed, and can do nothing more."""
-        rows = contest(problem, self.contenders(problem), clock, self.limits)
+        rows = contest(problem, self.contenders(problem), self.gpu, self.limits)
         self.refused |= too_slow(rows, {peer.name for peer in self.peers})
         try:
             self.gpu.release()
-            clock.finish()
+            self.gpu.finish()
         except Exception as error:
             raise MinrnnError(f"the GPU stopped at {problem.label} ({failure_of(error)}); leave out who did it") from error
         return rows

@@ -72,54 +72,62 @@ def scan(
     """Measure scans, cells and layers beside a copy, other libraries and the CPU."""
     from minrnn_gen.bench import peers as all_peers
     from minrnn_gen.bench.gpu import open_gpu
-    from minrnn_gen.bench.plot import svg_of
+    from minrnn_gen.bench.plot import need_matplotlib, svg_of
     from minrnn_gen.bench.problems import TABLES
     from minrnn_gen.bench.record import write_text
     from minrnn_gen.bench.session import Session, new_record, run_tables
 
     chosen = _peers(peer_names)
+    if plot_file is not None:
+        need_matplotlib()
     tables = [table for table in TABLES if only is None or table in only]
     gpu = open_gpu()
+    session = Session(gpu, chosen)
     printer = _Printer(json_file)
-    with progress("trying the other libraries"):
-        refused = all_peers.refusals(chosen, peer_seconds) if "raw" in tables else {}
-    session = Session(gpu, chosen, refused)
     record = new_record(command_of(only, quick, peer_names), gpu, session.limits)
     printer.keep(record, ())
+    if "raw" in tables:
+        with progress("trying the other libraries"):
+            session.refused |= all_peers.refusals(chosen, peer_seconds)
 
     def measure(problem: Problem) -> tuple[Row, ...]:
         with progress(f"{problem.table}: {problem.label}"):
-            return session.measure(problem, gpu)
+            return session.measure(problem)
 
-    record = run_tables(tables, quick, record, measure, printer.keep)
-    printer.finish(record)
+    try:
+        record = run_tables(tables, quick, record, measure, printer.keep)
+    finally:
+        printer.finish()
     if plot_file is not None:
         write_text(svg_of(record), plot_file, "--plot")
 
 
 class _Printer:
-    """Writes the record after each problem, and prints each table once it is whole."""
+    """Writes the record after each problem, and prints each table once it is whole or the run has ended."""
 
     def __init__(self, json_file: str | None) -> None:
         self._json_file = json_file
         self._pending: list[Row] = []
+        self._record: Record | None = None
 
     def keep(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Take the rows of the next problem, which may begin the next table."""
         from minrnn_gen.bench.record import write_record
 
+        self._record = record
         if self._json_file is not None:
             write_record(record, self._json_file)
         if rows and self._pending and rows[0].problem.table != self._pending[0].problem.table:
             self._print()
         self._pending += rows
 
-    def finish(self, record: Record) -> None:
+    def finish(self) -> None:
         """Print what is left, and what made it."""
         from minrnn_gen.bench.tables import provenance
 
         self._print()
-        typer.echo(provenance(record))
+        if self._record is not None:
+            typer.echo(provenance(self._record))
 
     def _print(self) -> None:
         from minrnn_gen.bench.problems import TITLES

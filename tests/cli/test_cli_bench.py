@@ -14,10 +14,10 @@ from minrnn_gen.bench.problems import TABLES, TITLES, Problem, problems_of
 from minrnn_gen.bench.record import COPY, Row, read_record
 from minrnn_gen.errors import ToolchainMissing
 
-Measure = Callable[[session.Session, Problem, object], tuple[Row, ...]]
+Measure = Callable[[session.Session, Problem], tuple[Row, ...]]
 
 
-def answer(_: session.Session, problem: Problem, __: object) -> tuple[Row, ...]:
+def answer(_: session.Session, problem: Problem) -> tuple[Row, ...]:
     return (
         Row(problem=problem, contender=COPY, ms=1.0),
         Row(problem=problem, contender="somebody", ms=2.0, errors={"y": 0.0}, error_allowed=1e-6),
@@ -64,14 +64,17 @@ def test_a_run_that_is_stopped_leaves_what_it_has(
 ) -> None:
     problems = problems_of("raw", quick=True)
 
-    def stopped(running: session.Session, problem: Problem, clock: object) -> tuple[Row, ...]:
+    def stopped(running: session.Session, problem: Problem) -> tuple[Row, ...]:
         if problem == problems[1]:
             raise KeyboardInterrupt
-        return answer(running, problem, clock)
+        return answer(running, problem)
 
     measured(stopped)
     path = tmp_path / "record.json"
-    assert command("bench", "scan", "--quick", "--peer", "none", "--json", path).status == 130
+    said = command("bench", "scan", "--quick", "--peer", "none", "--json", path)
+    assert said.status == 130
+    assert problems[0].label in said.out
+    assert "the run was not completed" in said.out
     record = read_record(path)
     assert {row.problem for row in record.rows} == {problems[0]}
     assert not record.is_complete
