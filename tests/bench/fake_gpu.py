@@ -149,3 +149,6 @@ class FakeGpu:
 
     def release(self) -> None:
         pass
+
+    def finish(self) -> None:
+        pass

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
+import numpy as np
 import pytest
+from fake_gpu import FakeGpu, Tensor
 
-from minrnn_gen.bench.peers import NOT_INSTALLED, PEERS, Peer, peer_of, refusal, refusals
-from minrnn_gen.errors import BadInput
+from minrnn_gen.bench import probe
+from minrnn_gen.bench.peers import NOT_INSTALLED, PEERS, Layout, Peer, peer_of, refusal, refusals
+from minrnn_gen.errors import BadInput, ToolchainMissing
 
 
 def peer(distribution: str = "numpy") -> Peer:
@@ -57,3 +60,26 @@ def test_peers_are_found_by_name() -> None:
 
 def test_names_need_no_quotes_in_a_shell() -> None:
     assert [each.name for each in PEERS if not each.name.replace(".", "").replace("_", "").isalnum()] == []
+
+
+@pytest.mark.parametrize(("layout", "takes_log_a"), [("B,T,C", False), ("B,C,T", True)])
+def test_the_probe_tries_a_small_scan_as_the_peer_wants_it(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, takes_log_a: bool
+) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    tried = Peer("a peer", "numpy", layout, lambda: lambda a, b: seen.append((a, b)), takes_log_a=takes_log_a)
+    monkeypatch.setattr(probe, "open_gpu", FakeGpu)
+    monkeypatch.setattr(probe, "peer_of", lambda _: tried)
+    assert probe.main("a peer") == 0
+    ((a, b),) = seen
+    assert a.shape == b.shape == ((2, 128, 64) if layout == "B,T,C" else (2, 64, 128))
+    assert bool((np.asarray(a) <= 0).all()) == takes_log_a
+
+
+def test_the_probe_says_in_a_line_why_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nothing() -> FakeGpu:
+        raise ToolchainMissing("no GPU\nhere")
+
+    monkeypatch.setattr(probe, "open_gpu", nothing)
+    assert probe.main("jax.associative_scan") == 1
+    assert capsys.readouterr().out == "ToolchainMissing: no GPU here\n"
