@@ -18,7 +18,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = ("templates", "gpu_profiles")
 # Not installed wherever the tests run, so that the metadata cannot tell.
-DISTRIBUTIONS = {"cupy": "cupy", "cupy_backends": "cupy", "torch": "torch"}
+DISTRIBUTIONS = {
+    "cupy": "cupy",
+    "cupy_backends": "cupy",
+    "torch": "torch",
+    "accelerated_scan": "accelerated-scan",
+    "fla": "fla-core",
+    "jax": "jax",
+    "matplotlib": "matplotlib",
+}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -107,7 +115,7 @@ def test_the_two_folders_hold_no_python(folder: str) -> None:
 def test_every_library_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["cuda13"], *extras["torch"]]
+    declared = [*project["dependencies"], *extras["cuda13"], *extras["torch"], *extras["bench"]]
     names = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in declared}
     names |= {"cupy"} if "cupy-cuda13x" in names else set()
     installed = packages_distributions()

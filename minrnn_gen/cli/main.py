@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from minrnn_gen import __version__
-from minrnn_gen.cli import cache, cells, compile, doctor, explain, gpus, render, run, schema
+from minrnn_gen.cli import bench, cache, cells, compile, doctor, explain, gpus, render, run, schema
 from minrnn_gen.cli.terminal import print_json, print_note
 from minrnn_gen.errors import MinrnnError
 
@@ -36,6 +36,7 @@ for command in (compile.compile, explain.explain, render.render, run.run, gpus.g
     app.command()(command)
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

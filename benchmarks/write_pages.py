@@ -1,0 +1,25 @@
+"""Write the measured tables and the plot from a record: `python benchmarks/write_pages.py [RECORD]`, from the checkout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from minrnn_gen.bench.pages import PAGES, PLOT, PUBLISHED_RECORD, filled
+from minrnn_gen.bench.plot import panels_of, svg_of
+from minrnn_gen.bench.record import read_record
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    record = read_record(sys.argv[1] if len(sys.argv) > 1 else ROOT / PUBLISHED_RECORD)
+    for name in PAGES:
+        page = ROOT / name
+        page.write_text(filled(page.read_text(encoding="utf-8"), record, name), encoding="utf-8")
+    if panels_of(record):
+        (ROOT / PLOT).write_text(svg_of(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A record as a plot: raw scans and layers over the length of the sequence."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minrnn_gen.bench.record import COPY, Record, Row
+from minrnn_gen.bench.tables import by_problem, contenders
+from minrnn_gen.errors import BadInput, ToolchainMissing
+
+_PANEL_INCHES = (5.6, 4.2)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A contender's values over the time steps."""
+
+    name: str
+    time: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share their axes; `is_log` where the values span orders of magnitude."""
+
+    title: str
+    quantity: str
+    is_log: bool
+    curves: tuple[Curve, ...]
+
+
+def panels_of(record: Record) -> tuple[Panel, ...]:
+    """Return what can be drawn of a record: rows that differ in the time steps alone, at least two of them."""
+    raw = [row for row in record.of_table("raw") if row.problem.task == "forward" and row.problem.precision == "fp32"]
+    panels = []
+    for (batch, channels), rows in _grouped(raw, lambda row: (row.problem.batch, row.problem.channels)).items():
+        title = f"raw scan, fp32, {batch} x time x {channels}"
+        panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _share_of_copy)))
+    for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
+        panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, lambda row, _: row.ms)))
+    return tuple(panel for panel in panels if any(len(curve.time) > 1 for curve in panel.curves))
+
+
+def need_matplotlib() -> None:
+    """Raise ToolchainMissing where there is no matplotlib, before anything is measured to be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
+
+
+def svg_of(record: Record) -> str:
+    """Draw a record as SVG, the same text for the same record and the same matplotlib.
+
+    Raises BadInput where nothing in it can be drawn, ToolchainMissing without matplotlib.
+    """
+    panels = panels_of(record)
+    if not panels:
+        raise BadInput("--plot: nothing was measured at two lengths or more; measure the table raw or classic, without --quick")
+    need_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Text stays text, and identifiers do not change from run to run.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "minrnn-gen", "font.size": 9}):
+        columns = min(2, len(panels))
+        rows = -(-len(panels) // columns)
+        figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            for curve in panel.curves:
+                ours = curve.name.startswith(("minrnn-gen", "GPU"))
+                axes.plot(curve.time, curve.values, marker="o", markersize=3, linewidth=2.2 if ours else 1.1, label=curve.name)
+            axes.set(title=panel.title, xlabel="time steps", ylabel=panel.quantity)
+            axes.set_xscale("log", base=2)
+            if panel.is_log:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=7)
+        figure.suptitle(record.gpu)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    # matplotlib leaves blanks at the ends of lines.
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> dict[tuple[object, ...], list[Row]]:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _curves(rows: Sequence[Row], value: Callable[[Row, Row | None], float | None]) -> tuple[Curve, ...]:
+    """Return a curve for each contender, without the points that are wrong or missing."""
+    found = by_problem(rows)
+    curves = []
+    for name in contenders(rows):
+        points = []
+        for problem, by_name in sorted(found.items(), key=lambda item: item[0].time):
+            row = by_name.get(name)
+            if row is None or not row.is_right:
+                continue
+            number = value(row, by_name.get(COPY))
+            if number is not None:
+                points.append((problem.time, number))
+        if points:
+            time, values = zip(*points, strict=True)
+            curves.append(Curve(name, time, values))
+    return tuple(curves)
+
+
+def _share_of_copy(row: Row, copied: Row | None) -> float | None:
+    if row.contender == COPY or not row.ms or copied is None or not copied.ms:
+        return None
+    return copied.ms / row.ms

@@ -1,0 +1,144 @@
+"""What is measured: the problems of each table."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import pydantic
+
+from minrnn_gen.precision import PrecisionName
+
+TableName = Literal["raw", "cells", "layers", "classic"]
+Task = Literal["forward", "backward", "forward + backward"]
+
+TABLES: tuple[TableName, ...] = get_args(TableName)
+TITLES: dict[TableName, str] = {
+    "raw": "Raw scans, h[t] = a[t] h[t-1] + b[t]",
+    "cells": "Fused cells, from pre-activations",
+    "layers": "minGRU layer: projection, gates and scan",
+    "classic": "One sequence through one layer, on the CPU and on the GPU",
+}
+GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3}
+
+
+class Problem(pydantic.BaseModel):
+    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where it is projected first."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    table: TableName
+    task: Task
+    model: str | None = None
+    precision: PrecisionName
+    batch: int
+    time: int
+    channels: int
+    inputs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The problem as the first cell of a row."""
+        sizes = f"{self.batch} x {self.time} x {self.channels}"
+        return " ".join(filter(None, (self.model, sizes, self.precision, "" if self.task == "forward" else self.task)))
+
+    @property
+    def elements(self) -> int:
+        """The elements of y."""
+        return self.batch * self.time * self.channels
+
+    @property
+    def words(self) -> int | None:
+        """Storage words per element of y that any kernel has to read or write; None where a projection decides the time.
+
+        A scan reads a and b and writes y; its backward reads a, y and dy and writes da and db. A cell reads its gates and
+        writes y; its backward reads the gates, y and dy and writes the gradients of the gates.
+        """
+        if self.inputs is not None:
+            return None
+        if self.model is None:
+            return {"forward": 3, "backward": 5, "forward + backward": 8}[self.task]
+        gates = GATES[self.model]
+        return {"forward": gates + 1, "backward": 2 * gates + 2, "forward + backward": 3 * gates + 3}[self.task]
+
+
+# (batch, time, channels, precision)
+_Shape = tuple[int, int, int, PrecisionName]
+_TRAINING: tuple[Task, ...] = ("forward", "forward + backward")
+
+
+def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
+    """Return the problems of `table`, in the order in which they are measured; `quick`: one or two small ones."""
+    problems = {"raw": _raw, "cells": _cells, "layers": _layers, "classic": _classic}
+    return problems[table](quick)
+
+
+def _raw(quick: bool) -> tuple[Problem, ...]:
+    forward: tuple[_Shape, ...] = (
+        (8, 1024, 1536, "fp32"),
+        (8, 4096, 1536, "fp32"),
+        (8, 16384, 1536, "fp32"),
+        (8, 65536, 1536, "fp32"),
+        (8, 16384, 1536, "bf16"),
+        (1, 65536, 512, "fp32"),
+        (1, 1048576, 512, "fp32"),
+        (64, 512, 1024, "fp32"),
+    )
+    both: tuple[_Shape, ...] = ((8, 4096, 1536, "fp32"), (8, 16384, 1536, "fp32"), (8, 16384, 1536, "bf16"))
+    if quick:
+        forward, both = ((2, 1024, 256, "fp32"),), ((2, 1024, 256, "bf16"),)
+    return (*(_scan("forward", shape) for shape in forward), *(_scan("forward + backward", shape) for shape in both))
+
+
+def _cells(quick: bool) -> tuple[Problem, ...]:
+    shapes = ((2, 1024, 256),) if quick else ((8, 4096, 1536), (8, 16384, 1536), (1, 65536, 512), (64, 512, 1024))
+    tasks: tuple[Task, ...] = ("forward", "backward")
+    precisions: tuple[PrecisionName, ...] = ("bf16",) if quick else ("fp32", "bf16")
+    return tuple(
+        Problem(table="cells", task=task, model=model, precision=precision, batch=batch, time=time, channels=channels)
+        for task in tasks
+        for model in ("min_gru", "min_lstm")
+        for batch, time, channels in shapes
+        for precision in precisions
+    )
+
+
+def _layers(quick: bool) -> tuple[Problem, ...]:
+    shapes: tuple[_Shape, ...] = (
+        (8, 4096, 1024, "bf16"),
+        (8, 4096, 1024, "fp32"),
+        (16, 1024, 768, "bf16"),
+        (1, 65536, 512, "bf16"),
+    )
+    if quick:
+        shapes = ((2, 1024, 256, "bf16"),)
+    return tuple(_layer(task, shape) for shape in shapes for task in _TRAINING)
+
+
+def _classic(quick: bool) -> tuple[Problem, ...]:
+    times = (256, 4096) if quick else tuple(2**power for power in range(8, 17))
+    # The widths of CUDA_RNN's published table; 128 elements per step are the most for which the CPU target scans in parallel.
+    return tuple(
+        Problem(table="classic", task="forward", model=model, precision="fp32", batch=1, time=time, channels=128, inputs=64)
+        for model in ("min_gru", "min_lstm")
+        for time in times
+    )
+
+
+def _scan(task: Task, shape: _Shape) -> Problem:
+    batch, time, channels, precision = shape
+    return Problem(table="raw", task=task, precision=precision, batch=batch, time=time, channels=channels)
+
+
+def _layer(task: Task, shape: _Shape) -> Problem:
+    batch, time, width, precision = shape
+    # min_gru_log, the paper's log-space model: the only form of the layer that its reference code computes.
+    return Problem(
+        table="layers",
+        task=task,
+        model="min_gru_log",
+        precision=precision,
+        batch=batch,
+        time=time,
+        channels=width,
+        inputs=width,
+    )

@@ -1,0 +1,95 @@
+"""Rows as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from minrnn_gen.bench.problems import Problem
+from minrnn_gen.bench.record import COPY, Record, Row
+
+PROBLEM = "batch x time x channels"
+# What is short enough to stand in a cell; anything longer is a note below the table.
+INLINE_CHARACTERS = 20
+
+
+def table_text(rows: Sequence[Row]) -> str:
+    """Return a table with a line for each problem and a column for each contender, and the failures below it.
+
+    A cell is the median in ms, in brackets the share of the copy's speed and the largest relative error.
+    """
+    names = contenders(rows)
+    notes: dict[str, int] = {}
+    lines = [heading(names)]
+    for problem, found in by_problem(rows).items():
+        lines.append(line(problem, names, found, notes))
+    text = "\n".join(lines) + "\n"
+    if notes:
+        text += "\n" + "\n".join(f"[{number}] {sentence}  " for sentence, number in notes.items()) + "\n"
+    return text
+
+
+def contenders(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the contenders of `rows`, in the order of their first rows."""
+    return tuple(dict.fromkeys(row.contender for row in rows))
+
+
+def by_problem(rows: Sequence[Row]) -> dict[Problem, dict[str, Row]]:
+    """Return {problem: {contender: row}}, in the order of the rows."""
+    found: dict[Problem, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.problem, {})[row.contender] = row
+    return found
+
+
+def heading(names: Sequence[str]) -> str:
+    """Return the first two lines of a table."""
+    return f"| {PROBLEM} | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}"
+
+
+def line(problem: Problem, names: Sequence[str], rows: Mapping[str, Row], notes: dict[str, int]) -> str:
+    """Return the line of one problem; `notes` {sentence: number} grows by what needs one."""
+    copied = rows.get(COPY)
+    cells = (cell_text(rows[name], copied, notes) if name in rows else "" for name in names)
+    return f"| {problem.label} | {' | '.join(cells)} |"
+
+
+def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
+    """Return what one row has to say; an error beyond its tolerance takes the place of the time."""
+    if row.failure is not None:
+        if len(row.failure) <= INLINE_CHARACTERS:
+            return row.failure
+        sentence = f"{row.contender}: {row.failure}".replace("|", "\\|")
+        return f"fails [{notes.setdefault(sentence, len(notes) + 1)}]"
+    if not row.is_right:
+        return "error NaN" if row.worst_error is None else f"error {row.worst_error:.1e}"
+    share = None if copied is None or copied is row or not copied.ms or not row.ms else copied.ms / row.ms
+    remarks = [f"{share:.0%}".replace("%", " %")] if share is not None else []
+    remarks += [f"{row.worst_error:.0e}"] if row.worst_error is not None else []
+    return milliseconds(row.ms) + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def milliseconds(ms: float | None) -> str:
+    """Return a time with three significant digits and no exponent."""
+    if ms is None:
+        return ""
+    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:#.3g}"
+
+
+def shares_text(rows: Sequence[Row]) -> str:
+    """Return a table of the kernels that each row launched, with their shares of its time; empty where no row has any."""
+    lines = [
+        f"| {row.problem.label} | `{name}` | {share:.0%} |".replace("%", " %")
+        for row in rows
+        for name, share in sorted(row.shares.items(), key=lambda item: -item[1])
+    ]
+    if not lines:
+        return ""
+    return "\n".join([f"| {PROBLEM} | kernel | share of the time |", "|---|---|---|", *lines]) + "\n"
+
+
+def provenance(record: Record) -> str:
+    """Return in one sentence what produced a record, on what."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    driver = f", driver {record.driver}" if record.driver else ""
+    partly = "" if record.is_complete else "; the run was not completed"
+    return f"Made by `{record.command}` on an {record.gpu}{driver} ({versions}){partly}."

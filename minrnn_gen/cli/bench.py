@@ -1,0 +1,156 @@
+"""`minrnn-gen bench`: the kernels beside other libraries and a copy, on the GPU here."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from minrnn_gen.cli.terminal import progress
+
+if TYPE_CHECKING:  # imported where something is measured: other commands do without
+    from minrnn_gen.bench.peers import Peer
+    from minrnn_gen.bench.problems import Problem
+    from minrnn_gen.bench.record import Record, Row
+
+# One of them runs a compiler for more than a minute when it is imported for the first time.
+DEFAULT_PEER_SECONDS = 120.0
+NO_PEERS = "none"
+
+
+class Table(StrEnum):
+    """What can be measured by itself."""
+
+    RAW = "raw"
+    CELLS = "cells"
+    LAYERS = "layers"
+    CLASSIC = "classic"
+
+
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the record here, after each shape.", show_default=False)
+]
+PlotFile = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Draw the record here, as SVG.", show_default=False)
+]
+Only = Annotated[
+    list[Table] | None, typer.Option("--only", help="Measure this table alone; may be repeated.", show_default=False)
+]
+Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="NAME",
+        help="Measure this library's scan alone beside ours; may be repeated; 'none' for no other.",
+        show_default=False,
+    ),
+]
+PeerSeconds = Annotated[
+    float, typer.Option("--peer-seconds", metavar="S", min=1.0, help="How long another library may build before the start.")
+]
+
+app = typer.Typer(help="Measure the kernels on the GPU here.", rich_markup_mode=None)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure the kernels on the GPU here."""
+
+
+@app.command()
+def scan(
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+    only: Only = None,
+    quick: Quick = False,
+    peer_names: Peers = None,
+    peer_seconds: PeerSeconds = DEFAULT_PEER_SECONDS,
+) -> None:
+    """Measure scans, cells and layers beside a copy, other libraries and the CPU."""
+    from minrnn_gen.bench import peers as all_peers
+    from minrnn_gen.bench.gpu import open_gpu
+    from minrnn_gen.bench.plot import need_matplotlib, svg_of
+    from minrnn_gen.bench.problems import TABLES
+    from minrnn_gen.bench.record import write_text
+    from minrnn_gen.bench.session import Session, new_record, run_tables
+
+    chosen = _peers(peer_names)
+    if plot_file is not None:
+        need_matplotlib()
+    tables = [table for table in TABLES if only is None or table in only]
+    gpu = open_gpu()
+    session = Session(gpu, chosen)
+    printer = _Printer(json_file)
+    record = new_record(command_of(only, quick, peer_names), gpu, session.limits)
+    printer.keep(record, ())
+    if "raw" in tables:
+        with progress("trying the other libraries"):
+            session.refused |= all_peers.refusals(chosen, peer_seconds)
+
+    def measure(problem: Problem) -> tuple[Row, ...]:
+        with progress(f"{problem.table}: {problem.label}"):
+            return session.measure(problem)
+
+    try:
+        record = run_tables(tables, quick, record, measure, printer.keep)
+    finally:
+        printer.finish()
+    if plot_file is not None:
+        write_text(svg_of(record), plot_file, "--plot")
+
+
+class _Printer:
+    """Writes the record after each problem, and prints each table once it is whole or the run has ended."""
+
+    def __init__(self, json_file: str | None) -> None:
+        self._json_file = json_file
+        self._pending: list[Row] = []
+        self._record: Record | None = None
+
+    def keep(self, record: Record, rows: tuple[Row, ...]) -> None:
+        """Take the rows of the next problem, which may begin the next table."""
+        from minrnn_gen.bench.record import write_record
+
+        self._record = record
+        if self._json_file is not None:
+            write_record(record, self._json_file)
+        if rows and self._pending and rows[0].problem.table != self._pending[0].problem.table:
+            self._print()
+        self._pending += rows
+
+    def finish(self) -> None:
+        """Print what is left, and what made it."""
+        from minrnn_gen.bench.tables import provenance
+
+        self._print()
+        if self._record is not None:
+            typer.echo(provenance(self._record))
+
+    def _print(self) -> None:
+        from minrnn_gen.bench.problems import TITLES
+        from minrnn_gen.bench.tables import shares_text, table_text
+
+        if self._pending:
+            parts = (TITLES[self._pending[0].problem.table], table_text(self._pending), shares_text(self._pending))
+            typer.echo("\n".join(part for part in parts if part))
+        self._pending = []
+
+
+def command_of(only: list[Table] | None, quick: bool, peer_names: list[str] | None) -> str:
+    """Return the command, without the files that it wrote: they change nothing that is measured."""
+    words = ["minrnn-gen", "bench", "scan"]
+    words += [word for table in only or () for word in ("--only", table.value)]
+    words += ["--quick"] if quick else []
+    words += [word for name in peer_names or () for word in ("--peer", name)]
+    return shlex.join(words)
+
+
+def _peers(names: list[str] | None) -> tuple[Peer, ...]:
+    from minrnn_gen.bench.peers import PEERS, peer_of
+
+    if names is None:
+        return PEERS
+    return tuple(peer_of(name) for name in names if name != NO_PEERS)

@@ -1,0 +1,129 @@
+"""`minrnn-gen bench scan` around the measuring itself: what it refuses, prints and leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from commands_for_tests import Command
+
+from minrnn_gen.bench import gpu, session
+from minrnn_gen.bench.problems import TABLES, TITLES, Problem, problems_of
+from minrnn_gen.bench.record import COPY, Row, read_record
+from minrnn_gen.errors import ToolchainMissing
+
+Measure = Callable[[session.Session, Problem], tuple[Row, ...]]
+
+
+def answer(_: session.Session, problem: Problem) -> tuple[Row, ...]:
+    return (
+        Row(problem=problem, contender=COPY, ms=1.0),
+        Row(problem=problem, contender="somebody", ms=2.0, errors={"y": 0.0}, error_allowed=1e-6),
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], None]:
+    """Put a machine that is none in the place of the GPU, and a function in the place of measuring."""
+
+    def put(measure: Measure) -> None:
+        monkeypatch.setattr(gpu, "open_gpu", lambda: SimpleNamespace(name="a GPU that is none"))
+        monkeypatch.setattr(session.Session, "measure", measure)
+
+    return put
+
+
+def test_every_table_is_printed_and_recorded(command: Command, measured: Callable[[Measure], None], tmp_path: Path) -> None:
+    measured(answer)
+    path = tmp_path / "record.json"
+    said = command("bench", "scan", "--quick", "--peer", "none", "--json", path)
+    assert (said.status, said.error) == (0, "")
+    record = read_record(path)
+    assert record.is_complete
+    assert [row.problem for row in record.rows[::2]] == [
+        problem for table in TABLES for problem in problems_of(table, quick=True)
+    ]
+    assert record.command == "minrnn-gen bench scan --quick --peer none"
+    for table in TABLES:
+        assert TITLES[table] in said.out
+    assert said.out.count("2.00 (50 %, 0e+00)") == len(record.rows) / 2
+    assert f"Made by `{record.command}` on an a GPU that is none" in said.out
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measure], None], table: str) -> None:
+    measured(answer)
+    said = command("bench", "scan", "--quick", "--only", table, "--peer", "none")
+    assert [title for title in TITLES.values() if title in said.out] == [TITLES[table]]
+
+
+def test_a_run_that_is_stopped_leaves_what_it_has(
+    command: Command, measured: Callable[[Measure], None], tmp_path: Path
+) -> None:
+    problems = problems_of("raw", quick=True)
+
+    def stopped(running: session.Session, problem: Problem) -> tuple[Row, ...]:
+        if problem == problems[1]:
+            raise KeyboardInterrupt
+        return answer(running, problem)
+
+    measured(stopped)
+    path = tmp_path / "record.json"
+    said = command("bench", "scan", "--quick", "--peer", "none", "--json", path)
+    assert said.status == 130
+    assert problems[0].label in said.out
+    assert "the run was not completed" in said.out
+    record = read_record(path)
+    assert {row.problem for row in record.rows} == {problems[0]}
+    assert not record.is_complete
+
+
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
+    command: Command, measured: Callable[[Measure], None], tmp_path: Path
+) -> None:
+    def never(*_: object) -> tuple[Row, ...]:
+        raise AssertionError("measured")
+
+    measured(never)
+    said = command("bench", "scan", "--peer", "none", f"--json={tmp_path}")
+    assert said.status == 2
+    assert said.error.startswith("error: --json: ")
+
+
+def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:
+    try:
+        gpu.open_gpu()
+    except ToolchainMissing:
+        said = command("bench", "scan")
+        assert said.status == 1
+        assert said.error.startswith("error: the benchmark needs ")
+    else:
+        pytest.skip("nothing is missing here: torch sees a GPU")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--peer", "accelerated_scan.wrap"), "did you mean 'accelerated_scan.warp'?"),
+        (("--only", "cell"), "invalid value for '--only'"),
+        (("--peer-seconds", "0"), "invalid value for '--peer-seconds'"),
+    ],
+)
+def test_options_are_checked(command: Command, arguments: tuple[str, str], sentence: str) -> None:
+    said = command("bench", "scan", *arguments)
+    assert said.status == 2
+    assert sentence in said.error
+
+
+def test_what_takes_time_is_shared_out_by_name() -> None:
+    shares = gpu.shares_of([("gemm", 3.0), ("scan", 6.0), ("gemm", 1.0), ("nothing", 0.0)])
+    assert shares == {"gemm": 0.4, "scan": 0.6}
+    assert gpu.shares_of([]) == {}
+
+
+def test_versions_are_those_installed() -> None:
+    import numpy
+
+    assert gpu.versions()["numpy"] == numpy.__version__
