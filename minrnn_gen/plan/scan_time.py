@@ -15,6 +15,10 @@ REGISTERS_FIXED = 38
 BACKWARD_REGISTERS_PER_GATE = 3
 # A step of the backward as it was read, and partly widened; its coefficients are made anew for each walk.
 BACKWARD_REGISTERS_PER_VALUE = 1.25
+# exp, log and tanh in fp64 are inlined code with values of their own.
+REGISTERS_OF_FP64_FUNCTIONS = 12
+# Ticket, column and workspace; in the backward they fit beside what only the second walk needs.
+FORWARD_REGISTERS_OF_SPLIT = 10
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
 # A lane reads shared memory in vectors of so many bytes, the widest access.
@@ -44,12 +48,13 @@ def _registers(problem: Problem, steps_per_lane: int, splits_time: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
     if problem.kernel_pass == "backward":
         per_lane += BACKWARD_REGISTERS_PER_GATE * len(cell.gates) + len(cell.parameters)
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
-        return REGISTERS_FIXED + int(words * (steps + per_lane))
+        return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
-    return REGISTERS_FIXED + words * (steps_per_lane * kept + per_lane)
+    return fixed + splits_time * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
 
 
 def _result_count(problem: Problem) -> int:
