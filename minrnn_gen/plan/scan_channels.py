@@ -29,11 +29,12 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
         "rows": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4, 6, 8),
+        "cluster_blocks": tuple(size for size in (1, 2, 4, 8) if size <= problem.gpu.cluster_size_portable_max),
         "splits_time": (0, 1) if problem.regime.few_channels else (0,),
     }
 
 
-def _registers(problem: Problem, channels_per_lane: int, rows: int) -> int:
+def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_blocks: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
@@ -43,6 +44,8 @@ def _registers(problem: Problem, channels_per_lane: int, rows: int) -> int:
         return REGISTERS_FIXED + BACKWARD_REGISTERS_FIXED + int(words * channels_per_lane * (2 * per_channel + sums))
     kept = 2 * len(cell.states) + cell.carried_count
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
+    if cluster_blocks > 1:
+        steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
 
 
@@ -52,7 +55,9 @@ def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows:
     return time_warps * stages * problem.cell.read_count * rows * row_of_warp
 
 
-def _exchange_bytes(problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, splits_time: int) -> int:
+def _exchange_bytes(
+    problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, cluster_blocks: int, splits_time: int
+) -> int:
     """What warps tell each other: compositions (a, b) of their parts of two tiles, where there is more than one warp.
 
     Where time is split: of one tile, of the earlier tiles that each warp read, and the state before the group; in the backward
@@ -63,13 +68,15 @@ def _exchange_bytes(problem: Problem, channel_lanes: int, channels_per_lane: int
     if splits_time:
         sums = time_warps if problem.kernel_pass == "backward" else 0
         return channels * real * (4 * time_warps * states + states + sums)
-    return 4 * time_warps * states * channels * real if time_warps > 1 else 0
+    blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
+    warps = time_warps if time_warps > 1 else 0
+    return 4 * (warps + blocks) * states * channels * real + 8 * mailboxes
 
 
 def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
     """The numbers of the tiles under way, rounded up to the alignment of a composition."""
     unit = 2 * problem.precision.arithmetic_bytes
-    return -(-4 * (stages + 1) // unit) * unit if splits_time else 0
+    return -(-4 * (stages + 2) // unit) * unit if splits_time else 0
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -77,9 +84,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
 
     def shared_bytes(
-        channels_per_lane: int, time_warps: int, rows: int, stages: int, channel_lanes: int, splits_time: int
+        channels_per_lane: int,
+        time_warps: int,
+        rows: int,
+        stages: int,
+        channel_lanes: int,
+        cluster_blocks: int,
+        splits_time: int,
     ) -> int:
-        exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, splits_time)
+        exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, cluster_blocks, splits_time)
         ring = _ring_bytes(problem, channels_per_lane, time_warps, rows, stages)
         return ring + exchange + _ticket_bytes(problem, stages, splits_time)
 
@@ -135,11 +148,30 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: max(2 * hidden_size - 1, min(scan.WARP_LANES, 8)),
             "channels",
         ),
+        Constraint(
+            "tile_read_ahead",
+            "the backward of a cluster holds the tile it walks and the one it reads",
+            ("stages", "cluster_blocks"),
+            lambda _, cluster_blocks: 2 if cluster_blocks > 1 and problem.kernel_pass == "backward" else 1,
+            lambda stages, _: stages,
+            "stages",
+        ),
+        Constraint(
+            "one_split_of_time",
+            "time is split over the blocks of a cluster, or over any blocks that take tickets",
+            ("cluster_blocks", "splits_time"),
+            lambda cluster_blocks, splits_time: cluster_blocks if splits_time else 1,
+            lambda *_: 1,
+            "blocks",
+        ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
-            Quantity(("channels_per_lane", "rows"), lambda channels, rows: _registers(problem, channels, rows)),
-            Quantity((*ring, "channel_lanes", "splits_time"), shared_bytes),
+            Quantity(
+                ("channels_per_lane", "rows", "cluster_blocks"),
+                lambda channels, rows, cluster_blocks: _registers(problem, channels, rows, cluster_blocks),
+            ),
+            Quantity((*ring, "channel_lanes", "cluster_blocks", "splits_time"), shared_bytes),
         ),
         *scan.copy_constraints(problem, Quantity(ring, in_flight)),
         scan.unrolled_constraint(problem, Quantity(("channels_per_lane", "rows"), lambda channels, rows: channels * rows)),
@@ -152,7 +184,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     splits_time = candidate["splits_time"]
     segments = time_warps * (scan.WARP_LANES // channel_lanes)
-    if exchange := _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, splits_time):
+    if exchange := _exchange_bytes(
+        problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], splits_time
+    ):
         shared_map["exchange"] = exchange
     if tickets := _ticket_bytes(problem, candidate["stages"], splits_time):
         shared_map["tickets"] = tickets
@@ -160,7 +194,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, rows),
+        registers_estimated=_registers(problem, channels_per_lane, rows, candidate["cluster_blocks"]),
         shared_map=shared_map,
         tile_steps=segments * rows,
         group_tiles=max(GROUP_TILES, segments) if splits_time else 0,
@@ -194,9 +228,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         problem,
         taken,
         scan.Walk(
-            blocks=problem.batch * -(-problem.hidden_size // taken.channels_per_block),
+            blocks=candidate["cluster_blocks"] * problem.batch * -(-problem.hidden_size // taken.channels_per_block),
             warps=time_warps,
-            tile_steps=time_warps * rows * segments_per_warp,
+            tile_steps=candidate["cluster_blocks"] * time_warps * rows * segments_per_warp,
             in_flight_bytes=taken.shared_map["ring"] * max(1, stages - 1) // stages,
             instructions=instructions,
             latency_cycles=latency_cycles,
