@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
 # Registers besides the steps of a lane, read off compiled kernels.
 REGISTERS_FIXED = 38
@@ -92,6 +92,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *scan.copy_constraints(
             problem,
             Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, max(1, stages - 1))),
+        ),
+        Constraint(
+            "overlap",
+            "with cp.async one stage is strictly dominated: a slot is filled again only when its tile has been walked",
+            ("stages",),
+            lambda _: 2 if can_copy_asynchronously(problem) else 1,
+            lambda stages: stages,
+            "stages",
         ),
         scan.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
     )
