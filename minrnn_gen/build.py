@@ -15,8 +15,17 @@ from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
 from minrnn_gen.errors import CompileFailed, NotGenerated, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
-from minrnn_gen.plan.problem import ASSUMED_BATCH, ASSUMED_TIME, CellShape, KernelPass, Problem, hinted_regime
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.problem import (
+    ASSUMED_BATCH,
+    ASSUMED_TIME,
+    CellShape,
+    KernelPass,
+    Problem,
+    Sizes,
+    alignment_of,
+    typical_sizes,
+)
 from minrnn_gen.precision import precision_of
 from minrnn_gen.spec import Spec
 from minrnn_gen.store import Store, digest, package_digest
@@ -113,10 +122,33 @@ class Builder:
         return lower_scan_backward(*self._proved)
 
     @property
+    def hinted_sizes(self) -> Sizes:
+        """The spec's typical sizes."""
+        return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
+
+    @property
     def hinted_regime(self) -> Regime:
-        """The regime of contiguous arrays of the spec's typical sizes."""
-        spec = self.spec
-        return hinted_regime(spec.layout, precision_of(spec.precision), spec.hidden_size, spec.time)
+        """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
+        spec, sizes = self.spec, self.hinted_sizes
+        contiguous_length = spec.hidden_size if spec.layout != "BDT" else sizes.time
+        alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
+        return self.regime_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
+
+    def regime_of(
+        self,
+        sizes: Sizes,
+        alignment_bytes: int,
+        reverse: bool = False,
+        resets: bool = False,
+        kept_states: KeptStates = "none",
+        packed: bool = False,
+    ) -> Regime:
+        """Return the regime of a call. Of these there are few: four by the sizes, whatever they are.
+
+        Where sequences are `packed` their tiles are not known before the launch, so that time is not split over any blocks.
+        """
+        few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
+        return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
 
     def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
         """List and rank every candidate; raises Infeasible where there is none."""
@@ -276,6 +308,7 @@ class Builder:
             backward = self.lowered_backward
             states_read = len(backward.previous_states) + len(backward.current_states)
             read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
+        sizes = typical_sizes(regime, self.hinted_sizes, spec.hidden_size, self.target.profile)
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(
@@ -292,8 +325,8 @@ class Builder:
             hidden_size=spec.hidden_size,
             precision=precision,
             layout=spec.layout,
-            batch=spec.batch or ASSUMED_BATCH,
-            time=spec.time or ASSUMED_TIME,
+            batch=sizes.batch,
+            time=sizes.time,
             regime=regime,
             gpu=self.target.profile,
         )

@@ -16,9 +16,13 @@ from typing import Any
 from minrnn_gen.arrays import Array, as_numpy, inspect_array, new_numpy, new_torch, numpy_dtype, torch_stream
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
+from minrnn_gen.plan.kernel_plan import KernelPlan
 
 _DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _CUDA_SUCCESS = 0
+# Clusters of up to so many blocks every GPU with clusters has; more is for a kernel to ask for (CUDA C++ Programming Guide).
+PORTABLE_CLUSTER_BLOCKS = 8
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
@@ -211,6 +215,15 @@ def synchronize() -> None:
     _cupy().cuda.Device().synchronize()
 
 
+def workspace(like: Array, size_bytes: int) -> Array | None:
+    """Allocate `size_bytes` bytes beside `like`, set to ones on the current stream; None for no bytes."""
+    if not size_bytes:
+        return None
+    result = new_array(like, (size_bytes,), "uint8")
+    result.owner.fill_(255) if like.library == "torch" else result.owner.fill(255)
+    return result
+
+
 @dataclass
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
@@ -222,6 +235,7 @@ class LoadedKernel:
     entry: str
     arch: str
     dynamic_shared_bytes: int
+    cluster_blocks: int = 1
     _functions: dict[int, Any] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -252,8 +266,22 @@ class LoadedKernel:
                 kernel = cupy.RawModule(path=str(path)).get_function(self.entry)
             if self.dynamic_shared_bytes:
                 kernel.max_dynamic_shared_size_bytes = self.dynamic_shared_bytes
+            if self.cluster_blocks > PORTABLE_CLUSTER_BLOCKS:
+                _allow_large_clusters(kernel.kernel.ptr)
             self._functions[device] = kernel.kernel
             return kernel.kernel
+
+
+def loaded_kernel(cubin: bytes, plan: KernelPlan) -> LoadedKernel:
+    """Return the kernel of `plan`, to be loaded on first use."""
+    return LoadedKernel(cubin, plan.entry, plan.arch, plan.shared_bytes, plan.variables.get("cluster_blocks", 1))
+
+
+def _allow_large_clusters(function: int) -> None:
+    driver = ctypes.CDLL(_DRIVER_LIBRARY)
+    status: int = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+    if status != _CUDA_SUCCESS:
+        raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
 
 
 @dataclass(frozen=True)

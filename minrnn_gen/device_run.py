@@ -15,9 +15,16 @@ from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gradients import RawGradients
-from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, parts_of, step_launch_of
+from minrnn_gen.launch import (
+    alignment_of_call,
+    backward_launch_of,
+    forward_launch_of,
+    parts_of,
+    step_launch_of,
+    workspace_bytes_of,
+)
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.saved import Forward
 
 
@@ -61,8 +68,8 @@ class DeviceRun:
         if call.batch:
             for run, part in runs_of(contract, projected):
                 its = outputs_of_run(contract, outputs, run)
-                loaded, plan = self._load("forward", _regime(part, kept, part.x, its.y))
-                launch = forward_launch_of(plan, part, its)
+                loaded, plan = self._load("forward", self._regime(part, kept, part.x, its.y, *its.kept))
+                launch = forward_launch_of(plan, part, its, cuda.workspace(call.x, workspace_bytes_of(plan, part)))
                 loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
         return Forward(call, projected, outputs)
 
@@ -91,14 +98,15 @@ class DeviceRun:
         )
         runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
         if call.bias is not None or call.parameters:
-            parts = {parts_of(one.plan) for one in runs} or {1}
+            parts = {parts_of(one.plan, call.time) for one in runs} or {1}
             count = len(contract.gates) + len(contract.parameters)
             shape = (len(contract.runs_reversed), max(parts), count, call.batch, contract.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             gradients = replace(gradients, sums=cuda.new_array(call.x, shape, carried, zeroed=len(parts) > 1))
         for run, one in enumerate(runs):
             its = gradients_of_run(contract, projected.x_axes, gradients, run)
-            launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its)
+            workspace = cuda.workspace(call.x, workspace_bytes_of(one.plan, one.call))
+            launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its, workspace)
             one.loaded.launch(call.x, launch.blocks, one.plan.threads, launch.arguments)
         dx, dweight = self._through_projection(call, gradients.dx)
         return RawGradients(
@@ -127,7 +135,7 @@ class DeviceRun:
         for run, part in runs_of(contract, projected):
             states, arriving = outputs_of_run(contract, read, run).kept, incoming_of_run(contract, incoming, run)
             dx = gradients_of_run(contract, projected.x_axes, gradients, run).dx
-            loaded, plan = self._load("backward", _regime(part, "none", part.x, arriving.dy, dx, *states))
+            loaded, plan = self._load("backward", self._regime(part, "none", part.x, arriving.dy, dx, *states))
             yield _RunBack(part, states, arriving, loaded, plan)
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
@@ -166,6 +174,18 @@ class DeviceRun:
             cuda.project_weight_gradient(gradient, x, dweight, time_is_last)
         return dx, dweight.owner
 
+    def _regime(self, call: Call, kept: KeptStates, *rows: Array) -> Regime:
+        """The regime of a call of one direction whose arrays of x and y are `rows`."""
+        packed = call.sequences.cu_seqlens is not None
+        return self._builder.regime_of(
+            Sizes(call.batch, call.time // call.batch if packed else call.time),
+            alignment_of_call(*rows),
+            reverse=call.reverse,
+            resets=call.sequences.resets is not None,
+            kept_states=kept,
+            packed=packed,
+        )
+
     def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
         key = (kernel_pass, regime)
         loaded = self._loaded.get(key)
@@ -179,7 +199,7 @@ class DeviceRun:
                         "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
                     )
                 plan = built.plan
-                loaded = cuda.LoadedKernel(built.cubin, plan.entry, plan.arch, plan.shared_bytes)
+                loaded = cuda.loaded_kernel(built.cubin, plan)
                 self._loaded[key] = loaded
         return loaded, self._built[key].plan
 
@@ -193,8 +213,3 @@ class _RunBack:
     incoming: IncomingGradient
     loaded: cuda.LoadedKernel
     plan: KernelPlan
-
-
-def _regime(call: Call, kept: KeptStates, *rows: Array) -> Regime:
-    """The regime of a call of one direction whose arrays of x and y are `rows`."""
-    return Regime(alignment_of_call(*rows), call.reverse, call.sequences.resets is not None, kept)

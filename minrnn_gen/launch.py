@@ -14,6 +14,8 @@ from minrnn_gen.plan.problem import alignment_of
 
 # The x dimension of a grid (CUDA C++ Programming Guide, technical specifications).
 GRID_BLOCKS_MAX = 2**31 - 1
+# The counter alone on its cache line (templates/parts/packets.cuh.j2 has the same number).
+WORKSPACE_HEAD_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,35 @@ def alignment_of_call(*arrays: Array) -> int:
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
-def parts_of(plan: KernelPlan) -> int:
-    """Return how many blocks of a scan divide the time of a column between them, each with sums of its own."""
-    return plan.variables.get("cluster_blocks", 1)
+def parts_of(plan: KernelPlan, time: int) -> int:
+    """Return into how many parts a scan divides the time of a column, each with sums of its own."""
+    return _tiles(plan, time) if plan.variables.get("splits_time") else plan.variables.get("cluster_blocks", 1)
 
 
-def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
-    """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`."""
+def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
+    """Return the bytes, all ones before the launch, through which blocks hand states on; 0 where none do.
+
+    A head with the counter of tiles taken, then a composition for each tile and each group of tiles.
+    """
+    if not plan.variables.get("splits_time"):
+        return 0
+    tiles = _tiles(plan, call.time)
+    packets = _columns(plan, call) * (tiles + -(-tiles // plan.group_tiles)) * plan.packets_per_tile
+    return WORKSPACE_HEAD_BYTES + 2 * plan.arithmetic_bytes * packets
+
+
+def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs, workspace: Array | None = None) -> Launch:
+    """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`.
+
+    `workspace` has the bytes that `workspace_bytes_of` asks for.
+    """
     arguments = (
         *_inputs(plan, call),
         outputs.y.pointer,
         *_row_strides(plan, call, outputs.y),
         *_pointers(outputs.kept),
         *_pointers(outputs.final),
+        *_workspace(plan, workspace),
         call.batch,
         call.time,
     )
@@ -55,7 +73,12 @@ def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
 
 
 def backward_launch_of(
-    plan: KernelPlan, call: Call, read_states: tuple[Array, ...], incoming: IncomingGradient, gradients: Gradients
+    plan: KernelPlan,
+    call: Call,
+    read_states: tuple[Array, ...],
+    incoming: IncomingGradient,
+    gradients: Gradients,
+    workspace: Array | None = None,
 ) -> Launch:
     """Return the launch of a backward of one direction, writing `gradients`.
 
@@ -71,6 +94,7 @@ def backward_launch_of(
         *_x_strides(plan, call, gradients.dx),
         *_pointers(gradients.dinitial),
         *_pointers((gradients.sums,)),
+        *_workspace(plan, workspace),
         call.batch,
         call.time,
     )
@@ -112,10 +136,27 @@ def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
     return (*arguments, *no_begins, *_pointers((sequences.lengths,)))
 
 
-def _blocks(plan: KernelPlan, call: Call) -> int:
+def _columns(plan: KernelPlan, call: Call) -> int:
+    """How many columns there are, each walked in the order of time."""
     if plan.layout == "BDT":
-        return -(-call.batch * plan.hidden_size // plan.channels_per_block) * parts_of(plan)
-    return call.batch * -(-plan.hidden_size // plan.channels_per_block) * parts_of(plan)
+        return call.batch * plan.hidden_size
+    return call.batch * -(-plan.hidden_size // plan.channels_per_block)
+
+
+def _tiles(plan: KernelPlan, time: int) -> int:
+    return max(1, -(-time // plan.tile_steps))
+
+
+def _blocks(plan: KernelPlan, call: Call) -> int:
+    columns_per_block = plan.channels_per_block if plan.layout == "BDT" else 1
+    if plan.variables.get("splits_time"):
+        # As many as there is room for: they take what there is to do.
+        return min(plan.resident_blocks, -(-_columns(plan, call) * _tiles(plan, call.time) // columns_per_block))
+    return -(-_columns(plan, call) // columns_per_block) * plan.variables.get("cluster_blocks", 1)
+
+
+def _workspace(plan: KernelPlan, workspace: Array | None) -> tuple[int, ...]:
+    return _pointers((workspace,)) if plan.variables.get("splits_time") else ()
 
 
 def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:

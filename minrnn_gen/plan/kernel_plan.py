@@ -20,7 +20,8 @@ class Regime:
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
-    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU, so that time may be split.
+    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU, so that time may be split over any
+    blocks. `short`: the sequences are, so that a tile may hold a whole one.
     """
 
     alignment_bytes: int
@@ -28,6 +29,7 @@ class Regime:
     resets: bool = False
     kept_states: KeptStates = "none"
     few_channels: bool = False
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class KernelPlan:
     `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
     compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`, the
     typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where time is
-    split over blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0.
+    split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
+    `resident_blocks` at once.
     """
 
     kernel_pass: str
@@ -72,6 +75,8 @@ class KernelPlan:
     storage_dtype: str
     storage_bytes: int
     arithmetic_dtype: str
+    arithmetic_bytes: int
+    state_count: int
     regime: Regime
     variables: Mapping[str, int]
     threads: int
@@ -86,6 +91,7 @@ class KernelPlan:
     blocks_per_sm: int
     tile_steps: int
     group_tiles: int
+    resident_blocks: int
     predicted_us: Mapping[str, float]
     margins: tuple[Margin, ...]
     candidate_count: int
@@ -95,6 +101,11 @@ class KernelPlan:
     def __post_init__(self) -> None:
         for name in ("variables", "shared_map", "predicted_us", "rejected"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @property
+    def packets_per_tile(self) -> int:
+        """Compositions that a tile hands on where time is split over any blocks: one per state and channel of a column."""
+        return self.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
 
     @property
     def predicted_total_us(self) -> float:

@@ -17,6 +17,10 @@ WIDEST_COPY_BYTES = 16
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
+# With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
+FEW_CHANNELS_PER_SM = 64
+# Up to here a tile of a block can hold a whole sequence.
+SHORT_STEPS = 128
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,29 @@ def alignment_of(*offsets_bytes: int) -> int:
     return combined & -combined
 
 
-def hinted_regime(layout: Layout, precision: Precision, hidden_size: int, time: int | None) -> Regime:
-    """Return the regime of contiguous arrays of the typical sizes, the one that is compiled ahead."""
-    contiguous_length = hidden_size if layout != "BDT" else time or ASSUMED_TIME
-    return Regime(alignment_of(contiguous_length * precision.storage_bytes))
+@dataclass(frozen=True)
+class Sizes:
+    """How large a call is: `batch` sequences of about `time` steps."""
+
+    batch: int
+    time: int
+
+    def are_few_channels(self, hidden_size: int, gpu: GpuProfile) -> bool:
+        return self.batch * hidden_size < FEW_CHANNELS_PER_SM * gpu.sm_count
+
+    @property
+    def are_short(self) -> bool:
+        return self.time <= SHORT_STEPS
+
+
+def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
+    """Return the sizes to plan a regime for: the hinted ones where they are of the regime, else sizes that are typical of it.
+
+    They depend on the regime alone, never on the call that was the first to need it, so that a plan is the same for all.
+    """
+    batch, time = hinted.batch, hinted.time
+    if hinted.are_few_channels(hidden_size, gpu) != regime.few_channels:
+        batch = 1 if regime.few_channels else -(-FEW_CHANNELS_PER_SM * gpu.sm_count // hidden_size)
+    if hinted.are_short != regime.short:
+        time = SHORT_STEPS // 2 if regime.short else ASSUMED_TIME
+    return Sizes(batch, time)

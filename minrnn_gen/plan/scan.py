@@ -173,9 +173,7 @@ def resident(
     """Derive the residency: as many blocks per SM as the estimate allows, and the registers that leaves to each thread."""
     blocks = max(1, blocks_per_sm(problem.gpu, threads, registers_estimated, sum(shared_map.values())))
     budget = registers_per_thread_budget(problem.gpu, threads, blocks)
-    return Resources(
-        threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles
-    )
+    return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles)
 
 
 def _congestion(gpu: GpuProfile, in_flight_bytes: float) -> float:

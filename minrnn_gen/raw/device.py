@@ -7,9 +7,9 @@ from dataclasses import replace
 from minrnn_gen import cuda
 from minrnn_gen.arguments import X_AXES, Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
-from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import Arrangement, arrangement_of
 from minrnn_gen.raw.kernels import raw_kernels
@@ -29,7 +29,8 @@ def run_scan(call: ScanCall, y: Array, final: Array) -> None:
     states = zip(arrangement.states(call.h0), arrangement.states(final), strict=True)
     for index, (initial, last) in enumerate(states):
         outputs = Outputs(rows.selected(0, index), (), _present(last))
-        launch = forward_launch_of(plan, _call(arrangement, recurrence, x.selected(0, index), initial), outputs)
+        one = _call(arrangement, recurrence, x.selected(0, index), initial)
+        launch = forward_launch_of(plan, one, outputs, cuda.workspace(call.a, workspace_bytes_of(plan, one)))
         loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
 
 
@@ -49,7 +50,8 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array) -> N
         incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
         gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
         one = _call(arrangement, recurrence, x.selected(0, index), initial)
-        launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients)
+        workspace = cuda.workspace(call.a, workspace_bytes_of(plan, one))
+        launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients, workspace)
         loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
 
 
@@ -59,7 +61,8 @@ def _kernel(
     assert x.device is not None
     size, layout = arrangement.hidden_size, arrangement.layout
     kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, x.device)
-    return kernels.ready(kernel_pass, Regime(alignment_of_call(x, *rows), reverse=recurrence.reverse))
+    sizes = Sizes(arrangement.batch, arrangement.time)
+    return kernels.ready(kernel_pass, kernels.regime_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
 
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:

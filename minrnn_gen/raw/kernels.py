@@ -9,7 +9,7 @@ from minrnn_gen import cuda
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import ComplexName, PrecisionName
 from minrnn_gen.raw.arrangement import RawLayout
 from minrnn_gen.spec import Spec
@@ -48,12 +48,16 @@ class RawKernels:
                     self._ready[key] = self._built(kernel_pass, regime)
         return self._ready[key]
 
+    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+        """Return the regime of a call."""
+        return self._builder.regime_of(sizes, alignment_bytes, reverse)
+
     def _built(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
         built = self._builder.build(kernel_pass, regime)
         if built.cubin is None:
             raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
         plan = built.plan
-        return cuda.LoadedKernel(built.cubin, plan.entry, plan.arch, plan.shared_bytes), plan
+        return cuda.loaded_kernel(built.cubin, plan), plan
 
 
 @lru_cache(maxsize=KERNELS_HELD)
