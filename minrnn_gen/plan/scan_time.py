@@ -23,14 +23,16 @@ FORWARD_REGISTERS_OF_SPLIT = 10
 SHUFFLES = 7
 # A lane reads shared memory in vectors of so many bytes, the widest access.
 VECTOR_BYTES = 16
-# Where time is split each tile costs a ticket and a packet, so that longer ones pay; longer still, and steps fill the registers.
+# Where time is split each tile costs a ticket and a packet, so that longer ones pay; beyond this, steps fill the registers.
 SPLIT_VECTORS_MAX = 4
 # Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
 BANKS_BYTES = 128
 # A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
 GROUP_TILES = scan.WARP_LANES
-# To publish, to read and to take a ticket are trips through L2, about 270 cycles each (arXiv 2402.13499), none overlapped.
-CYCLES_PER_HANDOVER = 800.0
+# To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
+CYCLES_PER_L2_TRIP = 270.0
+# Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
+TICKETS_PER_US = 800.0
 # A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
 INSTRUCTIONS_PER_HANDOVER = 150.0
 
@@ -136,16 +138,16 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         scan.CYCLES_PER_TILE
         + instructions * scan.CYCLES_PER_INSTRUCTION
         + (1 + splits_time) * shuffles * scan.CYCLES_PER_SHUFFLE
-        + splits_time * CYCLES_PER_HANDOVER
+        + splits_time * 2 * CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
+    tickets = columns * -(-problem.time // taken.tile_steps)
     blocks, walked_at_once = -(-columns // warps), taken.tile_steps
     if splits_time:
         # All resident warps share the tiles of all columns: so many steps of every column are walked at once.
-        tickets = columns * -(-problem.time // taken.tile_steps)
         blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, -(-tickets // warps))
         walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
-    return scan.predicted_us(
+    terms = scan.predicted_us(
         problem,
         taken,
         scan.Walk(
@@ -158,6 +160,16 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             elements_per_lane=steps_per_lane,
         ),
     )
+    if not splits_time:
+        return terms
+    first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
+    return {
+        **terms,
+        "tickets": tickets / TICKETS_PER_US,
+        "fill_and_drain": terms["fill_and_drain"] + first_tickets_us,
+        # The workspace is filled by a launch of its own.
+        "launch": 2 * terms["launch"],
+    }
 
 
 def family(name: str) -> Family:
