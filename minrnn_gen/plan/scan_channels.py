@@ -29,12 +29,12 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
         "rows": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4, 6, 8),
-        "cluster_blocks": tuple(size for size in (1, 2, 4, 8) if size <= problem.gpu.cluster_size_portable_max),
+        "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "splits_time": (0, 1) if problem.regime.few_channels else (0,),
     }
 
 
-def _registers(problem: Problem, channels_per_lane: int, rows: int) -> int:
+def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_blocks: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
@@ -44,6 +44,8 @@ def _registers(problem: Problem, channels_per_lane: int, rows: int) -> int:
         return REGISTERS_FIXED + BACKWARD_REGISTERS_FIXED + int(words * channels_per_lane * (2 * per_channel + sums))
     kept = 2 * len(cell.states) + cell.carried_count
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
+    if cluster_blocks > 1:
+        steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
 
 
@@ -66,9 +68,9 @@ def _exchange_bytes(
     if splits_time:
         sums = time_warps if problem.kernel_pass == "backward" else 0
         return channels * real * (4 * time_warps * states + states + sums)
-    blocks = cluster_blocks if cluster_blocks > 1 else 0
+    blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
-    return 4 * (warps + blocks) * states * channels * real
+    return 4 * (warps + blocks) * states * channels * real + 8 * mailboxes
 
 
 def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
@@ -147,6 +149,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "channels",
         ),
         Constraint(
+            "tile_read_ahead",
+            "the backward of a cluster holds the tile it walks and the one it reads",
+            ("stages", "cluster_blocks"),
+            lambda _, cluster_blocks: 2 if cluster_blocks > 1 and problem.kernel_pass == "backward" else 1,
+            lambda stages, _: stages,
+            "stages",
+        ),
+        Constraint(
             "one_split_of_time",
             "time is split over the blocks of a cluster, or over any blocks that take tickets",
             ("cluster_blocks", "splits_time"),
@@ -157,7 +167,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
-            Quantity(("channels_per_lane", "rows"), lambda channels, rows: _registers(problem, channels, rows)),
+            Quantity(
+                ("channels_per_lane", "rows", "cluster_blocks"),
+                lambda channels, rows, cluster_blocks: _registers(problem, channels, rows, cluster_blocks),
+            ),
             Quantity((*ring, "channel_lanes", "cluster_blocks", "splits_time"), shared_bytes),
         ),
         *scan.copy_constraints(problem, Quantity(ring, in_flight)),
@@ -181,7 +194,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, rows),
+        registers_estimated=_registers(problem, channels_per_lane, rows, candidate["cluster_blocks"]),
         shared_map=shared_map,
         tile_steps=segments * rows,
         group_tiles=max(GROUP_TILES, segments) if splits_time else 0,

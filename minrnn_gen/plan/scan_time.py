@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
 # Registers besides the steps of a lane, read off compiled kernels.
 REGISTERS_FIXED = 38
@@ -15,30 +15,62 @@ REGISTERS_FIXED = 38
 BACKWARD_REGISTERS_PER_GATE = 3
 # A step of the backward as it was read, and partly widened; its coefficients are made anew for each walk.
 BACKWARD_REGISTERS_PER_VALUE = 1.25
+# exp, log and tanh in fp64 are inlined code with values of their own.
+REGISTERS_OF_FP64_FUNCTIONS = 12
+# Ticket, column and workspace; in the backward they fit beside what only the second walk needs.
+FORWARD_REGISTERS_OF_SPLIT = 10
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
+# A lane reads shared memory in vectors of so many bytes, the widest access.
+VECTOR_BYTES = 16
+# Where time is split each tile costs a ticket and a packet, so that longer ones pay; beyond this, steps fill the registers.
+SPLIT_VECTORS_MAX = 4
+# Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
+BANKS_BYTES = 128
+# A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
+GROUP_TILES = scan.WARP_LANES
+# To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
+CYCLES_PER_L2_TRIP = 270.0
+# Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
+TICKETS_PER_US = 800.0
+# A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
+INSTRUCTIONS_PER_HANDOVER = 150.0
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
-    del problem
-    return {"warps": (1, 2, 4, 8), "steps_per_lane": (1, 2, 4, 8, 16), "stages": (1, 2, 3, 4, 6, 8)}
+    return {
+        "warps": (1, 2, 4, 8),
+        "steps_per_lane": (1, 2, 4, 8, 16, 32),
+        "stages": (1, 2, 3, 4, 6, 8),
+        "splits_time": (0, 1) if problem.regime.few_channels else (0,),
+    }
 
 
-def _registers(problem: Problem, steps_per_lane: int) -> int:
+def _registers(problem: Problem, steps_per_lane: int, splits_time: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
     if problem.kernel_pass == "backward":
         per_lane += BACKWARD_REGISTERS_PER_GATE * len(cell.gates) + len(cell.parameters)
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
-        return REGISTERS_FIXED + int(words * (steps + per_lane))
+        return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
-    return REGISTERS_FIXED + words * (steps_per_lane * kept + per_lane)
+    return fixed + splits_time * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
+
+
+def _result_count(problem: Problem) -> int:
+    """Values written of every step that leave through shared memory."""
+    if problem.kernel_pass == "backward":
+        return len(problem.cell.gates)
+    return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
 
 
 def _ring_bytes(problem: Problem, warps: int, steps_per_lane: int, stages: int) -> int:
-    tile = scan.WARP_LANES * steps_per_lane * problem.precision.storage_bytes
-    return warps * stages * problem.cell.read_count * tile
+    """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other."""
+    vector_bytes = steps_per_lane * problem.precision.storage_bytes
+    stream = scan.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)
+    return warps * stages * max(problem.cell.read_count, _result_count(problem)) * stream
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -46,22 +78,30 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     storage_bytes = problem.precision.storage_bytes
     return (
         Constraint(
-            "vector_width",
-            "a lane reads its steps as one 16-byte vector; wider ones conflict in the banks of shared memory",
-            ("steps_per_lane",),
-            lambda steps_per_lane: steps_per_lane * storage_bytes,
-            lambda _: 16,
+            "vectors_per_lane",
+            f"a lane holds its steps as one {VECTOR_BYTES}-byte vector, where time is split as up to {SPLIT_VECTORS_MAX}",
+            ("steps_per_lane", "splits_time"),
+            lambda steps_per_lane, _: steps_per_lane * storage_bytes,
+            lambda _, splits_time: VECTOR_BYTES * (SPLIT_VECTORS_MAX if splits_time else 1),
             "bytes",
         ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("warps",), lambda warps: warps * scan.WARP_LANES),
-            Quantity(("steps_per_lane",), lambda steps: _registers(problem, steps)),
+            Quantity(("steps_per_lane", "splits_time"), lambda steps, splits_time: _registers(problem, steps, splits_time)),
             Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, stages)),
         ),
         *scan.copy_constraints(
             problem,
             Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, max(1, stages - 1))),
+        ),
+        Constraint(
+            "overlap",
+            "with cp.async one stage is strictly dominated: a slot is filled again only when its tile has been walked",
+            ("stages",),
+            lambda _: 2 if can_copy_asynchronously(problem) else 1,
+            lambda stages: stages,
+            "stages",
         ),
         scan.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
     )
@@ -73,41 +113,63 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=warps * scan.WARP_LANES,
         channels_per_block=warps,
-        registers_estimated=_registers(problem, steps_per_lane),
+        registers_estimated=_registers(problem, steps_per_lane, candidate["splits_time"]),
         shared_map={"ring": _ring_bytes(problem, warps, steps_per_lane, candidate["stages"])},
+        tile_steps=scan.WARP_LANES * steps_per_lane,
+        group_tiles=GROUP_TILES if candidate["splits_time"] else 0,
     )
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
-    steps_per_lane = candidate["steps_per_lane"]
+    warps, steps_per_lane, splits_time = candidate["warps"], candidate["steps_per_lane"], candidate["splits_time"]
     stages, storage_bytes = candidate["stages"], problem.precision.storage_bytes
     streams = problem.cell.read_count + problem.cell.written_count
     pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
+    shuffles = SHUFFLES * len(problem.cell.states)
     instructions = (
         steps_per_lane * scan.operations_per_element(problem)
         + streams * max(1.0, pieces) * scan.INSTRUCTIONS_PER_COPY
-        + SHUFFLES * len(problem.cell.states) * scan.INSTRUCTIONS_PER_SHUFFLE
+        + shuffles * scan.INSTRUCTIONS_PER_SHUFFLE
         + scan.INSTRUCTIONS_PER_TILE
+        + splits_time * INSTRUCTIONS_PER_HANDOVER
     )
     latency_cycles = (
         scan.CYCLES_PER_TILE
         + instructions * scan.CYCLES_PER_INSTRUCTION
-        + SHUFFLES * len(problem.cell.states) * scan.CYCLES_PER_SHUFFLE
+        + (1 + splits_time) * shuffles * scan.CYCLES_PER_SHUFFLE
+        + splits_time * 2 * CYCLES_PER_L2_TRIP
     )
-    return scan.predicted_us(
+    columns = problem.batch * problem.hidden_size
+    tickets = columns * -(-problem.time // taken.tile_steps)
+    blocks, walked_at_once = -(-columns // warps), taken.tile_steps
+    if splits_time:
+        # All resident warps share the tiles of all columns: so many steps of every column are walked at once.
+        blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, -(-tickets // warps))
+        walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
+    terms = scan.predicted_us(
         problem,
         taken,
         scan.Walk(
-            blocks=-(-problem.batch * problem.hidden_size // taken.channels_per_block),
-            warps=candidate["warps"],
-            tile_steps=scan.WARP_LANES * steps_per_lane,
+            blocks=blocks,
+            warps=warps,
+            tile_steps=walked_at_once,
             in_flight_bytes=taken.shared_bytes * max(1, stages - 1) // stages,
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
         ),
     )
+    if not splits_time:
+        return terms
+    first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
+    return {
+        **terms,
+        "tickets": tickets / TICKETS_PER_US,
+        "fill_and_drain": terms["fill_and_drain"] + first_tickets_us,
+        # The workspace is filled by a launch of its own.
+        "launch": 2 * terms["launch"],
+    }
 
 
 def family(name: str) -> Family:
