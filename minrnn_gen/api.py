@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from minrnn_gen import cuda
+from minrnn_gen.arguments import RUNS_REVERSED
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.errors import NotGenerated
 from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store, cache_folder
 
@@ -32,7 +36,12 @@ def kernel_of(spec: Spec, target: Target) -> Kernel:
     builder = Builder(spec, target, Store(cache_folder()))
     _refuse_what_is_not_generated(spec)
     regime = builder.hinted_regime
-    return Kernel(builder, builder.build_all([("forward", regime), ("step", regime)]))
+    wanted: list[tuple[KernelPass, Regime]] = [
+        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+    ]
+    if len(wanted) == 1:
+        wanted.append(("step", regime))
+    return Kernel(builder, builder.build_all(wanted))
 
 
 def target_of(spec: Spec) -> Target:
@@ -49,7 +58,5 @@ def target_of(spec: Spec) -> Target:
 
 
 def _refuse_what_is_not_generated(spec: Spec) -> None:
-    if spec.direction != "forward":
-        raise NotGenerated(f"{spec.where}: direction: '{spec.direction}' is not generated yet; 'forward' is")
     if spec.scan_arithmetic != "linear":
         raise NotGenerated(f"{spec.where}: scan_arithmetic: '{spec.scan_arithmetic}' is not generated yet; 'linear' is")

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from minrnn_gen.arrays import Array, contiguous_strides
+from minrnn_gen.array_checks import (
+    check_axes,
+    check_contiguous,
+    check_dtype,
+    check_exact_shape,
+    check_innermost_axis,
+    check_place,
+    check_plain,
+)
+from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.precision import Precision
+from minrnn_gen.sequences import ReadBack, Sequences, check_sequences
 
 Inspect = Callable[[Any, str], Array]
 
@@ -17,12 +27,17 @@ Inspect = Callable[[Any, str], Array]
 X_AXES = {"BTD": "btgh", "TBD": "tbgh", "BDT": "bght"}
 Y_AXES = {"BTD": "bth", "TBD": "tbh", "BDT": "bht"}
 INPUT_AXES = {"BTD": "bti", "TBD": "tbi", "BDT": "bit"}
-AXIS_NAMES = {"b": "batch", "t": "time", "g": "gates", "h": "hidden", "i": "input"}
+# For each direction of a spec, whether time runs in reverse in each of its runs.
+RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a kernel accepts: the spec's sizes and the cell's names."""
+    """What a kernel accepts: the spec's sizes and the cell's names.
+
+    Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
+    front of states, bias and parameters, and within the rows of weight and the channels of y, forward before reverse.
+    """
 
     layout: str
     precision: Precision
@@ -31,128 +46,238 @@ class Contract:
     gates: tuple[str, ...]
     states: tuple[str, ...]
     parameters: tuple[str, ...]
+    direction: str = "forward"
 
     @property
-    def gate_count(self) -> int:
-        return len(self.gates)
+    def runs_reversed(self) -> tuple[bool, ...]:
+        """For each run over time, whether it is in reverse."""
+        return RUNS_REVERSED[self.direction]
+
+    @property
+    def directions(self) -> tuple[int, ...]:
+        """The axis of directions in front of vectors and states: none for a single one."""
+        return (2,) if len(self.runs_reversed) == 2 else ()
+
+    @property
+    def gate_axes(self) -> str:
+        """The axes of the pre-activations of one step of one sequence."""
+        return "dgh" if self.directions else "gh"
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of pre-activations in the layout."""
+        return X_AXES[self.layout].replace("gh", self.gate_axes)
+
+    @property
+    def x_axes(self) -> str:
+        """The axes of x in the layout."""
+        return INPUT_AXES[self.layout] if self.input_size else self.preactivation_axes
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return (*self.directions, self.hidden_size)
+
+    @property
+    def weight_rows(self) -> int:
+        """How many pre-activations one step of one sequence has."""
+        return math.prod(self.directions) * len(self.gates) * self.hidden_size
+
+    def shape(self, axes: str, batch: int, time: int) -> tuple[int, ...]:
+        """Return the sizes of `axes`; the hidden axis of y, which both directions share, is not among them."""
+        sizes = {"b": batch, "t": time, "d": 2, "g": len(self.gates), "h": self.hidden_size, "i": self.input_size or 0}
+        return tuple(sizes[axis] for axis in axes)
+
+    def y_shape(self, batch: int, time: int) -> tuple[int, ...]:
+        """Return the shape of y in the layout."""
+        channels = math.prod(self.directions) * self.hidden_size
+        return tuple({"b": batch, "t": time, "h": channels}[axis] for axis in Y_AXES[self.layout])
+
+    def state_shape(self, sequences: int) -> tuple[int, ...]:
+        """Return the shape of a state of so many sequences."""
+        return (*self.directions, sequences, self.hidden_size)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller gave, not checked yet; None where nothing was given."""
+
+    x: Any
+    weight: Any = None
+    bias: Any = None
+    parameters: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+    resets: Any = None
+    lengths: Any = None
+    cu_seqlens: Any = None
 
 
 @dataclass(frozen=True)
 class Call:
     """The checked arrays of one call.
 
-    `x` has the axes `x_axes`, of which the projection may still be due (`weight`). Absent arrays are None; `parameters` and
-    `initial` follow the cell's order.
+    `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
+    and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
+    direction: time runs from the last step of each sequence to its first.
     """
 
     x: Array
     x_axes: str
-    batch: int
+    rows: int
     time: int
     weight: Array | None
     bias: Array | None
     parameters: tuple[Array, ...]
     initial: tuple[Array | None, ...]
+    sequences: Sequences
+    reverse: bool = False
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are, which states have one row each for."""
+        return self.sequences.count
 
 
-def check_call(
-    contract: Contract,
-    inspect: Inspect,
-    x: Any,
-    *,
-    weight: Any,
-    bias: Any,
-    parameters: Mapping[str, Any] | None,
-    state: Mapping[str, Any] | None,
-    single_step: bool,
-) -> Call:
-    """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be."""
-    sizes = {"g": contract.gate_count, "h": contract.hidden_size, "i": contract.input_size or 0}
-    axes = (INPUT_AXES if contract.input_size else X_AXES)[contract.layout]
-    if single_step:
-        # One step has no time axis, and then every layout is the same memory.
-        axes = "bi" if contract.input_size else "bgh"
-    array = inspect(x, "x")
-    _check_dtype(array, (contract.precision.storage_dtype,))
-    found = _check_shape(array, axes, sizes)
-    batch, time = found["b"], found.get("t", 1)
-    _check_contiguous_axis(array, axes, contract)
+@dataclass(frozen=True)
+class Outputs:
+    """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states."""
 
-    checked_weight = None
-    if contract.input_size:
-        if weight is None:
-            raise BadInput(f"weight is missing; input_size is {contract.input_size}, so pass weight [gates * hidden, input]")
-        checked_weight = inspect(weight, "weight")
-        _check_dtype(checked_weight, (contract.precision.storage_dtype,))
-        _check_exact_shape(checked_weight, (contract.gate_count * contract.hidden_size, contract.input_size))
-        _check_contiguous(checked_weight)
-        _check_contiguous(array)
-    elif weight is not None:
-        raise BadInput("weight was given, but the spec has no input_size; set input_size, or pass pre-activations alone")
-
-    vector_dtypes = tuple(dict.fromkeys((contract.precision.storage_dtype, "float32")))
-    checked_bias = None
-    if bias is not None:
-        checked_bias = inspect(bias, "bias")
-        _check_dtype(checked_bias, vector_dtypes)
-        pair = (contract.gate_count, contract.hidden_size)
-        if checked_bias.shape != (math.prod(pair),):
-            _check_exact_shape(checked_bias, pair)
-        _check_contiguous(checked_bias)
-
-    given = _named(parameters, contract.parameters, "parameters")
-    missing = [name for name in contract.parameters if name not in given]
-    if missing:
-        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(contract.parameters)}, each [hidden]")
-    checked_parameters = tuple(
-        _vector(inspect(given[name], f"parameters['{name}']"), vector_dtypes, (contract.hidden_size,))
-        for name in contract.parameters
-    )
-
-    states = _named(state, contract.states, "state")
-    absent = [name for name in contract.states if name not in states]
-    if states and absent:
-        raise BadInput(f"state is without '{absent[0]}'; give all of {', '.join(contract.states)}, or none for zeros")
-    initial = tuple(
-        _vector(
-            inspect(states[name], f"state['{name}']"),
-            (contract.precision.arithmetic_dtype,),
-            (batch, contract.hidden_size),
-        )
-        if name in states
-        else None
-        for name in contract.states
-    )
-
-    for other in (checked_weight, checked_bias, *checked_parameters, *initial):
-        if other is not None and other.device != array.device:
-            raise BadInput(f"{other.name} is {_place(other)}, but x is {_place(array)}; move it there")
-    return Call(array, axes, batch, time, checked_weight, checked_bias, checked_parameters, initial)
+    y: Array
+    kept: tuple[Array, ...]
+    final: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
 class IncomingGradient:
-    """The checked gradients that a backward starts from: of y, and of the final states in the cell's order."""
+    """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros."""
 
     dy: Array
     dfinal: tuple[Array | None, ...]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
+
+    The sum of `sums` [parts, gates + parameters, batch, H] over parts and batch is the gradient of bias and parameters.
+    """
+
+    dx: Array
+    dinitial: tuple[Array, ...]
+    sums: Array | None
+
+
+def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given: Given, *, single_step: bool = False) -> Call:
+    """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
+
+    A single step has no time axis and no sequences.
+    """
+    axes = contract.x_axes
+    if single_step:
+        # Without its time axis every layout is the same memory.
+        axes = "bi" if contract.input_size else "bgh"
+    x = inspect(given.x, "x")
+    check_dtype(x, (contract.precision.storage_dtype,))
+    sizes = dict(zip("dghi", contract.shape("dghi", 0, 0), strict=True))
+    found = check_axes(x, axes, sizes)
+    rows, time = found["b"], found.get("t", 1)
+    if not single_step:
+        check_innermost_axis(x, axes, contract.layout)
+    if single_step:
+        sequences = Sequences(rows)
+    else:
+        sequences = check_sequences(
+            inspect,
+            read_back,
+            x,
+            rows,
+            time,
+            contract.layout,
+            resets=given.resets,
+            lengths=given.lengths,
+            cu_seqlens=given.cu_seqlens,
+        )
+    call = Call(
+        x=x,
+        x_axes=axes,
+        rows=rows,
+        time=time,
+        weight=_weight(contract, inspect, x, given.weight),
+        bias=_bias(contract, inspect, given.bias),
+        parameters=_parameters(contract, inspect, given.parameters),
+        initial=_states(contract, inspect, given.state, sequences.count, "state", all_or_none=True),
+        sequences=sequences,
+    )
+    for other in (call.weight, call.bias, *call.parameters, *call.initial):
+        if other is not None:
+            check_place(other, x)
+    return call
 
 
 def check_gradient(
     contract: Contract, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
 ) -> IncomingGradient:
     """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does."""
-    checked = _vector(inspect(dy, "dy"), (y.dtype,), y.shape)
-    states = _named(dstate, contract.states, "dstate")
-    carried, shape = (contract.precision.arithmetic_dtype,), (batch, contract.hidden_size)
-    dfinal = tuple(
-        _vector(inspect(states[name], f"dstate['{name}']"), carried, shape) if name in states else None
+    checked = check_plain(inspect(dy, "dy"), (y.dtype,), y.shape)
+    dfinal = _states(contract, inspect, dstate, batch, "dstate")
+    for other in (checked, *dfinal):
+        if other is not None:
+            check_place(other, replace(y, name="y"))
+    return IncomingGradient(checked, dfinal)
+
+
+def _weight(contract: Contract, inspect: Inspect, x: Array, weight: Any) -> Array | None:
+    if not contract.input_size:
+        if weight is not None:
+            raise BadInput("weight was given, but the spec has no input_size; set input_size, or pass pre-activations alone")
+        return None
+    if weight is None:
+        raise BadInput(f"weight is missing; input_size is {contract.input_size}, so pass weight [gates * hidden, input]")
+    storage = (contract.precision.storage_dtype,)
+    checked = check_plain(inspect(weight, "weight"), storage, (contract.weight_rows, contract.input_size))
+    check_contiguous(x)
+    return checked
+
+
+def _vector_dtypes(contract: Contract) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((contract.precision.storage_dtype, "float32")))
+
+
+def _bias(contract: Contract, inspect: Inspect, bias: Any) -> Array | None:
+    if bias is None:
+        return None
+    checked = inspect(bias, "bias")
+    check_dtype(checked, _vector_dtypes(contract))
+    if checked.shape != (contract.weight_rows,):
+        check_exact_shape(checked, contract.shape(contract.gate_axes, 0, 0))
+    check_contiguous(checked)
+    return checked
+
+
+def _parameters(contract: Contract, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
+    given = _named(parameters, contract.parameters, "parameters")
+    missing = [name for name in contract.parameters if name not in given]
+    if missing:
+        axes = "[2, hidden]" if contract.directions else "[hidden]"
+        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(contract.parameters)}, each {axes}")
+    return tuple(
+        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(contract), contract.parameter_shape)
+        for name in contract.parameters
+    )
+
+
+def _states(
+    contract: Contract, inspect: Inspect, given: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
+) -> tuple[Array | None, ...]:
+    states = _named(given, contract.states, what)
+    absent = [name for name in contract.states if name not in states]
+    if all_or_none and states and absent:
+        raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(contract.states)}, or none for zeros")
+    carried, shape = (contract.precision.arithmetic_dtype,), contract.state_shape(batch)
+    return tuple(
+        check_plain(inspect(states[name], f"{what}['{name}']"), carried, shape) if name in states else None
         for name in contract.states
     )
-    for other in (checked, *dfinal):
-        if other is not None and other.device != y.device:
-            raise BadInput(f"{other.name} is {_place(other)}, but y is {_place(y)}; move it there")
-    return IncomingGradient(checked, dfinal)
 
 
 def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
@@ -165,56 +290,3 @@ def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
             raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
     return dict(given)
-
-
-def _vector(array: Array, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
-    _check_dtype(array, dtypes)
-    _check_exact_shape(array, shape)
-    _check_contiguous(array)
-    return array
-
-
-def _check_dtype(array: Array, allowed: tuple[str, ...]) -> None:
-    if array.dtype not in allowed:
-        raise BadInput(f"{array.name} has dtype {array.dtype}; {' or '.join(allowed)} is expected and nothing is cast silently")
-
-
-def _check_exact_shape(array: Array, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise BadInput(f"{array.name} has shape {list(array.shape)}; {list(shape)} is expected")
-
-
-def _check_shape(array: Array, axes: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the size of each axis; the batch and time axes are free."""
-    fixed = [f"{AXIS_NAMES[axis]}={sizes[axis]}" if axis in "ghi" else AXIS_NAMES[axis] for axis in axes]
-    wanted = f"[{', '.join(fixed)}]"
-    if len(array.shape) != len(axes):
-        raise BadInput(f"{array.name} has shape {list(array.shape)}; {len(axes)} axes {wanted} are expected")
-    for axis, size in zip(axes, array.shape, strict=True):
-        if axis in "ghi" and size != sizes[axis]:
-            raise BadInput(
-                f"{array.name} has shape {list(array.shape)}; {wanted} is expected, but its {AXIS_NAMES[axis]} axis is {size}"
-            )
-    return dict(zip(axes, array.shape, strict=True))
-
-
-def _check_contiguous(array: Array) -> None:
-    if not array.is_contiguous:
-        raise BadInput(
-            f"{array.name} has strides {list(array.strides)}; {list(contiguous_strides(array.shape))} (contiguous) is expected"
-        )
-
-
-def _check_contiguous_axis(array: Array, axes: str, contract: Contract) -> None:
-    """The innermost axis must be contiguous; the others may have any stride (a single step may have any at all)."""
-    if "t" not in axes or math.prod(array.shape) == 0:
-        return
-    if array.shape[-1] > 1 and array.strides[-1] != 1:
-        raise BadInput(
-            f"{array.name} has stride {array.strides[-1]} along its last axis ({AXIS_NAMES[axes[-1]]}); "
-            f"layout {contract.layout} needs stride 1 there"
-        )
-
-
-def _place(array: Array) -> str:
-    return "in host memory" if array.device is None else f"on CUDA device {array.device}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minrnn_gen.errors import BadInput
 
 Library = Literal["numpy", "torch", "cupy"]
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Array:
     """One array of the caller.
 
     `strides` count elements. `device` is the CUDA device's number, or None for host memory. `owner` is the caller's object
-    (or what it was converted to) and keeps the memory alive.
+    (or what it was converted to) and keeps the memory alive; of a view it is the whole.
     """
 
     name: str
@@ -39,6 +39,23 @@ class Array:
     @property
     def is_contiguous(self) -> bool:
         return self.strides_match(contiguous_strides(self.shape))
+
+    def selected(self, axis: int, index: int) -> Array:
+        """View the array at `index` of `axis`, without that axis."""
+        return replace(
+            self,
+            pointer=self.pointer + index * self.strides[axis] * self.itemsize,
+            shape=self.shape[:axis] + self.shape[axis + 1 :],
+            strides=self.strides[:axis] + self.strides[axis + 1 :],
+        )
+
+    def narrowed(self, axis: int, start: int, size: int) -> Array:
+        """View `size` elements of `axis` from `start` on."""
+        return replace(
+            self,
+            pointer=self.pointer + start * self.strides[axis] * self.itemsize,
+            shape=(*self.shape[:axis], size, *self.shape[axis + 1 :]),
+        )
 
     def strides_match(self, wanted: tuple[int, ...]) -> bool:
         """Compare strides where they matter: along axes longer than 1, of an array with elements."""
@@ -77,7 +94,7 @@ def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any])
     if library == "numpy" and hasattr(value, "mask"):
         raise BadInput(f"{name} is a masked array, whose mask a kernel does not know; fill it, and pass the plain array")
     if library == "numpy" and hasattr(value, "__array_interface__"):
-        return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
+        return wrap_numpy(value, name)
     if library == "cupy":
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
@@ -91,7 +108,9 @@ def _inspect_strided(value: Any, name: str, library: Library, pointer: int, devi
     if any(stride % itemsize for stride in strides):
         raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
     steps = tuple(stride // itemsize for stride in strides)
-    return Array(name, library, value, pointer, tuple(value.shape), steps, value.dtype.name, device)
+    # The name of a dtype does not tell the order of its bytes.
+    dtype = value.dtype.name if value.dtype.isnative else value.dtype.str
+    return Array(name, library, value, pointer, tuple(value.shape), steps, dtype, device)
 
 
 def _inspect_torch(value: Any, name: str) -> Array:
@@ -107,10 +126,22 @@ def _inspect_torch(value: Any, name: str) -> Array:
     return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
 
 
-def new_torch(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
+def new_torch(like: Array, shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
     """Allocate through the caller's tensor, so that the memory is of torch's own allocator and on the same device."""
-    tensor = like.owner.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
-    return _inspect_torch(tensor, "result")
+    allocate = like.owner.new_zeros if zeroed else like.owner.new_empty
+    return _inspect_torch(allocate(shape, dtype=getattr(sys.modules["torch"], dtype)), "result")
+
+
+def new_numpy(shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
+    """Allocate a NumPy array; `dtype` is a name, bfloat16 included."""
+    import numpy
+
+    return wrap_numpy((numpy.zeros if zeroed else numpy.empty)(shape, numpy_dtype(dtype)), "result")
+
+
+def wrap_numpy(value: Any, name: str) -> Array:
+    """Describe a NumPy array of our own."""
+    return _inspect_strided(value, name, "numpy", value.__array_interface__["data"][0], None)
 
 
 def torch_stream(device: int) -> int:
@@ -119,7 +150,7 @@ def torch_stream(device: int) -> int:
 
 
 class _HostMemory:
-    """Host memory of a torch tensor as NumPy's array interface; holds the tensor alive."""
+    """Host memory as NumPy's array interface; holds its owner alive."""
 
     def __init__(self, array: Array) -> None:
         self.owner = array.owner
@@ -136,9 +167,9 @@ def as_numpy(array: Array) -> Any:
     """Return a NumPy view of host memory, without a copy; bfloat16 is `ml_dtypes.bfloat16`."""
     import numpy
 
-    if array.library == "numpy":
-        return numpy.asarray(array.owner)  # a matrix would multiply as one
-    return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype)) if array.pointer else _empty(array)
+    if math.prod(array.shape) == 0:
+        return numpy.empty(array.shape, numpy_dtype(array.dtype))
+    return numpy.asarray(_HostMemory(array)).view(numpy_dtype(array.dtype))
 
 
 def numpy_dtype(name: str) -> Any:
@@ -150,9 +181,3 @@ def numpy_dtype(name: str) -> Any:
 
         return numpy.dtype(ml_dtypes.bfloat16)
     return numpy.dtype(name)
-
-
-def _empty(array: Array) -> Any:
-    import numpy
-
-    return numpy.empty(array.shape, numpy_dtype(array.dtype))

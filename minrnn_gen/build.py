@@ -264,8 +264,13 @@ class Builder:
 
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
-        gates = len(lowered.gates)
-        read_count, written_count = gates, 1
+        gates, precision = len(lowered.gates), precision_of(spec.precision)
+        words = {
+            "none": 0,
+            "storage": 1,
+            "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
+        }[regime.kept_states]
+        read_count, written_count = gates, 1 + words * len(lowered.states)
         if kernel_pass == "backward":
             # Gates, dy and states; the gradients of all gates.
             backward = self.lowered_backward
@@ -285,7 +290,7 @@ class Builder:
                 transcendental_count=program.transcendental_count,
             ),
             hidden_size=spec.hidden_size,
-            precision=precision_of(spec.precision),
+            precision=precision,
             layout=spec.layout,
             batch=spec.batch or ASSUMED_BATCH,
             time=spec.time or ASSUMED_TIME,

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from minrnn_gen.cell.lowering import LoweredScan
-from minrnn_gen.cpu_recurrence import ScanMethod, Values, scan
+from minrnn_gen.cpu_recurrence import Cuts, ScanMethod, Values, scan
 
 # Coefficients are computed for as many steps at once as keep the temporaries in the last-level cache.
 BLOCK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class StepMarks:
+    """Which steps begin with all states 0, and which lie within their sequence: bool [T, B] each; None for none, and for all.
+
+    What is not within a sequence is passed over: states go through unchanged, y and gradients are 0 there. Selected by them,
+    never multiplied, NaN does not get where it does not belong.
+    """
+
+    resets: Values | None = None
+    within: Values | None = None
+
+    def __getitem__(self, part: slice) -> StepMarks:
+        """Return the marks of some of the steps."""
+        return StepMarks(*(None if one is None else one[part] for one in (self.resets, self.within)))
+
+    @property
+    def cuts(self) -> Cuts:
+        """The resets within sequences [T, B, 1]; None for none."""
+        if self.resets is None:
+            return None
+        cuts: Cuts = (self.resets if self.within is None else self.resets & self.within)[..., None]
+        return cuts
+
+    def within_or(self, otherwise: Any, values: Values) -> Values:
+        """Return `values` [T, B, H] where steps are within their sequence, `otherwise` elsewhere."""
+        return values if self.within is None else numpy.where(self.within[..., None], values, otherwise)
+
+    def cut_off(self, values: Values) -> Values:
+        """Return `values` [T, B, H] that come from the step before, and 0 at resets."""
+        cuts = self.cuts
+        return values if cuts is None else numpy.where(cuts, values.dtype.type(0), values)
+
+
+EVERY_STEP = StepMarks()
 
 
 def run_scan(
@@ -24,33 +61,39 @@ def run_scan(
     arithmetic: Any,
     y: Values,
     all_states: Mapping[str, Values] | None = None,
+    marks: StepMarks = EVERY_STEP,
     method: ScanMethod | None = None,
 ) -> dict[str, Values]:
     """Run an affine-diagonal cell over time and return its final states.
 
     `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
-    `parameters` {name: [H]}; `initial` {state: [B, H]}. Everything is computed and carried in `arithmetic`
-    (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states` {state: [T, B, H]}, of any of the states,
-    are written as well. `method` is how the recurrence is computed, chosen by the sizes where None (`cpu_recurrence.scan`).
+    `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Everything is computed and
+    carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
+    {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
+    sizes where None (`cpu_recurrence.scan`).
     Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
+    zero, one = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates):
             inputs = constants | gate_values(cell.gates, gates[part], bias, arithmetic)
-            steps = cell.coefficients.evaluate(inputs)
+            steps, marked = cell.coefficients.evaluate(inputs), marks[part]
             outputs = dict(constants) | {name: steps[name] for name in cell.carried}
             shape = y[part].shape
             for name in cell.states:
-                a, b = (numpy.broadcast_to(steps[f"{letter}_{name}"], shape) for letter in "ab")
-                history = scan(a, b, states[name], method)
-                outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], history[:-1]
+                a, b = (
+                    marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
+                    for letter, identity in (("a", one), ("b", zero))
+                )
+                history = scan(a, b, states[name], method, marked.cuts)
+                outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
                 states[name] = history[-1].copy()
                 if all_states is not None and name in all_states:
-                    all_states[name][part] = history[1:]
+                    all_states[name][part] = marked.within_or(zero, history[1:])
             needed = {name: outputs[name] for name in cell.output.inputs}
-            y[part] = cell.output.evaluate(needed)["y"]
+            y[part] = marked.within_or(zero, cell.output.evaluate(needed)["y"])
     return states
 
 

@@ -9,6 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 Values = NDArray[Any]
+Cuts = NDArray[numpy.bool_] | None
 ScanMethod = Literal["sequential", "parallel"]
 
 # A step costs two calls of NumPy, about 1 us, however few its elements; the parallel scan calls NumPy a few times per doubling
@@ -24,38 +25,42 @@ PARALLEL_BLOCK_ELEMENTS = 1 << 16
 SERIAL_STEPS = 4
 
 
-def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None) -> Values:
+def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None, cuts: Cuts = None) -> Values:
     """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
 
-    Any dtype that multiplies and adds; infinities and NaN follow IEEE 754 without warnings.
+    Any dtype that multiplies and adds; infinities and NaN follow IEEE 754 without warnings. `cuts` [T, ...], which broadcasts
+    to the shape of a, marks steps that nothing of what was before enters: h[t] = b[t] there, even after NaN.
 
     Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
     `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and for each element with a coefficient above 1 in magnitude. So
     no element's result depends on the values of another.
     """
+    if cuts is not None:
+        cuts = numpy.broadcast_to(cuts, a.shape)
     if method is not None:
-        return _SCANS[method](a, b, initial)
+        return _SCANS[method](a, b, initial, cuts)
     steps = len(a)
     if steps < PARALLEL_STEPS_LEAST or initial.size > PARALLEL_ELEMENTS_MOST:
-        return scan_sequential(a, b, initial)
-    states = scan_parallel(a, b, initial)
+        return scan_sequential(a, b, initial, cuts)
+    states = scan_parallel(a, b, initial, cuts)
     growing = (numpy.abs(a) > 1).any(axis=0)
     if growing.any():
-        states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing])
+        cuts = None if cuts is None else cuts[:, growing]
+        states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing], cuts)
     return states
 
 
-def scan_sequential(a: Values, b: Values, initial: Values) -> Values:
-    """Return what `scan` does, one step after the other."""
+def scan_sequential(a: Values, b: Values, initial: Values, cuts: Cuts = None) -> Values:
+    """Return what `scan` does, one step after the other; `cuts` have the shape of a."""
     states = _states(a, b, initial)
     with numpy.errstate(all="ignore"):
-        _walk(a, b, states)
+        _walk(a, b, states, cuts)
     return states
 
 
-def scan_parallel(a: Values, b: Values, initial: Values) -> Values:
+def scan_parallel(a: Values, b: Values, initial: Values, cuts: Cuts = None) -> Values:
     """Return what `scan` does, by the work-efficient parallel scan over time: an up-sweep that composes neighbours, and a
-    down-sweep that fills in between, O(T) operations in O(log T) calls.
+    down-sweep that fills in between, O(T) operations in O(log T) calls; `cuts` have the shape of a.
 
     The result differs from the sequential one by rounding alone, but for coefficients so large that a product of several
     overflows where no state does. Source: Blelloch, Prefix Sums and Their Applications, CMU-CS-90-190, sections 1.2 and 1.4.
@@ -65,11 +70,11 @@ def scan_parallel(a: Values, b: Values, initial: Values) -> Values:
     with numpy.errstate(all="ignore"):
         for start in range(0, len(a), steps):
             part = slice(start, start + steps)
-            _sweep(a[part], b[part], states[start : start + steps + 1])
+            _sweep(a[part], b[part], states[start : start + steps + 1], _at(cuts, part))
     return states
 
 
-_SCANS: dict[ScanMethod, Callable[[Values, Values, Values], Values]] = {
+_SCANS: dict[ScanMethod, Callable[[Values, Values, Values, Cuts], Values]] = {
     "sequential": scan_sequential,
     "parallel": scan_parallel,
 }
@@ -81,24 +86,37 @@ def _states(a: Values, b: Values, initial: Values) -> Values:
     return states
 
 
-def _walk(a: Values, b: Values, states: Values) -> None:
+def _walk(a: Values, b: Values, states: Values, cuts: Cuts) -> None:
     """Fill states[1:] from states[0], step by step."""
     for t in range(len(a)):
-        numpy.multiply(a[t], states[t], out=states[t + 1])
+        _multiply(a[t], states[t], _at(cuts, t), states[t + 1])
         states[t + 1] += b[t]
 
 
-def _sweep(a: Values, b: Values, states: Values) -> None:
+def _sweep(a: Values, b: Values, states: Values, cuts: Cuts) -> None:
     """Fill states[1:] from states[0], in pairs of steps."""
     steps = len(a)
     if steps <= SERIAL_STEPS:
-        _walk(a, b, states)
+        _walk(a, b, states, cuts)
         return
     paired = steps - steps % 2
     first, second = slice(0, paired, 2), slice(1, paired, 2)
-    pair_b = a[second] * b[first]
+    pair_b = numpy.empty_like(b[second])
+    _multiply(a[second], b[first], _at(cuts, second), pair_b)
     pair_b += b[second]
-    _sweep(a[second] * a[first], pair_b, states[::2][: paired // 2 + 1])
+    pair_cuts = None if cuts is None else cuts[first] | cuts[second]
+    _sweep(a[second] * a[first], pair_b, states[::2][: paired // 2 + 1], pair_cuts)
     between = states[1::2]
-    numpy.multiply(a[::2], states[:steps:2], out=between)
+    _multiply(a[::2], states[:steps:2], _at(cuts, slice(0, None, 2)), between)
     between += b[::2]
+
+
+def _at(cuts: Cuts, part: int | slice) -> Cuts:
+    return None if cuts is None else cuts[part]
+
+
+def _multiply(a: Values, states: Values, cuts: Cuts, out: Values) -> None:
+    """Write a * states, and 0 where cut, whatever was before."""
+    numpy.multiply(a, states, out=out)
+    if cuts is not None:
+        numpy.copyto(out, 0, where=cuts)

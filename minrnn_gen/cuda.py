@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minrnn_gen.arrays import Array, inspect_array, new_torch, numpy_dtype, torch_stream
+from minrnn_gen.arrays import Array, as_numpy, inspect_array, new_numpy, new_torch, numpy_dtype, torch_stream
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
 
@@ -22,7 +23,8 @@ _CUDA_SUCCESS = 0
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
 _GEMM_DEFAULT = -1
-_TRANSPOSED, _AS_IT_IS = 1, 0
+# cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
+_NO_NARROW_SUMS = 16
 
 
 @dataclass(frozen=True)
@@ -108,20 +110,80 @@ def inspect(value: Any, name: str) -> Array:
     return inspect_array(value, name, import_foreign)
 
 
-def new_array(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """Allocate an uninitialised array of the library and on the device of `like`."""
+def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> Array:
+    """Allocate an array of the library and on the device of `like`; uninitialised unless `zeroed`."""
     if like.library == "torch":
-        return new_torch(like, shape, dtype)
+        return new_torch(like, shape, dtype, zeroed)
+    if like.library == "numpy":
+        return new_numpy(shape, dtype, zeroed)
     cupy = _cupy()
     with cupy.cuda.Device(like.device):
-        return inspect(cupy.empty(shape, numpy_dtype(dtype)), "result")
+        return inspect((cupy.zeros if zeroed else cupy.empty)(shape, numpy_dtype(dtype)), "result")
 
 
-def cast_like(like: Array, value: Any) -> Any:
-    """Return a torch tensor or CuPy array in the shape and dtype of `like`, on the current stream."""
+def cast(value: Any, dtype: str) -> Any:
+    """Return a torch tensor or CuPy array in `dtype`, itself where it has that already, on the current stream."""
+    if hasattr(value, "astype"):
+        return value.astype(numpy_dtype(dtype), copy=False)
+    return value.to(getattr(sys.modules["torch"], dtype))
+
+
+def read_back(array: Array) -> Any:
+    """Return the values of an array on a GPU as a NumPy array, after everything before it on the current stream.
+
+    Where that stream is being captured there is nothing to read yet: None.
+    """
+    if _is_capturing(array):
+        return None
+    if array.library == "torch":
+        return array.owner.cpu().numpy()
+    return to_host(array.owner)
+
+
+def int64_beside(like: Array, array: Array) -> Array:
+    """Return integers as int64 in the library and on the device of `like`: `array` itself where it is that.
+
+    Raises BadInput for an array in host memory while the stream is being captured, when nothing can be copied from there.
+    """
+    if array.device is None and _is_capturing(like):
+        raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
+    given = as_numpy(array) if array.device is None else array.owner
     if like.library == "torch":
-        return value.reshape(like.shape).to(like.owner.dtype)
-    return value.reshape(like.shape).astype(numpy_dtype(like.dtype))
+        torch = sys.modules["torch"]
+        return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
+    cupy = _cupy()
+    with cupy.cuda.Device(like.device):
+        return inspect(cast(cupy.asarray(given), "int64"), array.name)
+
+
+def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
+    """Return x, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length, whatever was there.
+
+    `lengths` as `int64_beside` returns them.
+    """
+    time = x.shape[axes.index("t")]
+    along_time, along_batch = (tuple(-1 if axis == one else 1 for axis in axes) for one in "tb")
+    if x.library == "torch":
+        steps = sys.modules["torch"].arange(time, device=x.owner.device)
+        beyond = steps.reshape(along_time) >= lengths.owner.reshape(along_batch)
+        return inspect(x.owner.masked_fill(beyond, 0), x.name)
+    cupy = _cupy()
+    with cupy.cuda.Device(x.device):
+        within = cupy.arange(time).reshape(along_time) < lengths.owner.reshape(along_batch)
+        # As words, which are selected alike whatever the dtype.
+        words = cupy.where(within, x.owner.view(f"u{x.itemsize}"), 0)
+        return inspect(words.astype(f"u{x.itemsize}", copy=False).view(numpy_dtype(x.dtype)), x.name)
+
+
+def _is_capturing(like: Array) -> bool:
+    runtime = _cupy().cuda.runtime
+    stream = current_stream(like)
+    with _cupy().cuda.Device(like.device):
+        try:
+            return bool(runtime.streamIsCapturing(stream))
+        except runtime.CUDARuntimeError:
+            # The answer on the default stream while another one is captured.
+            return True
 
 
 def current_stream(like: Array) -> int:
@@ -204,39 +266,94 @@ class _Stream:
 def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
     """Multiply by cuBLAS on the current stream: result = x weightᵀ over the last axis of x, in fp32 (fp64) accumulation.
 
-    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N, T].
+    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N..., T]; contiguous.
+    """
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = x.shape
+        _multiply(x, (outputs, time, inputs), _Factor(weight, inputs), _Factor(x, time, inputs * time), result, batch)
+    else:
+        _multiply(x, (_rows(x), outputs, inputs), _Factor(x, inputs), _Factor(weight, inputs, transposed=True), result)
+
+
+def project_x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool) -> None:
+    """Write dx = gradient weight, the gradient of x in `project`, given that of its result; arrays and accuracy as there."""
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = dx.shape
+        transposed = _Factor(weight, inputs, transposed=True)
+        _multiply(dx, (inputs, time, outputs), transposed, _Factor(gradient, time, outputs * time), dx, batch)
+    else:
+        _multiply(dx, (_rows(dx), inputs, outputs), _Factor(gradient, outputs), _Factor(weight, inputs), dx)
+
+
+def project_weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool) -> None:
+    """Write dweight = gradientᵀ x, the gradient of the weight in `project`; dweight [N, I] in the arithmetic dtype.
+
+    Where `time_is_last` the sequences are added up one after the other.
+    """
+    outputs, inputs = dweight.shape
+    if time_is_last:
+        batch, _, time = x.shape
+        for sequence in range(batch):
+            one, its_x = gradient.narrowed(0, sequence, 1), x.narrowed(0, sequence, 1)
+            turned = _Factor(its_x, time, transposed=True)
+            _multiply(x, (outputs, inputs, time), _Factor(one, time), turned, dweight, adds=sequence > 0)
+    else:
+        turned = _Factor(gradient, outputs, transposed=True)
+        _multiply(x, (outputs, inputs, _rows(x)), turned, _Factor(x, inputs), dweight)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A matrix of a product, in rows of `row` elements; `stride` elements from one of a batch to the next."""
+
+    array: Array
+    row: int
+    stride: int = 0
+    transposed: bool = False
+
+
+def _rows(array: Array) -> int:
+    return math.prod(array.shape[:-1])
+
+
+def _multiply(
+    like: Array,
+    sizes: tuple[int, int, int],
+    left: _Factor,
+    right: _Factor,
+    result: Array,
+    batch: int = 1,
+    adds: bool = False,
+) -> None:
+    """Multiply matrices by cuBLAS on the stream of `like`: result [m, n] = left [m, k] right [k, n], `sizes` being m, n, k.
+
+    Accumulates in fp32 (fp64). cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it gets
+    resultᵀ = rightᵀ leftᵀ.
     """
     cupy = _cupy()
     from cupy_backends.cuda.libs import cublas
 
-    assert x.device is not None
-    outputs, inputs = weight.shape
-    kind = _CUDA_TYPES[x.dtype]
-    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if x.dtype == "float64" else (_COMPUTE_FLOAT32, ctypes.c_float)
-    one, nothing = scalar(1.0), scalar(0.0)
-    alpha, beta = ctypes.addressof(one), ctypes.addressof(nothing)
-    with cupy.cuda.Device(x.device) as device:
+    m, n, k = sizes
+    is_double = result.dtype == "float64"
+    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)
+    one, beta = scalar(1.0), scalar(1.0 if adds else 0.0)
+    with cupy.cuda.Device(like.device) as device:
         handle = device.cublas_handle
-        previous = cublas.getStream(handle)
-        cublas.setStream(handle, current_stream(x))
+        stream, mode = cublas.getStream(handle), cublas.getMathMode(handle)
+        cublas.setStream(handle, current_stream(like))
+        cublas.setMathMode(handle, _NO_NARROW_SUMS)
         try:
-            if time_is_last:
-                batch, _, time = x.shape
-                cublas.gemmStridedBatchedEx(
-                    handle, _AS_IT_IS, _AS_IT_IS, time, outputs, inputs, alpha, x.pointer, kind, time, inputs * time,
-                    weight.pointer, kind, inputs, 0, beta, result.pointer, kind, time, outputs * time, batch, compute,
-                    _GEMM_DEFAULT,
-                )  # fmt: skip
-            else:
-                rows = 1
-                for extent in x.shape[:-1]:
-                    rows *= extent
-                cublas.gemmEx(
-                    handle, _TRANSPOSED, _AS_IT_IS, outputs, rows, inputs, alpha, weight.pointer, kind, inputs,
-                    x.pointer, kind, inputs, beta, result.pointer, kind, outputs, compute, _GEMM_DEFAULT,
-                )  # fmt: skip
+            cublas.gemmStridedBatchedEx(
+                handle, int(right.transposed), int(left.transposed), n, m, k, ctypes.addressof(one),
+                right.array.pointer, _CUDA_TYPES[right.array.dtype], right.row, right.stride,
+                left.array.pointer, _CUDA_TYPES[left.array.dtype], left.row, left.stride, ctypes.addressof(beta),
+                result.pointer, _CUDA_TYPES[result.dtype], n, m * n, batch, compute, _GEMM_DEFAULT,
+            )  # fmt: skip
         finally:
-            cublas.setStream(handle, previous)
+            cublas.setMathMode(handle, mode)
+            cublas.setStream(handle, stream)
 
 
 def _cupy() -> Any:

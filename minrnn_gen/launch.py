@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.arguments import Call, IncomingGradient
+from minrnn_gen.arguments import Y_AXES, Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -35,72 +35,106 @@ def alignment_of_call(*arrays: Array) -> int:
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
-def launch_of(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) -> Launch:
-    """Return the launch of `plan` on the arrays of `call` (x already projected), writing `y` and `final`."""
-    if plan.kernel_pass == "step":
-        return _step(plan, call, y, final)
-    blocks, strides = _grid(plan, call)
+def parts_of(plan: KernelPlan) -> int:
+    """Return how many blocks of a scan divide the time of a column between them, each with sums of its own."""
+    return plan.variables.get("cluster_blocks", 1)
+
+
+def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
+    """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`."""
     arguments = (
-        call.x.pointer,
-        *strides,
-        *_vectors(call),
-        *_pointers(call.initial),
-        y.pointer,
-        *_pointers(final),
+        *_inputs(plan, call),
+        outputs.y.pointer,
+        *_row_strides(plan, call, outputs.y),
+        *_pointers(outputs.kept),
+        *_pointers(outputs.final),
         call.batch,
         call.time,
     )
-    return _checked(blocks, arguments)
+    return _checked(_blocks(plan, call), arguments)
 
 
 def backward_launch_of(
-    plan: KernelPlan,
-    call: Call,
-    y: Array,
-    gradient: IncomingGradient,
-    dx: Array,
-    dinitial: tuple[Array, ...],
-    sums: Array | None,
+    plan: KernelPlan, call: Call, read_states: tuple[Array, ...], incoming: IncomingGradient, gradients: Gradients
 ) -> Launch:
-    """Return the launch of a backward, writing `dx`, `dinitial` and, where given, `sums` [gates + parameters, B, H]."""
-    blocks, strides = _grid(plan, call)
+    """Return the launch of a backward of one direction, writing `gradients`.
+
+    `read_states` are the states after each step that the backward reads, in the cell's order, y where it is one of them.
+    """
     arguments = (
-        call.x.pointer,
-        *strides,
-        *_vectors(call),
-        *_pointers(call.initial),
-        y.pointer,
-        gradient.dy.pointer,
-        *_pointers(gradient.dfinal),
-        dx.pointer,
-        *_pointers(dinitial),
-        *_pointers((sums,)),
+        *_inputs(plan, call),
+        *_pointers(read_states),
+        incoming.dy.pointer,
+        *_row_strides(plan, call, incoming.dy),
+        *_pointers(incoming.dfinal),
+        gradients.dx.pointer,
+        *_x_strides(plan, call, gradients.dx),
+        *_pointers(gradients.dinitial),
+        *_pointers((gradients.sums,)),
         call.batch,
         call.time,
     )
-    return _checked(blocks, arguments)
+    return _checked(_blocks(plan, call), arguments)
 
 
-def _grid(plan: KernelPlan, call: Call) -> tuple[int, tuple[int, ...]]:
-    """The blocks of a scan, and the strides of x that its kernel asks for."""
-    stride = dict(zip(call.x_axes, call.x.strides, strict=True))
-    if plan.layout == "BDT":
-        return -(-call.batch * plan.hidden_size // plan.channels_per_block), tuple(stride[axis] for axis in "bgh")
-    return call.batch * -(-plan.hidden_size // plan.channels_per_block), tuple(stride[axis] for axis in "btg")
-
-
-def _step(plan: KernelPlan, call: Call, y: Array, final: tuple[Array, ...]) -> Launch:
-    stride: Mapping[str, int] = dict(zip(call.x_axes, call.x.strides, strict=True))
+def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
+    """Return the launch of a single step, writing `outputs`."""
+    strides = _strides_by_axis(call.x, call.x_axes)
     arguments = (
         call.x.pointer,
-        *(stride[axis] for axis in "bgh"),
+        *(strides[axis] for axis in "bgh"),
         *_vectors(call),
         *_pointers(call.initial),
-        y.pointer,
-        *_pointers(final),
+        outputs.y.pointer,
+        *_pointers(outputs.final),
         call.batch,
     )
     return _checked(-(-call.batch * plan.hidden_size // plan.threads), arguments)
+
+
+def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
+    """What forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
+    arguments: tuple[Any, ...] = (
+        call.x.pointer,
+        *_x_strides(plan, call, call.x),
+        *_vectors(call),
+        *_pointers(call.initial),
+    )
+    sequences = call.sequences
+    if sequences.resets is not None:
+        arguments += (sequences.resets.pointer, *_strides_of_kernel(call, _strides_by_axis(sequences.resets, "bt"), "bt"))
+    if sequences.cu_seqlens is not None:
+        # Each sequence ends where the next one begins.
+        begins = sequences.cu_seqlens
+        return (*arguments, begins.pointer, begins.pointer + begins.itemsize)
+    # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
+    no_begins = () if plan.layout == "BDT" else (0,)
+    return (*arguments, *no_begins, *_pointers((sequences.lengths,)))
+
+
+def _blocks(plan: KernelPlan, call: Call) -> int:
+    if plan.layout == "BDT":
+        return -(-call.batch * plan.hidden_size // plan.channels_per_block) * parts_of(plan)
+    return call.batch * -(-plan.hidden_size // plan.channels_per_block) * parts_of(plan)
+
+
+def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
+    """The strides that a kernel asks for of an array with the axes of x."""
+    return _strides_of_kernel(call, _strides_by_axis(array, call.x_axes), "bgh" if plan.layout == "BDT" else "btg")
+
+
+def _row_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
+    """The strides that a kernel asks for of an array with the axes of y."""
+    return _strides_of_kernel(call, _strides_by_axis(array, Y_AXES[plan.layout]), "bh" if plan.layout == "BDT" else "bt")
+
+
+def _strides_of_kernel(call: Call, strides: Mapping[str, int], axes: str) -> tuple[int, ...]:
+    """Packed sequences lie one behind the other in time: from one to the next there is no stride."""
+    return tuple(0 if axis == "b" and call.sequences.cu_seqlens is not None else strides[axis] for axis in axes)
+
+
+def _strides_by_axis(array: Array, axes: str) -> Mapping[str, int]:
+    return dict(zip(axes, array.strides, strict=True))
 
 
 def _checked(blocks: int, arguments: tuple[Any, ...]) -> Launch:

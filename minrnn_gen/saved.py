@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from minrnn_gen.arguments import Call
-from minrnn_gen.arrays import Array
+from dataclasses import dataclass
+
+from minrnn_gen.arguments import Call, Outputs
 from minrnn_gen.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward that was run: the call, the same call with x projected (itself without a weight), and what was written."""
+
+    call: Call
+    projected: Call
+    outputs: Outputs
 
 
 class Saved:
     """The arrays of one forward that its backward reads; any number of backwards may use it, until `release`.
 
-    It holds the caller's arrays and y themselves, not copies: whoever writes into them changes the gradients.
+    It holds the caller's arrays, y and, with `all_states`, the states themselves, not copies: whoever writes into them changes
+    the gradients. Beside them it holds the pre-activations of an input projection, and states that y does not have.
     """
 
-    def __init__(self, kernel: object, call: Call, y: Array) -> None:
+    def __init__(self, kernel: object, forward: Forward) -> None:
         self._kernel = kernel
-        self._kept: tuple[Call, Array] | None = (call, y)
+        self._forward: Forward | None = forward
 
     def release(self) -> None:
         """Let go of the arrays; a backward with this object is an error from now on."""
-        self._kept = None
+        self._forward = None
 
-    def open_for(self, kernel: object) -> tuple[Call, Array]:
-        """Return the call and its y to the kernel that saved them; raises BadInput to any other."""
+    def open_for(self, kernel: object) -> Forward:
+        """Return the forward to the kernel that saved it; raises BadInput to any other."""
         if kernel is not self._kernel:
             raise BadInput("saved is of another kernel; give it to the backward of the kernel whose forward returned it")
-        if self._kept is None:
+        if self._forward is None:
             raise BadInput("saved was released; run the forward again")
-        return self._kept
+        return self._forward

@@ -131,16 +131,13 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
     """Return the arrays of a call: standard normal throughout, except a weight that keeps the variance of x."""
     import numpy
 
-    from minrnn_gen.arguments import INPUT_AXES, X_AXES
     from minrnn_gen.arrays import numpy_dtype
-    from minrnn_gen.precision import precision_of
 
-    spec = kernel.spec
-    precision = precision_of(spec.precision)
+    contract = kernel.contract
+    precision = contract.precision
     storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
-    sizes = {"b": batch, "t": steps, "g": len(kernel.gates), "h": spec.hidden_size, "i": spec.input_size or 0}
-    shape = tuple(sizes[axis] for axis in (INPUT_AXES if spec.input_size else X_AXES)[spec.layout])
-    elements = batch * steps * sizes["g"] * spec.hidden_size
+    shape = contract.shape(contract.x_axes, batch, steps)
+    elements = batch * steps * contract.weight_rows
     if max(elements, math.prod(shape)) > ELEMENTS_MAX:
         raise BadInput(
             f"--batch and --time: {batch} sequences of {steps} steps have {elements} pre-activations; "
@@ -152,12 +149,12 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
         return generator.standard_normal(shape, dtype=numpy.float32).astype(dtype)
 
     arguments: dict[str, Any] = {"x": normal(shape, storage)}
-    if spec.input_size:
-        weight = normal((sizes["g"] * spec.hidden_size, spec.input_size), numpy.float32)
-        arguments["weight"] = (weight / math.sqrt(spec.input_size)).astype(storage)
+    if contract.input_size:
+        weight = normal((contract.weight_rows, contract.input_size), numpy.float32)
+        arguments["weight"] = (weight / math.sqrt(contract.input_size)).astype(storage)
     if kernel.parameters:
-        arguments["parameters"] = {name: normal((spec.hidden_size,), storage) for name in kernel.parameters}
-    arguments["state"] = {name: normal((batch, spec.hidden_size), carried) for name in kernel.states}
+        arguments["parameters"] = {name: normal(contract.parameter_shape, storage) for name in kernel.parameters}
+    arguments["state"] = {name: normal(contract.state_shape(batch), carried) for name in kernel.states}
     return arguments
 
 

@@ -172,6 +172,11 @@ def test_without_time_or_batch(time: int, batch: int) -> None:
     assert found["x"].shape == (time, batch, 3, 3) and not found["bias"].any()
 
 
+def dtype_of(label: str) -> type:
+    """What a gradient computed in float32 comes in: sums over batch and time are wider."""
+    return np.float64 if label.startswith(("bias", "parameter")) else np.float32
+
+
 @pytest.mark.parametrize("name", SCANS)
 def test_no_preactivation_gives_nan_or_infinity(name: str) -> None:
     cell = built_in(name)
@@ -180,7 +185,7 @@ def test_no_preactivation_gives_nan_or_infinity(name: str) -> None:
         problem["gates"] = np.random.default_rng(seed).choice([-1e4, -100, -1, 0, 1, 100, 1e4], problem["gates"].shape)
         problem["bias"] = None
         for label, value in gradients_by_scan(cell, problem, np.float32).items():
-            assert value.dtype == np.float32 and np.isfinite(value).all(), label
+            assert value.dtype == dtype_of(label) and np.isfinite(value).all(), label
 
 
 @pytest.mark.parametrize("name", SCANS)
@@ -190,7 +195,7 @@ def test_float32_is_within_its_roundoff_of_float64(name: str) -> None:
     problem = drawn_problem(cell, 5, 300)
     found, expected = (gradients_by_scan(cell, problem, dtype) for dtype in (np.float32, np.float64))
     for label, value in expected.items():
-        assert found[label].dtype == np.float32
+        assert found[label].dtype == dtype_of(label)
         assert np.abs(found[label] - value).max() <= 1e-4 * np.abs(value).max(), label
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import minrnn_gen
-from minrnn_gen.errors import NotGenerated
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 
@@ -39,8 +38,3 @@ def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, g
     (kernel,) = built.resources
     assert kernel.name == "scan_backward" and kernel.spill_bytes == 0
     assert kernel.registers <= built.plan.registers_per_thread and kernel.shared_bytes == built.plan.shared_bytes
-
-
-def test_a_cell_whose_output_is_no_state_says_so() -> None:
-    with pytest.raises(NotGenerated, match="qrnn"):
-        kernel_for("qrnn", "fp32", "BTD", "h200")._builder.build("backward", Regime(16))

@@ -60,6 +60,7 @@ BAD = (
     ("a broken protocol", "min_gru", {"x": NoSuchDevice()}, ("x", "NoSuchDevice", "DLPack")),
     ("a class", "min_gru", {"x": np.ndarray}, ("x", "type", "array")),
     ("an empty dtype", "min_gru", {"x": np.zeros(X.shape, "V0")}, ("x", "void", "float32")),
+    ("bytes in the other order", "min_gru", {"x": X.astype(">f4")}, ("x", ">f4", "float32")),
     ("objects", "min_gru", {"x": X.astype(object)}, ("x", "object", "float32")),
     ("a wider dtype", "min_gru", {"x": X.astype(np.float64)}, ("x", "float64", "float32")),
     ("a narrower dtype", "min_gru", {"x": X.astype(np.float16)}, ("x", "float16", "float32")),
@@ -97,12 +98,47 @@ BAD = (
     ("x with gaps", "projected", {"x": RAW_X[:, ::2], "weight": WEIGHT}, ("x", "[30, 10, 1]", "[15, 5, 1]")),
     ("pre-activations", "projected", {"x": X, "weight": WEIGHT}, ("x", "[3, 6, 2, 4]", "[batch, time, input=5]")),
 )
-NOT_YET = (
-    {"resets": np.zeros((BATCH, TIME), bool)},
-    {"lengths": np.full(BATCH, TIME)},
-    {"cu_seqlens": np.array([0, TIME])},
-    {"all_states": True},
-    {"all_states": np.array([True, False])},
+# A call with sequences: (what is wrong, the kernel's further spec, arguments, what the sentence has to name)
+BAD_SEQUENCES = (
+    ("resets as numbers", {}, {"resets": np.zeros((BATCH, TIME), np.uint8)}, ("resets", "uint8", "bool")),
+    ("resets by time", {}, {"resets": np.zeros((TIME, BATCH), bool)}, ("resets", "[6, 3]", "[3, 6]")),
+    ("lengths as a list", {}, {"lengths": [1, 2, 3]}, ("lengths", "list", "array")),
+    ("lengths as floats", {}, {"lengths": np.ones(BATCH, np.float32)}, ("lengths", "float32", "int64 or int32")),
+    ("unsigned lengths", {}, {"lengths": np.ones(BATCH, np.uint32)}, ("lengths", "uint32", "int64 or int32")),
+    ("a length too few", {}, {"lengths": np.ones(BATCH - 1, int)}, ("lengths", "[2]", "[3]")),
+    ("lengths with gaps", {}, {"lengths": np.ones(2 * BATCH, int)[::2]}, ("lengths", "[2]", "[1]", "contiguous")),
+    ("a length beyond time", {}, {"lengths": np.array([6, 7, 0], np.int32)}, ("lengths[1]", "7", "0 to 6")),
+    ("a negative length", {}, {"lengths": np.array([6, 6, -1])}, ("lengths[2]", "-1", "0 to 6")),
+    ("a length beyond bits", {}, {"lengths": np.array([6, 2**62, 0])}, ("lengths[1]", "0 to 6")),
+    ("both", {}, {"lengths": np.ones(1, int), "cu_seqlens": np.array([0, 6])}, ("lengths", "cu_seqlens", "both")),
+    ("packed by time", {"layout": "TBD"}, {"cu_seqlens": np.array([0, 3])}, ("cu_seqlens", "TBD", "BTD")),
+    ("packed with a batch", {}, {"cu_seqlens": np.array([0, 6])}, ("cu_seqlens", "batch of 3", "[1, total, ...]")),
+    ("no bounds", {}, {"x": X[:1], "cu_seqlens": np.zeros(0, int)}, ("cu_seqlens", "[0]", "[sequences + 1]")),
+    ("a table of bounds", {}, {"x": X[:1], "cu_seqlens": np.zeros((1, 2), int)}, ("cu_seqlens", "[1, 2]")),
+    ("bounds as floats", {}, {"x": X[:1], "cu_seqlens": np.array([0.0, 6.0])}, ("cu_seqlens", "float64", "int64")),
+    ("a late start", {}, {"x": X[:1], "cu_seqlens": np.array([1, 6])}, ("cu_seqlens", "starts with 1", "0 is")),
+    ("an early end", {}, {"x": X[:1], "cu_seqlens": np.array([0, 5])}, ("cu_seqlens", "ends with 5", "6")),
+    ("bounds that fall", {}, {"x": X[:1], "cu_seqlens": np.array([0, 7, 6])}, ("cu_seqlens[2]", "6", "less than 7")),
+    (
+        "states by row",
+        {},
+        {"x": X[:1], "cu_seqlens": np.array([0, 2, 6]), "state": {"h": STATE[:1]}},
+        ("state['h']", "[1, 4]", "[2, 4]"),
+    ),
+    ("a flag of numbers", {}, {"all_states": np.array([True, False])}, ("all_states", "ndarray", "True or False")),
+    ("one direction", {"direction": "bidirectional"}, {}, ("x", "[3, 6, 2, 4]", "directions=2, gates=2, hidden=4")),
+    (
+        "states of one direction",
+        {"direction": "bidirectional"},
+        {"x": np.stack([X, X], 2), "state": {"h": STATE}},
+        ("state['h']", "[3, 4]", "[2, 3, 4]"),
+    ),
+    (
+        "a bias of one direction",
+        {"direction": "bidirectional"},
+        {"x": np.stack([X, X], 2), "bias": np.zeros((2, HIDDEN), np.float32)},
+        ("bias", "[2, 4]", "[2, 2, 4]"),
+    ),
 )
 
 
@@ -128,18 +164,22 @@ def test_bad_arrays_are_named(model: str, arguments: dict[str, Any], named: tupl
     assert [part for part in named if part not in text] == [], text
 
 
-@pytest.mark.parametrize("arguments", NOT_YET, ids=lambda arguments: next(iter(arguments)))
-def test_what_has_no_kernel_yet_says_so(arguments: dict[str, Any]) -> None:
-    for run in (kernel_of("min_gru"), kernel_of("min_gru").forward):
-        with pytest.raises(NotGenerated) as caught:
-            run(X, **arguments)
-        assert next(iter(arguments)) in one_sentence(caught.value)
+@pytest.mark.parametrize(
+    ("spec", "arguments", "named"), [row[1:] for row in BAD_SEQUENCES], ids=[row[0] for row in BAD_SEQUENCES]
+)
+def test_bad_sequences_are_named(spec: dict[str, Any], arguments: dict[str, Any], named: tuple[str, ...]) -> None:
+    kernel = host_kernel("min_gru", HIDDEN, "fp32", **spec)
+    for run in (kernel, kernel.forward, kernel.reference):
+        with pytest.raises(BadInput) as caught:
+            run(**({"x": X} | arguments))
+        text = one_sentence(caught.value)
+        assert [part for part in named if part not in text] == [], text
 
 
-def test_gradients_through_the_projection_are_not_generated_yet() -> None:
-    with pytest.raises(NotGenerated) as caught:
-        kernel_of("projected").forward(X[..., 0, :], weight=WEIGHT)
-    assert "projection" in one_sentence(caught.value)
+def test_a_step_needs_one_direction() -> None:
+    with pytest.raises(BadInput) as caught:
+        host_kernel("min_gru", HIDDEN, "fp32", direction="bidirectional").step(X[:, 0])
+    assert "bidirectional" in one_sentence(caught.value)
 
 
 def test_gradients_are_those_of_the_kernel_that_saved() -> None:
@@ -161,7 +201,7 @@ def test_a_spec_without_training_has_no_forward_for_gradients() -> None:
         host_kernel("min_gru", HIDDEN, "fp32", training=False).forward(X)
 
 
-@pytest.mark.parametrize("spec", [{"direction": "reverse"}, {"direction": "bidirectional"}, {"scan_arithmetic": "log"}])
+@pytest.mark.parametrize("spec", [{"scan_arithmetic": "log"}])
 def test_specs_without_a_kernel_are_named(spec: dict[str, Any]) -> None:
     with pytest.raises(NotGenerated) as caught:
         host_kernel("min_gru", HIDDEN, "fp32", **spec)
@@ -184,14 +224,16 @@ JUNK = st.one_of(
     st.builds(OnlyDlpack, st.just(STATE)),
     st.tuples(
         st.lists(st.integers(0, 4), max_size=5).map(tuple),
-        st.sampled_from(["f2", "f4", "f8", ">f4", "i4", "?", "c8", "U1", "V4", ml_dtypes.bfloat16]),
+        st.sampled_from(["f2", "f4", "f8", ">f4", "i4", "i8", "?", "c8", "U1", "V4", ml_dtypes.bfloat16]),
     ).map(lambda drawn: np.zeros(*drawn)),
 )
 
 
 @given(
     x=JUNK,
-    named=st.dictionaries(st.sampled_from(("weight", "bias", "R", "resets", "lengths", "all_states", "recurrent_bias")), JUNK),
+    named=st.dictionaries(
+        st.sampled_from(("weight", "bias", "R", "resets", "lengths", "cu_seqlens", "all_states", "recurrent_bias")), JUNK
+    ),
     states=st.one_of(JUNK, st.dictionaries(st.sampled_from(("h", "c", 1)), JUNK)),
     parameters=st.one_of(JUNK, st.dictionaries(st.sampled_from(("decay", "h", None)), JUNK)),
     model=st.sampled_from(("min_gru", "rg_lru", "projected")),

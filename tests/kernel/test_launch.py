@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import DTYPE_BYTES, Array, contiguous_strides
-from minrnn_gen.launch import alignment_of_call
+from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of, hinted_regime
 from minrnn_gen.precision import precision_of
+from minrnn_gen.sequences import Sequences
 
 sizes = st.integers(1, 20)
 
@@ -63,3 +68,53 @@ def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int
 )
 def test_alignment_is_the_largest_power_of_two(offsets: tuple[int, ...], alignment: int) -> None:
     assert alignment_of(*offsets) == alignment
+
+
+def vector(name: str, pointer: int, dtype: str, *shape: int) -> Array:
+    return replace(described(shape, dtype, pointer), name=name)
+
+
+@pytest.mark.parametrize("layout", ["BTD", "TBD", "BDT"])
+@pytest.mark.parametrize("sequences", ["none", "resets", "lengths", "packed"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: str, kept: bool) -> None:
+    """A cell of gates z and h, one state and one parameter; every array has a pointer that tells which it is."""
+    if sequences == "packed" and layout != "BTD":
+        return
+    batch, time, hidden = 1, 5, 4
+    count = 3 if sequences == "packed" else batch
+    sizes = {"b": batch, "t": time, "g": 2, "h": hidden}
+    x_axes, y_axes = X_AXES[layout], Y_AXES[layout]
+    x, dx = (vector("x", pointer, "bfloat16", *(sizes[axis] for axis in x_axes)) for pointer in (1000, 1100))
+    y, dy, state = (vector("y", pointer, "bfloat16", *(sizes[axis] for axis in y_axes)) for pointer in (2000, 2100, 2200))
+    initial, final = (vector("state", pointer, "float32", count, hidden) for pointer in (3000, 3100))
+    sums = vector("sums", 3200, "float32", 1, 3, count, hidden)
+    given = Sequences(
+        count,
+        resets=vector("resets", 4000, "bool", batch, time) if sequences == "resets" else None,
+        lengths=vector("lengths", 5000, "int64", batch) if sequences == "lengths" else None,
+        cu_seqlens=vector("cu_seqlens", 6000, "int64", count + 1) if sequences == "packed" else None,
+    )
+    bias, decay = vector("bias", 7000, "bfloat16", 2, hidden), vector("decay", 7100, "float32", hidden)
+    call = Call(x, x_axes, batch, time, None, bias, (decay,), (initial,), given)
+    plan: Any = SimpleNamespace(
+        layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2}
+    )
+
+    stride = dict(zip(x_axes, x.strides, strict=True)) | {f"y{axis}": one for axis, one in zip(y_axes, y.strides, strict=True)}
+    if sequences == "packed":
+        stride["b"] = stride["yb"] = 0
+    x_strides = tuple(stride[axis] for axis in ("bgh" if layout == "BDT" else "btg"))
+    y_strides = tuple(stride[axis] for axis in (("yb", "yh") if layout == "BDT" else ("yb", "yt")))
+    inputs: tuple[Any, ...] = (1000, *x_strides, 7000, 7100, 0b10, 3000)
+    inputs += (4000, time, 1) if sequences == "resets" else ()
+    begins, ends = {"lengths": (0, 5000), "packed": (6000, 6008)}.get(sequences, (0, 0))
+    inputs += (ends,) if layout == "BDT" else (begins, ends)
+
+    forward = forward_launch_of(plan, call, Outputs(y, (state,) if kept else (), (final,)))
+    assert forward.arguments == (*inputs, 2000, *y_strides, *((2200,) if kept else ()), 3100, count, time)
+    assert forward.blocks == 2 * count
+    incoming, gradients = IncomingGradient(dy, (None,)), Gradients(dx, (final,), sums)
+    backward = backward_launch_of(plan, call, (state,), incoming, gradients)
+    expected = (*inputs, 2200, 2100, *y_strides, 0, 1100, *x_strides, 3100, 3200, count, time)
+    assert backward.arguments == expected and backward.blocks == 2 * count

@@ -79,9 +79,7 @@ def test_the_sizes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(*shape: int) -> str:
         called: list[str] = []
         for name in ("scan_sequential", "scan_parallel"):
-            monkeypatch.setattr(
-                cpu_recurrence, name, lambda a, b, initial, name=name: called.append(name) or scan_sequential(a, b, initial)
-            )
+            monkeypatch.setattr(cpu_recurrence, name, lambda *given, name=name: called.append(name) or scan_sequential(*given))
         scan(np.ones(shape), np.ones(shape), np.ones(shape[1:]))
         return " ".join(called)
 

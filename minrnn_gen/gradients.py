@@ -1,0 +1,44 @@
+"""What a backward returns: its arrays by the names of a call, each in the form of the array that it is the gradient of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.arguments import Call, Contract
+from minrnn_gen.arrays import Array
+
+
+@dataclass(frozen=True)
+class RawGradients:
+    """The gradients as they were computed: of x and the initial states (in the cell's order), and two wider than their arrays.
+
+    `weight` [gates * hidden, input] and `sums` [runs, gates + parameters, hidden], of bias and parameters, are arrays of a
+    library of the run's choice in the arithmetic dtype or a wider one; None where there is nothing that they are gradients of.
+    """
+
+    x: Array
+    weight: Any
+    initial: tuple[Array, ...]
+    sums: Any
+
+
+def gradients_by_name(
+    contract: Contract, call: Call, raw: RawGradients, in_form_of: Callable[[Array, Any], Any]
+) -> dict[str, Any]:
+    """Return {"x", "state", and where they were given "weight", "bias", "parameters"}.
+
+    `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
+    """
+    states = zip(contract.states, raw.initial, strict=True)
+    named: dict[str, Any] = {"x": raw.x.owner, "state": {name: array.owner for name, array in states}}
+    if call.weight is not None:
+        named["weight"] = in_form_of(call.weight, raw.weight)
+    gates = len(contract.gates)
+    if call.bias is not None:
+        named["bias"] = in_form_of(call.bias, raw.sums[:, :gates])
+    if call.parameters:
+        pairs = enumerate(zip(contract.parameters, call.parameters, strict=True))
+        named["parameters"] = {name: in_form_of(one, raw.sums[:, gates + index]) for index, (name, one) in pairs}
+    return named

@@ -1,0 +1,131 @@
+"""A call as plain loops: one sequence after another and one step after another, in float64, and back the same way.
+
+Nothing here knows of masks, of scans or of arrays in other layouts; the step and its vector-Jacobian product are all it takes
+from the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minrnn_gen.cell.files import find_cell
+from minrnn_gen.cell.language import Cell, parse_cell
+from minrnn_gen.cell.lowering import lower_step, lower_step_backward
+
+Array = Any
+HERE = Path(__file__).parent
+
+# Two states, neither of which is the output, and an output that looks back: all that a backward may have to know.
+TWO_STATES = {
+    "name": "two_states",
+    "equations": "c[t] = sigmoid(W.x) * c[t-1] + W.y * p\nh[t] = tanh(W.y) * h[t-1] + W.x",
+    "output": "h[t] * c[t-1] + tanh(W.x)",
+    "parameters": ["p"],
+}
+
+
+def cell_named(model: str | Mapping[str, Any]) -> Cell:
+    return parse_cell(find_cell(model if isinstance(model, str) else dict(model), HERE, "<test>"))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call of one direction in layout BTD: x [rows, T, G, H] and what goes with it; `sequences` are (row, begin, end)."""
+
+    cell: Cell
+    x: Array
+    bias: Array
+    parameters: Mapping[str, Array]
+    initial: Mapping[str, Array]
+    resets: Array
+    sequences: list[tuple[int, int, int]]
+    reverse: bool
+
+    def steps(self, sequence: int) -> list[tuple[int, int]]:
+        """The (row, t) of a sequence in the order in which time runs."""
+        row, begin, end = self.sequences[sequence]
+        steps = [(row, t) for t in range(begin, end)]
+        return steps[::-1] if self.reverse else steps
+
+
+@dataclass
+class Results:
+    """What a forward gives: y and the states after every step, 0 where no sequence is, and the final states."""
+
+    y: Array
+    states: dict[str, Array]
+    final: dict[str, Array]
+    entering: dict[tuple[int, int], dict[str, Array]] = field(default_factory=dict)
+
+
+def forward(problem: Problem) -> Results:
+    cell, step = problem.cell, lower_step(problem.cell)
+    rows, time, _, hidden = problem.x.shape
+    results = Results(
+        y=np.zeros((rows, time, hidden)),
+        states={name: np.zeros((rows, time, hidden)) for name in cell.states},
+        final={name: np.array(problem.initial[name]) for name in cell.states},
+    )
+    for sequence in range(len(problem.sequences)):
+        state = {name: problem.initial[name][sequence] for name in cell.states}
+        for row, t in problem.steps(sequence):
+            if problem.resets[row, t]:
+                state = {name: np.zeros(hidden) for name in cell.states}
+            results.entering[row, t] = state
+            after = step.evaluate(_inputs(problem, row, t) | {f"previous_{name}": one for name, one in state.items()})
+            state = {name: after[f"state_{name}"] for name in cell.states}
+            results.y[row, t] = after["y"]
+            for name, one in state.items():
+                results.states[name][row, t] = one
+        for name, one in state.items():
+            results.final[name][sequence] = one
+    return results
+
+
+def backward(problem: Problem, results: Results, dy: Array, dfinal: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the gradients as a kernel does: "x", "bias", "parameters" and "state"."""
+    cell, step = problem.cell, lower_step_backward(problem.cell)
+    dx, dbias = np.zeros(problem.x.shape), np.zeros(problem.bias.shape)
+    dparameters = {name: np.zeros(one.shape) for name, one in problem.parameters.items()}
+    dinitial = {name: np.array(dfinal[name]) for name in cell.states}
+    for sequence in range(len(problem.sequences)):
+        arriving = {name: dfinal[name][sequence] for name in cell.states}
+        for row, t in reversed(problem.steps(sequence)):
+            inputs = _inputs(problem, row, t) | {f"previous_{name}": one for name, one in results.entering[row, t].items()}
+            inputs |= {f"gradient_state_{name}": one for name, one in arriving.items()} | {"gradient_y": dy[row, t]}
+            found = step.evaluate(inputs)
+            for index, gate in enumerate(cell.gates):
+                dx[row, t, index] = found[f"gradient_W_{gate}"]
+            for name in cell.parameters:
+                dparameters[name] += found[f"gradient_parameter_{name}"]
+            arriving = {name: found[f"gradient_previous_{name}"] for name in cell.states}
+            if problem.resets[row, t]:
+                arriving = {name: np.zeros_like(one) for name, one in arriving.items()}
+        for name, one in arriving.items():
+            dinitial[name][sequence] = one
+    dbias += dx.sum(axis=(0, 1))
+    return {"x": dx, "bias": dbias, "parameters": dparameters, "state": dinitial}
+
+
+def _inputs(problem: Problem, row: int, t: int) -> dict[str, Array]:
+    gates = problem.x[row, t] + problem.bias
+    constants = {f"parameter_{name}": one for name, one in problem.parameters.items()}
+    return constants | {f"W_{gate}": gates[index] for index, gate in enumerate(problem.cell.gates)}
+
+
+def segments(problem: Problem) -> Iterator[list[tuple[int, int]]]:
+    """Yield the steps between one cut and the next: no value passes from one of these to another."""
+    for sequence in range(len(problem.sequences)):
+        segment: list[tuple[int, int]] = []
+        for row, t in problem.steps(sequence):
+            if problem.resets[row, t] and segment:
+                yield segment
+                segment = []
+            segment.append((row, t))
+        if segment:
+            yield segment
