@@ -28,8 +28,8 @@ INSTRUCTIONS_PER_ROUND = 180.0  # of a cluster, besides
 PARTITIONS = 4
 CYCLES_PER_INSTRUCTION = 2.2  # of one warp by itself
 CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partition's scheduler
-# Two trips through L2, to tell and to hear of a tile.
-CYCLES_PER_HANDOVER = 4000.0
+# To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
+CYCLES_PER_HANDOVER = 16000.0
 READ_SHARE_OF_TILE = 0.28  # of the time of a tile, until its slot has been read
 MEMORY = scan.MemoryModel(loaded_latency_factor=2.1, missing_power=0.65, excess_share=0.11, tiles_not_overlapped=0.28)
 
