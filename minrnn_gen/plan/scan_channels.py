@@ -19,6 +19,8 @@ BACKWARD_REGISTERS_FIXED = 16
 REGISTERS_PER_STEP_VALUE = 1.25
 # A tile reads what so many tiles before it composed, so that only every so many tiles one waits for another's state.
 GROUP_TILES = 32
+PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
+REGISTERS_PER_PACKET = 5
 
 # What follows was fitted to about 1,800 candidates of 25 problems, both passes, on an H200 (docs/performance.md).
 INSTRUCTIONS_PER_TRANSCENDENTAL = 8.0
@@ -47,10 +49,21 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_blocks: int) -> int:
+def _registers(
+    problem: Problem,
+    channel_lanes: int,
+    channels_per_lane: int,
+    time_warps: int,
+    rows: int,
+    cluster_blocks: int,
+    splits_time: int,
+) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    if splits_time:
+        reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
+        per_channel += REGISTERS_PER_PACKET * reads * len(cell.states)
     if problem.kernel_pass == "backward":
         # Coefficients are made anew for every row and walk; what stays are the sums and a few rows under way.
         sums = len(cell.gates) + len(cell.parameters)
@@ -60,6 +73,11 @@ def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_bloc
     if cluster_blocks > 1:
         steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
+
+
+def _segments(channel_lanes: int, time_warps: int) -> int:
+    """Segments of a block's tile."""
+    return time_warps * (scan.WARP_LANES // channel_lanes)
 
 
 def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
@@ -83,7 +101,8 @@ def _exchange_bytes(
         return channels * real * (4 * time_warps * states + states + sums)
     blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
-    return 4 * (warps + blocks) * states * channels * real + 8 * mailboxes
+    # Rounded up to the alignment of a composition.
+    return 4 * (warps + blocks) * states * channels * real + max(8 * mailboxes, 2 * real if mailboxes else 0)
 
 
 def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
@@ -177,12 +196,20 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: 1,
             "blocks",
         ),
+        Constraint(
+            "packets_per_segment",
+            "where time is split the segments of a tile read the compositions of a group of tiles, each a few at once",
+            ("channel_lanes", "time_warps", "splits_time"),
+            lambda lanes, warps, splits_time: GROUP_TILES // _segments(lanes, warps) if splits_time else 0,
+            lambda *_: PACKETS_PER_SEGMENT_MAX,
+            "packets",
+        ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
             Quantity(
-                ("channels_per_lane", "rows", "cluster_blocks"),
-                lambda channels, rows, cluster_blocks: _registers(problem, channels, rows, cluster_blocks),
+                ("channel_lanes", "channels_per_lane", "time_warps", "rows", "cluster_blocks", "splits_time"),
+                lambda *values: _registers(problem, *values),
             ),
             Quantity((*ring, "channel_lanes", "cluster_blocks", "splits_time"), shared_bytes),
         ),
@@ -196,7 +223,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     time_warps, rows = candidate["time_warps"], candidate["rows"]
     shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     splits_time = candidate["splits_time"]
-    segments = time_warps * (scan.WARP_LANES // channel_lanes)
+    segments = _segments(channel_lanes, time_warps)
     if exchange := _exchange_bytes(
         problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], splits_time
     ):
@@ -207,7 +234,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, rows, candidate["cluster_blocks"]),
+        registers_estimated=_registers(
+            problem, channel_lanes, channels_per_lane, time_warps, rows, candidate["cluster_blocks"], splits_time
+        ),
         shared_map=shared_map,
         tile_steps=segments * rows,
         group_tiles=max(GROUP_TILES, segments) if splits_time else 0,
