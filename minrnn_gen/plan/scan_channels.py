@@ -187,7 +187,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "overlap",
-            "with one stage a block copies and computes in turn, which is dominated unless its tiles wait for other blocks anyway "
+            "with one stage a block copies and computes in turn, dominated unless its tiles wait for other blocks anyway "
             "(without cp.async a second cannot overlap)",
             ("stages", "cluster_blocks"),
             lambda _, cluster_blocks: 2 if asynchronous and (backward or cluster_blocks == 1) else 1,
