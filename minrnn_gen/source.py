@@ -119,6 +119,16 @@ class CellBackwardText(_CellNames):
         return self.lowered.current_states
 
     @property
+    def previous_places(self) -> tuple[int, ...]:
+        """The places of `previous_states` among all states."""
+        return tuple(self.states.index(state) for state in self.previous_states)
+
+    @property
+    def current_places(self) -> tuple[int, ...]:
+        """The places of `current_states` among all states."""
+        return tuple(self.states.index(state) for state in self.current_states)
+
+    @property
     def adjoint_inputs(self) -> tuple[tuple[str, str], ...]:
         return self._placed(self.lowered.adjoint)
 

@@ -1,4 +1,4 @@
-"""The search space of the scans with lanes along time, a warp per channel (layout BDT), forward and backward."""
+"""The search space of the scans with lanes along time, one or more warps per channel (layout BDT), forward and backward."""
 
 from __future__ import annotations
 
@@ -33,13 +33,19 @@ GROUP_TILES = scan.WARP_LANES
 CYCLES_PER_L2_TRIP = 270.0
 # Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
 TICKETS_PER_US = 800.0
+# A warp's composition of one state read from shared memory, and applied, counted in the source.
+INSTRUCTIONS_PER_FOLD = 4.0
 # A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
 INSTRUCTIONS_PER_HANDOVER = 150.0
+
+# Fitted to the times of all candidates of three problems on an H200 (docs/performance.md).
+MEMORY = scan.MemoryModel(loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1)
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     return {
         "warps": (1, 2, 4, 8),
+        "time_warps": (1, 2, 4, 8, 16),
         "steps_per_lane": (1, 2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
         "splits_time": (0, 1) if problem.regime.few_channels else (0,),
@@ -66,15 +72,28 @@ def _result_count(problem: Problem) -> int:
     return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
 
 
-def _ring_bytes(problem: Problem, warps: int, steps_per_lane: int, stages: int) -> int:
-    """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other."""
+def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
+    """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other.
+
+    The backward also copies, for every state, a piece with the step beside the tile.
+    """
     vector_bytes = steps_per_lane * problem.precision.storage_bytes
     stream = scan.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)
-    return warps * stages * max(problem.cell.read_count, _result_count(problem)) * stream
+    beside = len(problem.cell.states) * VECTOR_BYTES if problem.kernel_pass == "backward" else 0
+    return warps * time_warps * stages * (max(problem.cell.read_count, _result_count(problem)) * stream + beside)
+
+
+def _exchange_bytes(problem: Problem, time_warps: int) -> int:
+    """What the warps of a column tell each other: compositions (a, b) of their tiles of two rounds, in the backward also sums."""
+    if time_warps == 1:
+        return 0
+    cell = problem.cell
+    sums = len(cell.gates) + len(cell.parameters) if problem.kernel_pass == "backward" else 0
+    return time_warps * (4 * len(cell.states) + sums) * problem.precision.arithmetic_bytes
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("warps", "steps_per_lane", "stages")
+    ring = ("warps", "time_warps", "steps_per_lane", "stages")
     storage_bytes = problem.precision.storage_bytes
     return (
         Constraint(
@@ -87,17 +106,41 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         *scan.hardware_constraints(
             problem.gpu,
-            Quantity(("warps",), lambda warps: warps * scan.WARP_LANES),
+            Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * scan.WARP_LANES),
             Quantity(("steps_per_lane", "splits_time"), lambda steps, splits_time: _registers(problem, steps, splits_time)),
-            Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, stages)),
+            Quantity(
+                ring,
+                lambda warps, time_warps, steps, stages: (
+                    _ring_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
+                ),
+            ),
         ),
         *scan.copy_constraints(
             problem,
-            Quantity(ring, lambda warps, steps, stages: _ring_bytes(problem, warps, steps, max(1, stages - 1))),
+            Quantity(
+                ring,
+                lambda warps, time_warps, steps, stages: _ring_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
+            ),
+        ),
+        Constraint(
+            "one_column_per_block",
+            "warps that share a column meet at a barrier, which would hold up the columns of others",
+            ("warps", "time_warps"),
+            lambda warps, time_warps: warps if time_warps > 1 else 1,
+            lambda *_: 1,
+            "columns",
+        ),
+        Constraint(
+            "one_split_of_time",
+            "time is split over the warps of a block, or over any warps that take tickets",
+            ("time_warps", "splits_time"),
+            lambda time_warps, splits_time: time_warps if splits_time else 1,
+            lambda *_: 1,
+            "warps",
         ),
         Constraint(
             "overlap",
-            "with cp.async one stage is strictly dominated: a slot is filled again only when its tile has been walked",
+            "with cp.async one stage is dominated: its slot is filled again only when its tile has been read, if not walked",
             ("stages",),
             lambda _: 2 if can_copy_asynchronously(problem) else 1,
             lambda stages: stages,
@@ -108,36 +151,43 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    warps, steps_per_lane = candidate["warps"], candidate["steps_per_lane"]
+    warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
+    shared_map = {"ring": _ring_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
+    if exchange := _exchange_bytes(problem, time_warps):
+        shared_map["exchange"] = exchange
     return scan.resident(
         problem,
-        threads=warps * scan.WARP_LANES,
+        threads=warps * time_warps * scan.WARP_LANES,
         channels_per_block=warps,
         registers_estimated=_registers(problem, steps_per_lane, candidate["splits_time"]),
-        shared_map={"ring": _ring_bytes(problem, warps, steps_per_lane, candidate["stages"])},
-        tile_steps=scan.WARP_LANES * steps_per_lane,
+        shared_map=shared_map,
+        tile_steps=time_warps * scan.WARP_LANES * steps_per_lane,
         group_tiles=GROUP_TILES if candidate["splits_time"] else 0,
     )
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
-    warps, steps_per_lane, splits_time = candidate["warps"], candidate["steps_per_lane"], candidate["splits_time"]
-    stages, storage_bytes = candidate["stages"], problem.precision.storage_bytes
+    warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
+    splits_time, stages, storage_bytes = candidate["splits_time"], candidate["stages"], problem.precision.storage_bytes
     streams = problem.cell.read_count + problem.cell.written_count
     pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
     shuffles = SHUFFLES * len(problem.cell.states)
+    exchanges = time_warps > 1
+    folds = time_warps * len(problem.cell.states) if exchanges else 0
     instructions = (
         steps_per_lane * scan.operations_per_element(problem)
         + streams * max(1.0, pieces) * scan.INSTRUCTIONS_PER_COPY
         + shuffles * scan.INSTRUCTIONS_PER_SHUFFLE
         + scan.INSTRUCTIONS_PER_TILE
+        + folds * INSTRUCTIONS_PER_FOLD
         + splits_time * INSTRUCTIONS_PER_HANDOVER
     )
     latency_cycles = (
         scan.CYCLES_PER_TILE
         + instructions * scan.CYCLES_PER_INSTRUCTION
         + (1 + splits_time) * shuffles * scan.CYCLES_PER_SHUFFLE
+        + exchanges * (scan.CYCLES_PER_BARRIER + time_warps * scan.CYCLES_PER_BARRIER_WARP)
         + splits_time * 2 * CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
@@ -152,12 +202,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         taken,
         scan.Walk(
             blocks=blocks,
-            warps=warps,
+            warps=warps * time_warps,
             tile_steps=walked_at_once,
-            in_flight_bytes=taken.shared_bytes * max(1, stages - 1) // stages,
+            in_flight_bytes=taken.shared_map["ring"] * max(1, stages - 1) // stages,
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
+            memory=MEMORY,
         ),
     )
     if not splits_time:

@@ -38,10 +38,10 @@ def problems() -> Iterator[tuple[Problem, Family]]:
         operation_count=4,
         transcendental_count=1,
     )
-    for kernel_pass, layout, precision, gpu, alignment in itertools.product(
-        ("forward", "backward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16)
+    for kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
+        ("forward", "backward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16), (False, True)
     ):
-        regime = Regime(max(alignment, precision_of(precision).storage_bytes))
+        regime = Regime(max(alignment, precision_of(precision).storage_bytes), few_channels=few_channels)
         problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))
         yield problem, family_of(problem)
 
