@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from minrnn_gen.array_checks import (
     check_axes,
@@ -18,6 +18,7 @@ from minrnn_gen.array_checks import (
 )
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.forms import Reading
 from minrnn_gen.precision import Precision
 from minrnn_gen.sequences import ReadBack, Sequences, check_sequences
 
@@ -98,8 +99,7 @@ class Contract:
         return (*self.directions, sequences, self.hidden_size)
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """What a caller gave, not checked yet; None where nothing was given."""
 
     x: Any
@@ -112,13 +112,14 @@ class Given:
     cu_seqlens: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """The checked arrays of one call.
 
     `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
-    direction: time runs from the last step of each sequence to its first.
+    direction: time runs from the last step of each sequence to its first. `reading`: how these arrays were read, which then
+    have the numbers that they have there.
     """
 
     x: Array
@@ -131,6 +132,7 @@ class Call:
     initial: tuple[Array | None, ...]
     sequences: Sequences
     reverse: bool = False
+    reading: Reading | None = None
 
     @property
     def batch(self) -> int:
@@ -138,7 +140,7 @@ class Call:
         return self.sequences.count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states."""
 
@@ -147,15 +149,19 @@ class Outputs:
     final: tuple[Array, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IncomingGradient:
-    """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros."""
+    """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros.
+
+    `reading`: how they and the arrays of the forward were read.
+    """
 
     dy: Array
     dfinal: tuple[Array | None, ...]
+    reading: Reading | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gradients:
     """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
 

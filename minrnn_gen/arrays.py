@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from minrnn_gen.addresses import Address, address_of
 from minrnn_gen.errors import BadInput
 
 Library = Literal["numpy", "torch", "cupy"]
@@ -16,12 +17,13 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64":
 DTYPE_BYTES |= {"complex64": 8, "complex128": 16}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Array:
     """One array of the caller.
 
-    `strides` count elements. `device` is the CUDA device's number, or None for host memory. `owner` is the caller's object
-    (or what it was converted to) and keeps the memory alive; of a view it is the whole.
+    `pointer` is an `Address` where the array has a number in its call. `strides` count elements. `device` is the CUDA device's
+    number, or None for host memory. `owner` is the caller's object (or what it was converted to) and keeps the memory alive; of
+    a view it is the whole.
     """
 
     name: str
@@ -40,6 +42,22 @@ class Array:
     @property
     def is_contiguous(self) -> bool:
         return self.strides_match(contiguous_strides(self.shape))
+
+    @property
+    def address(self) -> Address:
+        """The pointer, with the number of the array if it has one."""
+        return address_of(self.pointer)
+
+    def numbered(self, number: int) -> Array:
+        """Return the array under its number in its call."""
+        return replace(self, pointer=Address(self.pointer, number))
+
+    def moved(self, owners: Sequence[Any], starts: Sequence[int]) -> Array:
+        """Return the same view of what has this array's number among others, whose memory starts elsewhere."""
+        address = self.address
+        assert address.number is not None
+        pointer = Address(address.among(starts), address.number, address.offset_bytes)
+        return replace(self, owner=owners[address.number], pointer=pointer)
 
     def selected(self, axis: int, index: int) -> Array:
         """View the array at `index` of `axis`, without that axis."""
@@ -127,17 +145,14 @@ def _inspect_torch(value: Any, name: str) -> Array:
     return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
 
 
-def new_torch(like: Array, shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
-    """Allocate through the caller's tensor, so that the memory is of torch's own allocator and on the same device."""
-    allocate = like.owner.new_zeros if zeroed else like.owner.new_empty
-    return _inspect_torch(allocate(shape, dtype=getattr(sys.modules["torch"], dtype)), "result")
-
-
-def new_numpy(shape: tuple[int, ...], dtype: str, zeroed: bool) -> Array:
-    """Allocate a NumPy array; `dtype` is a name, bfloat16 included."""
+def new_numpy(shape: tuple[int, ...], dtype: str, fill: int | None) -> Array:
+    """Allocate a NumPy array, uninitialised without `fill`; `dtype` is a name, bfloat16 included."""
     import numpy
 
-    return wrap_numpy((numpy.zeros if zeroed else numpy.empty)(shape, numpy_dtype(dtype)), "result")
+    result = numpy.empty(shape, numpy_dtype(dtype))
+    if fill is not None:
+        result.fill(fill)
+    return wrap_numpy(result, "result")
 
 
 def wrap_numpy(value: Any, name: str) -> Array:
@@ -147,7 +162,10 @@ def wrap_numpy(value: Any, name: str) -> Array:
 
 def torch_stream(device: int) -> int:
     """Return the handle of torch's current stream on `device`."""
-    return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    torch = sys.modules["torch"]
+    # What torch's own compiled code asks, and ten times as fast as making a Stream; not every build has it.
+    handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(handle_of(device) if handle_of else torch.cuda.current_stream(device).cuda_stream)
 
 
 class _HostMemory:

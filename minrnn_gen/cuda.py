@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from minrnn_gen.arrays import Array, as_numpy, inspect_array, new_numpy, new_torch, numpy_dtype, torch_stream
+from minrnn_gen.arrays import Array, Library, as_numpy, inspect_array, new_numpy, numpy_dtype, torch_stream
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -29,6 +29,36 @@ _COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
 _GEMM_DEFAULT = -1
 # cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _NO_NARROW_SUMS = 16
+
+
+# Streams in use at once, as objects.
+_STREAMS_HELD = 64
+# Does nothing, for any thread, any number of times.
+_AS_IT_IS = nullcontext()
+
+
+class Placed(Protocol):
+    """Whatever is in a library's memory on a device: `Array`, or `Place` alone."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def device(self) -> int | None: ...
+
+
+class Place(NamedTuple):
+    """A library, and the CUDA device that its arrays are on."""
+
+    library: Library
+    device: int | None
+
+
+class Allocation(NamedTuple):
+    """An array to be allocated: `dtype` is the library's own; `fill`: the value it is filled with, None for none."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    fill: int | None
 
 
 @dataclass(frozen=True)
@@ -114,15 +144,29 @@ def inspect(value: Any, name: str) -> Array:
     return inspect_array(value, name, import_foreign)
 
 
-def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, zeroed: bool = False) -> Array:
-    """Allocate an array of the library and on the device of `like`; uninitialised unless `zeroed`."""
-    if like.library == "torch":
-        return new_torch(like, shape, dtype, zeroed)
+def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
+    """Allocate an array of the library and on the device of `like`; uninitialised where there is nothing to `fill` it with."""
     if like.library == "numpy":
-        return new_numpy(shape, dtype, zeroed)
+        return new_numpy(shape, dtype, fill)
+    its_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
+    return inspect(allocate(like.owner, like, Allocation(shape, its_dtype, fill))[0], "result")
+
+
+def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:
+    """Allocate in `place`, beside the tensor `like`, on the current stream; return the library's array and its address."""
+    shape, dtype, fill = allocation
+    if place.library == "torch":
+        # Through the caller's tensor, so that the memory is of torch's own allocator and on the same device.
+        tensor = like.new_empty(shape, dtype=dtype)
+        if fill is not None:
+            tensor.fill_(fill)
+        return tensor, tensor.data_ptr()
     cupy = _cupy()
-    with cupy.cuda.Device(like.device):
-        return inspect((cupy.zeros if zeroed else cupy.empty)(shape, numpy_dtype(dtype)), "result")
+    with _current(cupy, place.device):
+        array = cupy.ndarray(shape, dtype)
+        if fill is not None:
+            array.fill(fill)
+    return array, array.data.ptr
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -190,14 +234,20 @@ def _is_capturing(like: Array) -> bool:
             return True
 
 
-def current_stream(like: Array) -> int:
+def current_stream(like: Placed) -> int:
     """Return the handle of the stream on which the library of `like` now works on its device."""
     assert like.device is not None
     if like.library == "torch":
         return torch_stream(like.device)
     cupy = _cupy()
-    with cupy.cuda.Device(like.device):
+    with _current(cupy, like.device):
         return int(cupy.cuda.get_current_stream().ptr)
+
+
+def _current(cupy: Any, device: int | None) -> AbstractContextManager[Any]:
+    """Make the device the current one for a while; next to nothing where it is that, and so for almost every call."""
+    is_current = cupy.cuda.runtime.getDevice() == device
+    return _AS_IT_IS if is_current else cupy.cuda.Device(device)
 
 
 def to_device(array: Any) -> Any:
@@ -215,15 +265,6 @@ def synchronize() -> None:
     _cupy().cuda.Device().synchronize()
 
 
-def workspace(like: Array, size_bytes: int) -> Array | None:
-    """Allocate `size_bytes` bytes beside `like`, set to ones on the current stream; None for no bytes."""
-    if not size_bytes:
-        return None
-    result = new_array(like, (size_bytes,), "uint8")
-    result.owner.fill_(255) if like.library == "torch" else result.owner.fill(255)
-    return result
-
-
 @dataclass
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
@@ -239,15 +280,15 @@ class LoadedKernel:
     _functions: dict[int, Any] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def launch(self, like: Array, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+    def launch(self, like: Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None:
         """Launch on the device of `like`, on the stream on which its library now works there.
 
         `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars.
         """
         assert like.device is not None
         function = self._functions.get(like.device) or self._load(like.device)
-        stream = _Stream(current_stream(like))
-        with _cupy().cuda.Device(like.device):
+        stream = _stream(current_stream(like))
+        with _current(_cupy(), like.device):
             function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, stream)
 
     def _load(self, device: int) -> Any:
@@ -284,8 +325,7 @@ def _allow_large_clusters(function: int) -> None:
         raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
 
 
-@dataclass(frozen=True)
-class _Stream:
+class _Stream(NamedTuple):
     """The one attribute CuPy's launcher reads from a stream; spares the cost of an ExternalStream per launch."""
 
     ptr: int
@@ -295,49 +335,13 @@ class _Stream:
         return 0, self.ptr
 
 
-def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
-    """Multiply by cuBLAS on the current stream: result = x weightᵀ over the last axis of x, in fp32 (fp64) accumulation.
-
-    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N..., T]; contiguous.
-    """
-    outputs, inputs = weight.shape
-    if time_is_last:
-        batch, _, time = x.shape
-        _multiply(x, (outputs, time, inputs), _Factor(weight, inputs), _Factor(x, time, inputs * time), result, batch)
-    else:
-        _multiply(x, (_rows(x), outputs, inputs), _Factor(x, inputs), _Factor(weight, inputs, transposed=True), result)
-
-
-def project_x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool) -> None:
-    """Write dx = gradient weight, the gradient of x in `project`, given that of its result; arrays and accuracy as there."""
-    outputs, inputs = weight.shape
-    if time_is_last:
-        batch, _, time = dx.shape
-        transposed = _Factor(weight, inputs, transposed=True)
-        _multiply(dx, (inputs, time, outputs), transposed, _Factor(gradient, time, outputs * time), dx, batch)
-    else:
-        _multiply(dx, (_rows(dx), inputs, outputs), _Factor(gradient, outputs), _Factor(weight, inputs), dx)
-
-
-def project_weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool) -> None:
-    """Write dweight = gradientᵀ x, the gradient of the weight in `project`; dweight [N, I] in the arithmetic dtype.
-
-    Where `time_is_last` the sequences are added up one after the other.
-    """
-    outputs, inputs = dweight.shape
-    if time_is_last:
-        batch, _, time = x.shape
-        for sequence in range(batch):
-            one, its_x = gradient.narrowed(0, sequence, 1), x.narrowed(0, sequence, 1)
-            turned = _Factor(its_x, time, transposed=True)
-            _multiply(x, (outputs, inputs, time), _Factor(one, time), turned, dweight, adds=sequence > 0)
-    else:
-        turned = _Factor(gradient, outputs, transposed=True)
-        _multiply(x, (outputs, inputs, _rows(x)), turned, _Factor(x, inputs), dweight)
+@lru_cache(maxsize=_STREAMS_HELD)
+def _stream(handle: int) -> _Stream:
+    return _Stream(handle)
 
 
 @dataclass(frozen=True)
-class _Factor:
+class Factor:
     """A matrix of a product, in rows of `row` elements; `stride` elements from one of a batch to the next."""
 
     array: Array
@@ -346,15 +350,11 @@ class _Factor:
     transposed: bool = False
 
 
-def _rows(array: Array) -> int:
-    return math.prod(array.shape[:-1])
-
-
-def _multiply(
+def multiply(
     like: Array,
     sizes: tuple[int, int, int],
-    left: _Factor,
-    right: _Factor,
+    left: Factor,
+    right: Factor,
     result: Array,
     batch: int = 1,
     adds: bool = False,
@@ -387,6 +387,7 @@ def _multiply(
             cublas.setMathMode(handle, mode)
 
 
+@cache
 def _cupy() -> Any:
     try:
         import cupy

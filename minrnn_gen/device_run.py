@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import RawGradients
 from minrnn_gen.launch import (
     alignment_of_call,
@@ -25,13 +26,16 @@ from minrnn_gen.launch import (
 )
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.prepared import Played, Steps, Tapes
+from minrnn_gen.projection import project, project_weight_gradient, project_x_gradient
 from minrnn_gen.saved import Forward
 
 
 class DeviceRun:
     """The kernels of one builder on GPUs; may be used from several threads.
 
-    Everything runs on the stream that is current in the library of x, and is not waited for.
+    Everything runs on the stream that is current in the library of x, and is not waited for. What was run once for a form of
+    its arrays is run again, the next time, without being looked at: see `prepared`.
     """
 
     def __init__(self, contract: Contract, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
@@ -40,60 +44,71 @@ class DeviceRun:
         self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
         self._loaded: dict[tuple[KernelPass, Regime], cuda.LoadedKernel] = {}
         self._lock = threading.Lock()
+        self._tapes = Tapes()
 
     @property
     def built(self) -> Mapping[tuple[str, Regime], BuiltKernel]:
         """Every kernel so far, by (pass, regime), in the order in which they were built."""
         return MappingProxyType(self._built.copy())
 
+    def again(self, reading: Reading | None) -> Played | None:
+        """Run what was run before on arrays of this form, or return None where nothing was."""
+        return self._tapes.play(reading)
+
     def forward(self, call: Call, kept: KeptStates) -> Forward:
-        """Run over time; `kept` says in which dtype the states after every step are kept."""
+        """Run over time; `kept` says in which dtype the states after every step are kept.
+
+        The results of what is played again are y, the states that are kept, and the final ones.
+        """
         contract = self._contract
         storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
         if storage == carried and kept != "none":
             kept = "storage"  # the same kernel by either name
         call = self._with_sequences_beside_x(call)
         # Beyond a length a kernel writes nothing.
-        has_padding = call.sequences.lengths is not None
+        fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
+        kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
+        steps = Steps(call.x, call.reading)
         outputs = Outputs(
-            y=cuda.new_array(call.x, shape, storage, zeroed=has_padding),
-            kept=tuple(
-                cuda.new_array(call.x, shape, storage if kept == "storage" else carried, zeroed=has_padding)
-                for _ in (contract.states if kept != "none" else ())
-            ),
-            final=tuple(cuda.new_array(call.x, state_shape, carried) for _ in contract.states),
+            y=steps.new_array(shape, storage, fill=fill),
+            kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
+            final=tuple(steps.new_array(state_shape, carried) for _ in contract.states),
         )
-        projected = self._projected(call, contract.preactivation_axes)
+        projected = self._projected(steps, call, contract.preactivation_axes)
         if call.batch:
             for run, part in runs_of(contract, projected):
                 its = outputs_of_run(contract, outputs, run)
                 loaded, plan = self._load("forward", self._regime(part, kept, part.x, its.y, *its.kept))
-                launch = forward_launch_of(plan, part, its, cuda.workspace(call.x, workspace_bytes_of(plan, part)))
-                loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
-        return Forward(call, projected, outputs)
+                workspace = steps.workspace(workspace_bytes_of(plan, part))
+                steps.launch(loaded, forward_launch_of(plan, part, its, workspace), plan.threads)
+        forward = Forward(call, projected, outputs)
+        played = self._tapes.keep(steps.played((outputs.y, *outputs.kept, *outputs.final), forward))
+        return replace(forward, played=played)
 
     def step(self, call: Call) -> Outputs:
-        """Run one step."""
+        """Run one step; the results of what is played again are y and the final states."""
         contract = self._contract
-        shape = contract.state_shape(call.batch)
-        y = cuda.new_array(call.x, shape, contract.precision.storage_dtype)
-        final = tuple(cuda.new_array(call.x, shape, contract.precision.arithmetic_dtype) for _ in contract.states)
-        outputs = Outputs(y, (), final)
+        shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
+        steps = Steps(call.x, call.reading)
+        y = steps.new_array(shape, contract.precision.storage_dtype)
+        outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
-            call = self._projected(call, "bgh")
+            call = self._projected(steps, call, "bgh")
             loaded, plan = self._load("step", self._builder.hinted_regime)
-            launch = step_launch_of(plan, call, outputs)
-            loaded.launch(call.x, launch.blocks, plan.threads, launch.arguments)
+            steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
+        self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
+        steps = Steps(call.x, incoming.reading)
+        fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
-            dx=cuda.new_array(call.x, projected.x.shape, call.x.dtype, zeroed=call.sequences.lengths is not None),
-            dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
+            dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
+            dinitial=tuple(steps.new_array(contract.state_shape(call.batch), carried) for _ in contract.states),
             sums=None,
         )
         runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
@@ -102,20 +117,27 @@ class DeviceRun:
             count = len(contract.gates) + len(contract.parameters)
             shape = (len(contract.runs_reversed), max(parts), count, call.batch, contract.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
-            gradients = replace(gradients, sums=cuda.new_array(call.x, shape, carried, zeroed=len(parts) > 1))
+            gradients = replace(gradients, sums=steps.new_array(shape, carried, fill=0 if len(parts) > 1 else None))
         for run, one in enumerate(runs):
             its = gradients_of_run(contract, projected.x_axes, gradients, run)
-            workspace = cuda.workspace(call.x, workspace_bytes_of(one.plan, one.call))
+            workspace = steps.workspace(workspace_bytes_of(one.plan, one.call))
             launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its, workspace)
-            one.loaded.launch(call.x, launch.blocks, one.plan.threads, launch.arguments)
-        dx, dweight = self._through_projection(call, gradients.dx)
-        return RawGradients(
-            x=dx,
-            weight=dweight,
-            initial=gradients.dinitial,
-            # Few values are left to add; the libraries do it in an order that does not change.
-            sums=None if gradients.sums is None else gradients.sums.owner.sum((1, 3)),
-        )
+            steps.launch(one.loaded, launch, one.plan.threads)
+        dx, dweight = self._through_projection(steps, call, gradients.dx)
+        results = (dx, *gradients.dinitial, gradients.sums, dweight)
+        self._tapes.keep(steps.played(results, call))
+        return self._raw([None if one is None else one.owner for one in results])
+
+    def backward_again(self, reading: Reading | None) -> tuple[Call, RawGradients] | None:
+        """Run a backward that was run before on arrays of this form, and return it with a call that looks like its own."""
+        played = self._tapes.play(reading)
+        return None if played is None else (played.tape.notes, self._raw(played.results))
+
+    @staticmethod
+    def _raw(results: Sequence[Any]) -> RawGradients:
+        dx, *dinitial, sums, dweight = results
+        # Few values are left to add; the libraries do it in an order that does not change.
+        return RawGradients(dx, dweight, dinitial, None if sums is None else sums.sum((1, 3)))
 
     @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:
@@ -140,39 +162,42 @@ class DeviceRun:
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
         """The states that a backward reads, in the storage dtype, y where it is one of them."""
-        lowered, storage = self._builder.lowered_backward, self._contract.precision.storage_dtype
+        lowered = self._builder.lowered_backward
         kept = dict(zip(self._contract.states, outputs.kept, strict=True)) if outputs.kept else {}
         return tuple(
-            outputs.y if name == lowered.output_state else cuda.inspect(cuda.cast(kept[name].owner, storage), name)
-            for name in lowered.read_states
+            outputs.y if name == lowered.output_state else self._in_storage(kept[name]) for name in lowered.read_states
         )
 
-    def _projected(self, call: Call, axes: str) -> Call:
+    def _in_storage(self, array: Array) -> Array:
+        storage = self._contract.precision.storage_dtype
+        return array if array.dtype == storage else cuda.inspect(cuda.cast(array.owner, storage), array.name)
+
+    def _projected(self, steps: Steps, call: Call, axes: str) -> Call:
         """Multiply x by the weight, if there is one; the result has the axes of pre-activations."""
         if call.weight is None:
             return call
-        product = cuda.new_array(call.x, self._contract.shape(axes, call.rows, call.time), call.x.dtype)
+        product = steps.new_array(self._contract.shape(axes, call.rows, call.time), call.x.dtype)
         if call.rows and call.time:
-            cuda.project(call.x, call.weight, product, time_is_last=axes[-1] == "t")
+            steps.multiply(project, call.x, call.weight, product, axes[-1] == "t")
         return replace(call, x=product, x_axes=axes, weight=None)
 
-    def _through_projection(self, call: Call, gradient: Array) -> tuple[Array, Any]:
+    def _through_projection(self, steps: Steps, call: Call, gradient: Array) -> tuple[Array, Array | None]:
         """Return the gradients of x and of the weight, given that of the pre-activations."""
         if call.weight is None:
             return gradient, None
         time_is_last = call.x_axes[-1] == "t"
         has_rows = bool(call.rows and call.time)
-        dx = cuda.new_array(call.x, call.x.shape, call.x.dtype)
+        dx = steps.new_array(call.x.shape, call.x.dtype)
         carried = self._contract.precision.arithmetic_dtype
-        dweight = cuda.new_array(call.x, call.weight.shape, carried, zeroed=not has_rows)
+        dweight = steps.new_array(call.weight.shape, carried, fill=None if has_rows else 0)
         if has_rows:
             x, lengths = call.x, call.sequences.lengths
             if lengths is not None:
                 # What lies beyond a length has no gradient, but a NaN there times zero would have.
                 x = cuda.zeroed_beyond(x, call.x_axes, lengths)
-            cuda.project_x_gradient(gradient, call.weight, dx, time_is_last)
-            cuda.project_weight_gradient(gradient, x, dweight, time_is_last)
-        return dx, dweight.owner
+            steps.multiply(project_x_gradient, gradient, call.weight, dx, time_is_last)
+            steps.multiply(project_weight_gradient, gradient, x, dweight, time_is_last)
+        return dx, dweight
 
     def _regime(self, call: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction whose arrays of x and y are `rows`."""
@@ -204,7 +229,7 @@ class DeviceRun:
         return loaded, self._built[key].plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _RunBack:
     """One run of a backward: its part of the call, of the states that are read and of what arrives, and the kernel for it."""
 

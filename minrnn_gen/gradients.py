@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +10,17 @@ from minrnn_gen.arguments import Call, Contract
 from minrnn_gen.arrays import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RawGradients:
     """The gradients as they were computed: of x and the initial states (in the cell's order), and two wider than their arrays.
 
-    `weight` [gates * hidden, input] and `sums` [runs, gates + parameters, hidden], of bias and parameters, are arrays of a
-    library of the run's choice in the arithmetic dtype or a wider one; None where there is nothing that they are gradients of.
+    All are arrays of a library. `weight` [gates * hidden, input] and `sums` [runs, gates + parameters, hidden], of bias and
+    parameters, are in the arithmetic dtype or a wider one; None where there is nothing that they are gradients of.
     """
 
-    x: Array
+    x: Any
     weight: Any
-    initial: tuple[Array, ...]
+    initial: Sequence[Any]
     sums: Any
 
 
@@ -31,13 +31,12 @@ def gradients_by_name(
 
     `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
     """
-    states = zip(contract.states, raw.initial, strict=True)
-    named: dict[str, Any] = {"x": raw.x.owner, "state": {name: array.owner for name, array in states}}
+    named: dict[str, Any] = {"x": raw.x, "state": dict(zip(contract.states, raw.initial, strict=True))}
     if call.weight is not None:
         named["weight"] = in_form_of(call.weight, raw.weight)
     gates = len(contract.gates)
     if call.bias is not None:
-        named["bias"] = in_form_of(call.bias, raw.sums[:, :gates])
+        named["bias"] = in_form_of(call.bias, raw.sums[:, :gates] if call.parameters else raw.sums)
     if call.parameters:
         pairs = enumerate(zip(contract.parameters, call.parameters, strict=True))
         named["parameters"] = {name: in_form_of(one, raw.sums[:, gates + index]) for index, (name, one) in pairs}

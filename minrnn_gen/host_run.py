@@ -71,10 +71,11 @@ class HostRun:
                 gradients_of_run(contract, projected.x_axes, gradients, run),
                 sums[run],
             )
+        initial = [one.owner for one in gradients.dinitial]
         if call.weight is None:
-            return RawGradients(gradients.dx, None, gradients.dinitial, sums)
+            return RawGradients(gradients.dx.owner, None, initial, sums)
         dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
-        return RawGradients(dx, dweight, gradients.dinitial, sums)
+        return RawGradients(dx.owner, dweight, initial, sums)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:

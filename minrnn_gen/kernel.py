@@ -11,14 +11,17 @@ from minrnn_gen import cuda
 from minrnn_gen.arguments import Call, Contract, Given, check_call, check_gradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
 from minrnn_gen.compiler import KernelResources
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
 from minrnn_gen.explain import explain
+from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import gradients_by_name
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
-from minrnn_gen.saved import Saved
+from minrnn_gen.prepared import Played
+from minrnn_gen.saved import Forward, Saved
 from minrnn_gen.spec import Spec
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
@@ -58,6 +61,10 @@ class Kernel:
         from minrnn_gen.host_run import HostRun
 
         return HostRun(self._contract, self._builder)
+
+    @cached_property
+    def _backward_reads_kept(self) -> bool:
+        return bool(self._builder.lowered_backward.needs_saved_states)
 
     @property
     def spec(self) -> Spec:
@@ -149,11 +156,10 @@ class Kernel:
 
         Raises BadInput for an array that does not fit.
         """
-        self._refuse(R=R, recurrent_bias=recurrent_bias)
-        call = self._checked(Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens))
+        self._refuse(R, recurrent_bias)
         kept: KeptStates = "arithmetic" if _flag(all_states, "all_states") else "none"
-        outputs = self._run_of(call).forward(call, kept).outputs
-        return outputs.y.owner, self._named(outputs.kept or outputs.final)
+        (y, *states), _ = self._forward(Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens), kept)
+        return y, dict(zip(self.states, states, strict=False))  # those that are kept come before the final ones
 
     def step(
         self,
@@ -170,12 +176,18 @@ class Kernel:
 
         Of a reverse kernel it is the next earlier step. Raises what a call does, and BadInput where the spec is bidirectional.
         """
-        self._refuse(R=R, recurrent_bias=recurrent_bias)
+        self._refuse(R, recurrent_bias)
         if self._contract.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        call = self._checked(Given(x_t, weight, bias, parameters, state), single_step=True)
-        outputs = self._run_of(call).step(call)
-        return outputs.y.owner, self._named(outputs.final)
+        given = Given(x_t, weight, bias, parameters, state)
+        reading = read_call(self._contract, ("step",), given)
+        played = self._on_device.again(reading)
+        if played is None:
+            call = self._checked(given, reading, single_step=True)
+            outputs = self._run_of(call).step(call)
+            return outputs.y.owner, self._named(outputs.final)
+        y, *final = played.results
+        return y, dict(zip(self.states, final, strict=True))
 
     def forward(
         self,
@@ -199,15 +211,16 @@ class Kernel:
         """
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
-        self._refuse(R=R, recurrent_bias=recurrent_bias)
-        call = self._checked(Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens))
+        self._refuse(R, recurrent_bias)
         returns_all = _flag(all_states, "all_states")
         kept: KeptStates = "none"
-        if returns_all or self._builder.lowered_backward.needs_saved_states:
+        if returns_all or self._backward_reads_kept:
             kept = "arithmetic" if returns_all else "storage"
-        forward = self._run_of(call).forward(call, kept)
-        outputs = forward.outputs
-        return outputs.y.owner, self._named(outputs.kept if returns_all else outputs.final), Saved(self, forward)
+        given = Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens)
+        (y, *states), forward = self._forward(given, kept)
+        if not returns_all:
+            states = states[-len(self.states) :]  # behind those that only the backward needs
+        return y, dict(zip(self.states, states, strict=False)), Saved(self, forward)
 
     def backward(self, saved: Saved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
@@ -218,11 +231,18 @@ class Kernel:
         accumulated in float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is
         released or another kernel's.
         """
-        forward = saved.open_for(self)
+        before = saved.open_for(self)
+        played = before if isinstance(before, Played) else None
+        reading = None if played is None else read_gradient(self._contract, played, dy, dstate)
+        again = self._on_device.backward_again(reading)
+        if again is not None:
+            return gradients_by_name(self._contract, *again, self._on_device.in_form_of)
+        forward: Forward = before.notes() if isinstance(before, Played) else before
         call = forward.call
-        incoming = check_gradient(self._contract, cuda.inspect, forward.outputs.y, dy, dstate, call.batch)
+        checked = check_gradient(self._contract, cuda.inspect, forward.outputs.y, dy, dstate, call.batch)
         run = self._run_of(call)
-        return gradients_by_name(self._contract, call, run.backward(forward, incoming), run.in_form_of)
+        raw = run.backward(forward, numbered_gradient(checked, played, reading))
+        return gradients_by_name(self._contract, call, raw, run.in_form_of)
 
     def reference(
         self,
@@ -248,13 +268,25 @@ class Kernel:
         outputs = self._on_host.reference(call, _flag(all_states, "all_states"))
         return outputs.y.owner, self._named(outputs.kept or outputs.final)
 
-    def _refuse(self, **given: Any) -> None:
-        for name, value in given.items():
+    def _refuse(self, R: Any, recurrent_bias: Any) -> None:
+        for name, value in (("R", R), ("recurrent_bias", recurrent_bias)):
             if value is not None:
                 raise BadInput(f"{name} was given, but {self.plan.model} has no recurrent product; leave it out")
 
-    def _checked(self, given: Given, single_step: bool = False) -> Call:
-        return check_call(self._contract, cuda.inspect, cuda.read_back, given, single_step=single_step)
+    def _forward(self, given: Given, kept: KeptStates) -> tuple[list[Any], Forward | Played]:
+        """Run over time; return y, the states that are kept and the final ones, and what a backward needs."""
+        reading = read_call(self._contract, ("forward", kept), given)
+        played = self._on_device.again(reading)
+        if played is not None:
+            return played.results, played
+        call = self._checked(given, reading)
+        forward = self._run_of(call).forward(call, kept)
+        outputs = forward.outputs
+        return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
+
+    def _checked(self, given: Given, reading: Reading | None = None, single_step: bool = False) -> Call:
+        call = check_call(self._contract, cuda.inspect, cuda.read_back, given, single_step=single_step)
+        return numbered_call(call, reading)
 
     def _run_of(self, call: Call) -> DeviceRun | HostRun:
         """What runs a call: the target that is where its arrays are."""

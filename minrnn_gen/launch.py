@@ -18,9 +18,9 @@ GRID_BLOCKS_MAX = 2**31 - 1
 WORKSPACE_HEAD_BYTES = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """How many blocks, and the kernel's arguments; a launch of no blocks is to be skipped."""
+    """How many blocks, and the kernel's arguments, pointers as addresses; a launch of no blocks is to be skipped."""
 
     blocks: int
     arguments: tuple[Any, ...]
@@ -61,7 +61,7 @@ def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs, workspace:
     """
     arguments = (
         *_inputs(plan, call),
-        outputs.y.pointer,
+        outputs.y.address,
         *_row_strides(plan, call, outputs.y),
         *_pointers(outputs.kept),
         *_pointers(outputs.final),
@@ -87,10 +87,10 @@ def backward_launch_of(
     arguments = (
         *_inputs(plan, call),
         *_pointers(read_states),
-        incoming.dy.pointer,
+        incoming.dy.address,
         *_row_strides(plan, call, incoming.dy),
         *_pointers(incoming.dfinal),
-        gradients.dx.pointer,
+        gradients.dx.address,
         *_x_strides(plan, call, gradients.dx),
         *_pointers(gradients.dinitial),
         *_pointers((gradients.sums,)),
@@ -105,11 +105,11 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
     """Return the launch of a single step, writing `outputs`."""
     strides = _strides_by_axis(call.x, call.x_axes)
     arguments = (
-        call.x.pointer,
+        call.x.address,
         *(strides[axis] for axis in "bgh"),
         *_vectors(call),
         *_pointers(call.initial),
-        outputs.y.pointer,
+        outputs.y.address,
         *_pointers(outputs.final),
         call.batch,
     )
@@ -119,18 +119,18 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
 def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
     """What forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
     arguments: tuple[Any, ...] = (
-        call.x.pointer,
+        call.x.address,
         *_x_strides(plan, call, call.x),
         *_vectors(call),
         *_pointers(call.initial),
     )
     sequences = call.sequences
     if sequences.resets is not None:
-        arguments += (sequences.resets.pointer, *_strides_of_kernel(call, _strides_by_axis(sequences.resets, "bt"), "bt"))
+        arguments += (sequences.resets.address, *_strides_of_kernel(call, _strides_by_axis(sequences.resets, "bt"), "bt"))
     if sequences.cu_seqlens is not None:
         # Each sequence ends where the next one begins.
         begins = sequences.cu_seqlens
-        return (*arguments, begins.pointer, begins.pointer + begins.itemsize)
+        return (*arguments, begins.address, begins.address + begins.itemsize)
     # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
     no_begins = () if plan.layout == "BDT" else (0,)
     return (*arguments, *no_begins, *_pointers((sequences.lengths,)))
@@ -185,7 +185,7 @@ def _checked(blocks: int, arguments: tuple[Any, ...]) -> Launch:
 
 
 def _pointers(arrays: tuple[Array | None, ...]) -> tuple[int, ...]:
-    return tuple(array.pointer if array is not None else 0 for array in arrays)
+    return tuple(array.address if array is not None else 0 for array in arrays)
 
 
 def _vectors(call: Call) -> tuple[Any, ...]:

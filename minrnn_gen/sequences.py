@@ -16,7 +16,7 @@ ReadBack = Callable[[Array], Any]
 """Gives the values of an array on a GPU as a NumPy array, or None where they cannot be had now."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """The sequences in x: `count` of them, beside each other in its batch axis or, with `cu_seqlens`, packed along time.
 

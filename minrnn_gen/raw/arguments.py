@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from minrnn_gen import cuda
 from minrnn_gen.array_checks import check_place
 from minrnn_gen.arrays import Array
 from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.forms import Reading, read
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: a's logarithm is given; `reverse`: from the last t on."""
 
@@ -35,9 +37,9 @@ class Recurrence:
         return math.prod(self.state_shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScanCall:
-    """The checked arrays of a scan; `h0` is None for zeros."""
+    """The checked arrays of a scan, which have numbers in this order; `h0` is None for zeros."""
 
     recurrence: Recurrence
     a: Array
@@ -45,9 +47,9 @@ class ScanCall:
     h0: Array | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BackwardCall:
-    """The checked arrays of a backward; `h0` and `dfinal` are None for zeros."""
+    """The checked arrays of a backward, which have numbers in this order; `h0` and `dfinal` are None for zeros."""
 
     recurrence: Recurrence
     a: Array
@@ -57,11 +59,18 @@ class BackwardCall:
     dfinal: Array | None
 
 
+def read_scan(what: str, arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) -> Reading | None:
+    """Read the arrays of a scan or its backward, unchecked, in the order of their numbers; None where they have no form."""
+    if not (type(log_a) is bool and type(reverse) is bool and type(axis) is int):
+        return None  # may equal what is allowed, as 1.0 does
+    return read((what, log_a, reverse, axis), arrays)
+
+
 def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int) -> ScanCall:
     """Check what `scan` was called with; raises BadInput with one sentence."""
     first = _inspected(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
-    return ScanCall(recurrence, first, _like(first, b, "b"), _state(recurrence, first, h0, "h0"))
+    return ScanCall(recurrence, first.numbered(0), _like(first, b, "b", 1), _state(recurrence, first, h0, "h0", 2))
 
 
 def check_scan_backward(
@@ -72,11 +81,11 @@ def check_scan_backward(
     recurrence = _recurrence(first, log_a, reverse, axis)
     return BackwardCall(
         recurrence,
-        first,
-        _like(first, y, "y"),
-        _like(first, dy, "dy"),
-        _state(recurrence, first, h0, "h0"),
-        _state(recurrence, first, dfinal, "dfinal"),
+        first.numbered(0),
+        _like(first, y, "y", 1),
+        _like(first, dy, "dy", 2),
+        _state(recurrence, first, h0, "h0", 3),
+        _state(recurrence, first, dfinal, "dfinal", 4),
     )
 
 
@@ -108,16 +117,16 @@ def _axis(a: Array, axis: Any) -> int:
     return index % count
 
 
-def _like(a: Array, value: Any, name: str) -> Array:
+def _like(a: Array, value: Any, name: str, number: int) -> Array:
     array = _inspected(value, name)
     if array.dtype != a.dtype:
         raise BadInput(f"{name} has dtype {array.dtype}; that of a, {a.dtype}, is expected and nothing is cast silently")
     if array.shape != a.shape:
         raise BadInput(f"{name} has shape {list(array.shape)}; that of a, {list(a.shape)}, is expected")
-    return _beside(a, array)
+    return _beside(a, array).numbered(number)
 
 
-def _state(recurrence: Recurrence, a: Array, value: Any, name: str) -> Array | None:
+def _state(recurrence: Recurrence, a: Array, value: Any, name: str, number: int) -> Array | None:
     if value is None:
         return None
     array = _inspected(value, name)
@@ -129,7 +138,7 @@ def _state(recurrence: Recurrence, a: Array, value: Any, name: str) -> Array | N
             f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of a without axis {recurrence.axis}, "
             f"is expected"
         )
-    return _beside(a, array)
+    return _beside(a, array).numbered(number)
 
 
 def _beside(a: Array, array: Array) -> Array:

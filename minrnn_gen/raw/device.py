@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minrnn_gen import cuda
+from minrnn_gen.addresses import Gap
 from minrnn_gen.arguments import X_AXES, Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
 from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.prepared import Steps
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import Arrangement, arrangement_of
 from minrnn_gen.raw.kernels import raw_kernels
 from minrnn_gen.sequences import Sequences
 
 
-def run_scan(call: ScanCall, y: Array, final: Array) -> None:
-    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; asynchronous."""
+def run_scan(call: ScanCall, y: Array, final: Array, steps: Steps) -> None:
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; asynchronous, by `steps`."""
     recurrence = call.recurrence
     if not recurrence.sequences:
         return
@@ -30,12 +32,12 @@ def run_scan(call: ScanCall, y: Array, final: Array) -> None:
     for index, (initial, last) in enumerate(states):
         outputs = Outputs(rows.selected(0, index), (), _present(last))
         one = _call(arrangement, recurrence, x.selected(0, index), initial)
-        launch = forward_launch_of(plan, one, outputs, cuda.workspace(call.a, workspace_bytes_of(plan, one)))
-        loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
+        workspace = steps.workspace(workspace_bytes_of(plan, one))
+        steps.launch(loaded, forward_launch_of(plan, one, outputs, workspace), plan.threads)
 
 
-def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array) -> None:
-    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, all contiguous; asynchronous."""
+def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, steps: Steps) -> None:
+    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, contiguous; asynchronous, by `steps`."""
     recurrence = call.recurrence
     if not recurrence.sequences:
         return
@@ -50,9 +52,9 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array) -> N
         incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
         gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
         one = _call(arrangement, recurrence, x.selected(0, index), initial)
-        workspace = cuda.workspace(call.a, workspace_bytes_of(plan, one))
+        workspace = steps.workspace(workspace_bytes_of(plan, one))
         launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients, workspace)
-        loaded.launch(call.a, launch.blocks, plan.threads, launch.arguments)
+        steps.launch(loaded, launch, plan.threads)
 
 
 def _kernel(
@@ -77,7 +79,7 @@ def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
     Both start at multiples of their elements' size, as `inspect_array` sees to.
     """
     axis = 1 + X_AXES[arrangement.layout].index("g")
-    stride = (second.pointer - first.pointer) // first.itemsize
+    stride = Gap(first.pointer, second.pointer, first.itemsize)
     return replace(
         first,
         shape=(*first.shape[:axis], 2, *first.shape[axis:]),

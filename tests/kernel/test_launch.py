@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import DTYPE_BYTES, Array, contiguous_strides
+from minrnn_gen.build import Builder, Target
+from minrnn_gen.gpu_profile import load_profile
 from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
-from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of, hinted_regime
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
 from minrnn_gen.precision import precision_of
 from minrnn_gen.sequences import Sequences
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store
 
 sizes = st.integers(1, 20)
 
@@ -51,16 +56,22 @@ def test_every_copy_stays_within_its_run(
             assert start % alignment == 0
 
 
+@settings(max_examples=50)
 @given(hidden_size=st.integers(1, 100), batch=sizes, time=sizes, precision_name=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int, time: int, precision_name: str) -> None:
-    """What is compiled ahead is what such a call needs, however short: no second compile."""
+    """What is compiled ahead is what such a call needs: no second compile."""
     precision = precision_of(precision_name)
+    target = Target(load_profile("h200"), b"", "spec")
     for layout in ("BTD", "BDT"):
         outer, last = ((batch, time), (hidden_size,)) if layout == "BTD" else ((batch,), (hidden_size, time))
         gates = (2,)
         x = described((*outer, *gates, *last), precision.storage_dtype, 0)
         y = described((*outer, *last), precision.storage_dtype, 0)
-        assert alignment_of_call(x, y) == hinted_regime(layout, precision, hidden_size, time).alignment_bytes
+        spec = load_spec(
+            {"model": "min_gru"}, hidden_size=hidden_size, precision=precision_name, layout=layout, batch=batch, time=time
+        )
+        hinted = Builder(spec, target, Store(Path())).hinted_regime
+        assert alignment_of_call(x, y) == hinted.alignment_bytes
 
 
 @pytest.mark.parametrize(

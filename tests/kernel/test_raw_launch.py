@@ -16,6 +16,7 @@ from minrnn_gen.arrays import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import Precision, precision_of
+from minrnn_gen.prepared import Steps
 from minrnn_gen.raw import arrangement, device, host
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import arrangement_of
@@ -81,7 +82,7 @@ class PlayedKernel:
     precision: Precision
     log_a: bool
 
-    def launch(self, like: Array, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
+    def launch(self, like: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
         assert (like.device, threads) == (0, self.plan.threads)
         read = iter(arguments)
         x, strides = next(read), [next(read) for _ in range(3)]
@@ -230,13 +231,13 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
     found, expected = empty(recurrence, shape, state_shape), empty(recurrence, shape, state_shape)
     call = ScanCall(recurrence, a, b, h0)
-    device.run_scan(call, found[0], found[1])
+    device.run_scan(call, found[0], found[1], Steps(call.a, None))
     host.run_scan(moved_to_host(call), *map(on_host, expected))
     assert_equal(found, expected)
 
     found, expected = empty(recurrence, shape, shape, state_shape), empty(recurrence, shape, shape, state_shape)
     backward = BackwardCall(recurrence, a, y, dy, h0, dfinal)
-    device.run_scan_backward(backward, found[0], found[1], found[2])
+    device.run_scan_backward(backward, found[0], found[1], found[2], Steps(backward.a, None))
     host.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
 

@@ -1,0 +1,53 @@
+"""The products of an input projection and of its gradients, by cuBLAS."""
+
+from __future__ import annotations
+
+import math
+
+from minrnn_gen.arrays import Array
+from minrnn_gen.cuda import Factor, multiply
+
+
+def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
+    """Multiply by cuBLAS on the current stream: result = x weightᵀ over the last axis of x, in fp32 (fp64) accumulation.
+
+    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N..., T]; contiguous.
+    """
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = x.shape
+        multiply(x, (outputs, time, inputs), Factor(weight, inputs), Factor(x, time, inputs * time), result, batch)
+    else:
+        multiply(x, (_rows(x), outputs, inputs), Factor(x, inputs), Factor(weight, inputs, transposed=True), result)
+
+
+def project_x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool) -> None:
+    """Write dx = gradient weight, the gradient of x in `project`, given that of its result; arrays and accuracy as there."""
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = dx.shape
+        transposed = Factor(weight, inputs, transposed=True)
+        multiply(dx, (inputs, time, outputs), transposed, Factor(gradient, time, outputs * time), dx, batch)
+    else:
+        multiply(dx, (_rows(dx), inputs, outputs), Factor(gradient, outputs), Factor(weight, inputs), dx)
+
+
+def project_weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool) -> None:
+    """Write dweight = gradientᵀ x, the gradient of the weight in `project`; dweight [N, I] in the arithmetic dtype.
+
+    Where `time_is_last` the sequences are added up one after the other.
+    """
+    outputs, inputs = dweight.shape
+    if time_is_last:
+        batch, _, time = x.shape
+        for sequence in range(batch):
+            one, its_x = gradient.narrowed(0, sequence, 1), x.narrowed(0, sequence, 1)
+            turned = Factor(its_x, time, transposed=True)
+            multiply(x, (outputs, inputs, time), Factor(one, time), turned, dweight, adds=sequence > 0)
+    else:
+        turned = Factor(gradient, outputs, transposed=True)
+        multiply(x, (outputs, inputs, _rows(x)), turned, Factor(x, inputs), dweight)
+
+
+def _rows(array: Array) -> int:
+    return math.prod(array.shape[:-1])
