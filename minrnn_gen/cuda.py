@@ -290,6 +290,10 @@ class _Stream:
 
     ptr: int
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version and the handle."""
+        return 0, self.ptr
+
 
 def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
     """Multiply by cuBLAS on the current stream: result = x weightᵀ over the last axis of x, in fp32 (fp64) accumulation.
@@ -367,10 +371,10 @@ def _multiply(
     is_double = result.dtype == "float64"
     compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)
     one, beta = scalar(1.0), scalar(1.0 if adds else 0.0)
-    with cupy.cuda.Device(like.device) as device:
+    # CuPy gives the handle its own current stream before every product, so that is the one to change.
+    with cupy.cuda.Device(like.device) as device, cupy.cuda.Stream.from_external(_Stream(current_stream(like))):
         handle = device.cublas_handle
-        stream, mode = cublas.getStream(handle), cublas.getMathMode(handle)
-        cublas.setStream(handle, current_stream(like))
+        mode = cublas.getMathMode(handle)
         cublas.setMathMode(handle, _NO_NARROW_SUMS)
         try:
             cublas.gemmStridedBatchedEx(
@@ -381,7 +385,6 @@ def _multiply(
             )  # fmt: skip
         finally:
             cublas.setMathMode(handle, mode)
-            cublas.setStream(handle, stream)
 
 
 def _cupy() -> Any:

@@ -32,10 +32,12 @@ TILE_ROUNDINGS = 16
 # exp, log1p, tanh and expm1 are within 4 units in the last place on every target (CUDA C++ Programming Guide, mathematical
 # functions: 2; NumPy's vectorised float32 functions: 4), and one unit in the last place is at most 2 u.
 FUNCTION_ROUNDINGS = 8
-# With 16-bit storage the GPU takes ex2.approx (2 + |x| ulp with the product by log2(e) before it) and lg2.approx (absolute
-# error 2^-22, 4 u, and as much again for the sum before it): far below what storing y in 16 bits costs.
+# With 16-bit storage the GPU takes ex2.approx (2 + |x| ulp with the product by log2(e) before it), lg2.approx (absolute
+# error 2^-22, 4 u, and as much again for the sum before it) and for tanh a difference of numbers near 1 (relative error 2^-17):
+# far below what storing y in 16 bits costs.
 APPROXIMATE_EXP_ROUNDINGS_PER_X = 4
 APPROXIMATE_LOG_ROUNDINGS = 8
+APPROXIMATE_TANH_ROUNDINGS = 128
 # The products of errors that a first-order analysis leaves out: below 2 % while T * STEP_ROUNDINGS * u is.
 SECOND_ORDER = 1.05
 # Coefficients are made for this many steps at once, so that 2^31 elements still fit.
@@ -130,7 +132,7 @@ def expm1(x: Tracked) -> Tracked:
 
 def tanh(x: Tracked) -> Tracked:
     value = x.arithmetic.xp.tanh(x.value)
-    return x.function(value, 1 - value * value)
+    return x.function(value, 1 - value * value, APPROXIMATE_TANH_ROUNDINGS if x.arithmetic.approximate else FUNCTION_ROUNDINGS)
 
 
 def sqrt(x: Tracked) -> Tracked:

@@ -39,6 +39,7 @@ LAYERS = (
     Layer("cell.expressions", "the operations of an expression"),
     Layer("cell.text", "expressions as text"),
     Layer("cell.program", "expressions as a list of statements"),
+    Layer("cell.ranges", "what values can be"),
     Layer("cell.numbering", "what is computed once"),
     Layer("cell.language", "text to Cell"),
     Layer("cell.analysis", "the proof of its class"),

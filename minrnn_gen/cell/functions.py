@@ -15,8 +15,8 @@ from sympy import Function  # type: ignore[import-untyped]
 class CellFunction(Function):  # type: ignore[misc]
     """An operation of the language that is not +, -, *, / or a power.
 
-    `cell_name` is its spelling in equations; `transcendental_count` is how many results of a GPU's special-function unit
-    (exponentials, logarithms, reciprocals) one evaluation takes.
+    `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `transcendental_count` is how many results of a GPU's
+    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes.
     """
 
     cell_name: ClassVar[str]
@@ -92,7 +92,7 @@ class Absolute(CellFunction):
 class SquareRoot(CellFunction):
     """The square root; NaN below 0."""
 
-    cell_name, nargs = "sqrt", 1
+    cell_name, nargs, transcendental_count = "sqrt", 1, 1
 
 
 class Minimum(CellFunction):
@@ -117,6 +117,12 @@ class Detach(CellFunction):
     """x, with no gradient."""
 
     cell_name, nargs = "detach", 1
+
+
+class Quotient(CellFunction):
+    """a / b where b was proved to have a reciprocal, so that a GPU may multiply by it; equations just divide."""
+
+    cell_name, nargs = "quotient", 2
 
 
 class Comparison(CellFunction):

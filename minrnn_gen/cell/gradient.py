@@ -76,9 +76,13 @@ def _pulled_back(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tu
         yield operands[0], ((), ex.multiply(gradient, operands[1]))
         yield operands[1], ((), ex.multiply(gradient, operands[0]))
     elif name == "divide":
-        share = ex.divide(gradient, operands[1])
-        yield operands[0], ((), share)
-        yield operands[1], ((), ex.negate(ex.multiply(share, value)))
+        yield from _pulled_back_through_quotient(operands, value, gradient)
+
+
+def _pulled_back_through_quotient(operands: Sequence[Expr], value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
+    share = ex.divide(gradient, operands[1])
+    yield operands[0], ((), share)
+    yield operands[1], ((), ex.negate(ex.multiply(share, value)))
 
 
 def _pulled_back_through_call(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
@@ -88,6 +92,8 @@ def _pulled_back_through_call(expression: Expr, value: Symbol, gradient: Expr) -
         yield x, ((), ex.multiply(gradient, _SLOPES[function](x, value)))
     elif function in _INVERSE_SLOPES:
         yield x, ((), ex.divide(gradient, _INVERSE_SLOPES[function](x)))
+    elif function is fn.Quotient:
+        yield from _pulled_back_through_quotient(expression.args, value, gradient)
     elif function is fn.SquareRoot:
         yield x, (((fn.NotEqual(value, ZERO), True),), ex.divide(gradient, ex.add(value, value)))
     elif function is fn.Relu:

@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison
+from minrnn_gen.cell.functions import Comparison, Quotient
 from minrnn_gen.cell.program import Program, Statement
+from minrnn_gen.cell.ranges import Range, Ranges
 
 Key = tuple[object, ...]
 
 # Values nest in one statement at most this deep; C++ compilers stop at 256 brackets, Python at 1,000 calls.
 NESTING_LIMIT = 32
+# A divisor proved to lie between these has a reciprocal without overflow or denormals in every arithmetic (fp32: 2^-126 and
+# 2^127, IEEE 754-2019, table 3.5), rounding of the divisor included.
+RECIPROCAL_DIVISORS = (2.0**-120, 2.0**120)
 
 
 class ProgramBuilder:
@@ -27,6 +31,7 @@ class ProgramBuilder:
         self._numbers: dict[Key, int] = {}
         self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
         self._operands: list[tuple[int, ...]] = []
+        self._ranges = Ranges(self._samples, self._operands)
         self._names: dict[int, str] = {}
         self._symbols: dict[Symbol, int] = {}
         for symbol, name in inputs.items():
@@ -43,6 +48,10 @@ class ProgramBuilder:
     def name_of(self, value: Symbol) -> str | None:
         """Return the name that the value of a symbol was given, if any; an input has none."""
         return self._names.get(self._symbols[value])
+
+    def range_of(self, value: Symbol) -> Range:
+        """Return bounds on the value of a symbol, for any real inputs."""
+        return self._ranges.of(self._symbols[value])
 
     @property
     def operations(self) -> tuple[tuple[Symbol, Expr], ...]:
@@ -101,6 +110,8 @@ class ProgramBuilder:
         numbers = tuple(self._number(operand) for operand in operands)
         if name == "power":
             return self._powered(numbers[0], ex.power_exponent(expression))
+        if name == "divide" and self._ranges.of(numbers[1]).lies_in(*RECIPROCAL_DIVISORS):
+            return self._value((name, *numbers), _QUOTIENT, numbers)
         return self._value((expression.func if name == "call" else name, *numbers), expression, numbers)
 
     def _powered(self, base: int, exponent: int) -> int:
@@ -137,3 +148,4 @@ class ProgramBuilder:
 
 
 _PRODUCT = ex.multiply(ex.named("left"), ex.named("right"))
+_QUOTIENT = Quotient(ex.named("left"), ex.named("right"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minrnn_gen.cell.expressions import Expr, is_number, operation
-from minrnn_gen.cell.functions import CellFunction
+from minrnn_gen.cell.functions import CellFunction, Quotient
 from minrnn_gen.cell.text import cuda_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,8 +43,9 @@ class Program:
 
     @property
     def transcendental_count(self) -> int:
-        """Exponentials, logarithms and hyperbolic tangents per element."""
-        return sum(_count(statement.expression, _transcendentals) for statement in self.statements)
+        """Results of a GPU's special-function unit per element: exponentials, logarithms, roots, one reciprocal per divisor."""
+        calls = sum(_count(statement.expression, _transcendentals) for statement in self.statements)
+        return calls + len({divisor for statement in self.statements for divisor in _divisors(statement.expression)})
 
     def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return {label: array} for arrays of the inputs by name.
@@ -70,6 +71,14 @@ def _count(expression: Expr, weight: Callable[[Expr], int]) -> int:
 
 def _transcendentals(expression: Expr) -> int:
     return expression.transcendental_count if isinstance(expression, CellFunction) else 0
+
+
+def _divisors(expression: Expr) -> Iterator[Expr]:
+    name, operands = operation(expression)
+    if name == "divide" or isinstance(expression, Quotient):
+        yield operands[1]
+    for operand in operands:
+        yield from _divisors(operand)
 
 
 def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) -> Array:
@@ -111,6 +120,7 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "subtract": np.subtract,
     "multiply": np.multiply,
     "divide": np.divide,
+    "quotient": np.divide,
     "negate": np.negative,
     "sigmoid": _sigmoid,
     "tanh": np.tanh,

@@ -9,8 +9,8 @@ from sympy import Rational  # type: ignore[import-untyped]
 from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent
 from minrnn_gen.cell.functions import Comparison, Detach, Where
 
-_INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2), "divide": ("/", 2)}
-_PREFIX, _POWER, _ATOM = 3, 4, 5
+_INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2)}
+_QUOTIENT, _PREFIX, _POWER, _ATOM = 2, 3, 4, 5
 
 Part = tuple[str, int]
 """A text and how tightly it binds: the level of its outermost operator."""
@@ -24,7 +24,8 @@ def equation_text(expression: Expr) -> str:
 def cuda_text(expression: Expr) -> str:
     """Return `expression` as C++ over the type `real`, where symbols are variables and a function f is called `fn_f`.
 
-    Powers have no C++ operator: a program has written them as products before.
+    Powers have no C++ operator: a program has written them as products before. Division has a function as well, because C++'s
+    own, exact to the last bit, takes a branch.
     """
     return _part(expression, _cuda_part)[0]
 
@@ -33,14 +34,18 @@ def _part(expression: Expr, special: Callable[[Expr], Part]) -> Part:
     name, operands = operation(expression)
     if name in _INFIX:
         sign, level = _INFIX[name]
-        # The right operand of the same level keeps its parentheses: floating-point sums and products do not associate.
-        left, right = _bound(operands[0], level, special), _bound(operands[1], level + 1, special)
-        return f"{left} {sign} {right}", level
+        return _infix(sign, level, operands, special)
     if name == "negate":
         return f"-{_bound(operands[0], _PREFIX + 1, special)}", _PREFIX
     if name == "symbol":
         return str(expression.name), _ATOM
     return special(expression)
+
+
+def _infix(sign: str, level: int, operands: tuple[Expr, ...], special: Callable[[Expr], Part]) -> Part:
+    # The right operand of the same level keeps its parentheses: floating-point sums and products do not associate.
+    left, right = _bound(operands[0], level, special), _bound(operands[1], level + 1, special)
+    return f"{left} {sign} {right}", level
 
 
 def _bound(expression: Expr, level: int, special: Callable[[Expr], Part]) -> str:
@@ -54,6 +59,8 @@ def _equation_part(expression: Expr) -> Part:
     name, operands = operation(expression)
     if name == "power":
         return f"{_bound(operands[0], _ATOM, _equation_part)} ** {power_exponent(expression)}", _POWER
+    if name == "divide":
+        return _infix("/", _QUOTIENT, operands, _equation_part)
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _equation_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
@@ -64,14 +71,14 @@ def _exact_number(value: Rational) -> Part:
     short = repr(float(value)).removesuffix(".0")
     if Rational(short) == value:
         return short, _ATOM if value >= 0 else _PREFIX
-    return f"{value.p} / {value.q}", _INFIX["divide"][1]
+    return f"{value.p} / {value.q}", _QUOTIENT
 
 
 def _cuda_part(expression: Expr) -> Part:
     if is_number(expression):
         # The decimal is the shortest that reads back as the nearest double, so no digit is lost before the conversion to real.
         return f"real({float(expression)!r})", _ATOM
-    operands = operation(expression)[1]
+    name, operands = operation(expression)
     if isinstance(expression, Detach):
         return _part(operands[0], _cuda_part)
     if isinstance(expression, Where):
@@ -80,4 +87,5 @@ def _cuda_part(expression: Expr) -> Part:
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _cuda_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
-    return f"fn_{expression.cell_name}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM
+    called = expression.cell_name if name == "call" else name
+    return f"fn_{called}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM

@@ -20,8 +20,8 @@ class Regime:
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
-    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU, so that time may be split over
-    any blocks. `short`: the sequences are, so that a tile may hold a whole one.
+    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU: time may be split over any
+    blocks. `short`: the sequences are, so that a tile may hold a whole one.
     """
 
     alignment_bytes: int

@@ -37,13 +37,21 @@ CYCLES_PER_BARRIER = 1.0
 CYCLES_PER_BARRIER_WARP = 15.6
 CYCLES_PER_SHUFFLE = 29.0
 SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
-# Under load the latency is this many times that of an idle memory, so that this many times the bytes are wanted in flight;
-# with fewer the time grows by this power of what is missing, with more by this share for each doubling.
-LOADED_LATENCY_FACTOR = 1.8
-MISSING_IN_FLIGHT_POWER = 0.48
-EXCESS_IN_FLIGHT_SHARE = 0.04
-# The first tile is loaded and the last one walked without overlap.
-TILES_NOT_OVERLAPPED = 0.1
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """How a family's copies fill the memory, fitted to measured candidates (docs/performance.md).
+
+    Under load the latency is `loaded_latency_factor` times that of an idle memory, so that this many times the bytes are wanted
+    in flight; with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each
+    doubling. `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap.
+    """
+
+    loaded_latency_factor: float
+    missing_power: float
+    excess_share: float
+    tiles_not_overlapped: float
 
 
 @dataclass(frozen=True)
@@ -65,12 +73,15 @@ class Walk:
     instructions: float
     latency_cycles: float
     elements_per_lane: int
+    memory: MemoryModel
 
 
-def operations_per_element(problem: Problem) -> float:
+def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
     """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
     cell = problem.cell
-    own = cell.operation_count + cell.transcendental_count * INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    own = cell.operation_count + cell.transcendental_count * (
+        per_transcendental or INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    )
     return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
 
 
@@ -176,13 +187,13 @@ def resident(
     return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles)
 
 
-def _congestion(gpu: GpuProfile, in_flight_bytes: float) -> float:
+def _congestion(gpu: GpuProfile, memory: MemoryModel, in_flight_bytes: float) -> float:
     """Return how many times the time of a copy the memory takes with so many bytes in flight on each SM."""
-    ratio = in_flight_bytes / (LOADED_LATENCY_FACTOR * gpu.bytes_in_flight_per_sm)
+    ratio = in_flight_bytes / (memory.loaded_latency_factor * gpu.bytes_in_flight_per_sm)
     if ratio >= 1:
-        return 1 + EXCESS_IN_FLIGHT_SHARE * math.log2(ratio)
+        return 1 + memory.excess_share * math.log2(ratio)
     # Never better than an idle memory would allow (Little's law).
-    return float(max(ratio**-MISSING_IN_FLIGHT_POWER, gpu.bytes_in_flight_per_sm / in_flight_bytes))
+    return float(max(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes))
 
 
 def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str, float]:
@@ -202,11 +213,11 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
     special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
     overlapping = {
-        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion(gpu, in_flight_bytes) * 1e6,
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion(gpu, walk.memory, in_flight_bytes) * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,
         "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
     }
-    ends = total_us(overlapping) * TILES_NOT_OVERLAPPED / tiles
+    ends = total_us(overlapping) * walk.memory.tiles_not_overlapped / tiles
     return {**overlapping, "fill_and_drain": ends, "launch": LAUNCH_US}

@@ -19,6 +19,21 @@ BACKWARD_REGISTERS_FIXED = 16
 REGISTERS_PER_STEP_VALUE = 1.25
 # A tile reads what so many tiles before it composed, so that only every so many tiles one waits for another's state.
 GROUP_TILES = 32
+PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
+REGISTERS_PER_PACKET = 5
+
+# What follows was fitted to about 1,800 candidates of 25 problems, both passes, on an H200 (docs/performance.md).
+INSTRUCTIONS_PER_TRANSCENDENTAL = 8.0
+INSTRUCTIONS_PER_SHUFFLE = 19.0  # a pair exchanged and composed, and waited for
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 26.0  # a block's composition sent, received and applied
+INSTRUCTIONS_PER_ROUND = 180.0  # of a cluster, besides
+PARTITIONS = 4
+CYCLES_PER_INSTRUCTION = 2.2  # of one warp by itself
+CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partition's scheduler
+# To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
+CYCLES_PER_HANDOVER = 16000.0
+READ_SHARE_OF_TILE = 0.28  # of the time of a tile, until its slot has been read
+MEMORY = scan.MemoryModel(loaded_latency_factor=2.1, missing_power=0.65, excess_share=0.11, tiles_not_overlapped=0.28)
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -34,10 +49,21 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_blocks: int) -> int:
+def _registers(
+    problem: Problem,
+    channel_lanes: int,
+    channels_per_lane: int,
+    time_warps: int,
+    rows: int,
+    cluster_blocks: int,
+    splits_time: int,
+) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    if splits_time:
+        reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
+        per_channel += REGISTERS_PER_PACKET * reads * len(cell.states)
     if problem.kernel_pass == "backward":
         # Coefficients are made anew for every row and walk; what stays are the sums and a few rows under way.
         sums = len(cell.gates) + len(cell.parameters)
@@ -47,6 +73,11 @@ def _registers(problem: Problem, channels_per_lane: int, rows: int, cluster_bloc
     if cluster_blocks > 1:
         steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
+
+
+def _segments(channel_lanes: int, time_warps: int) -> int:
+    """Segments of a block's tile."""
+    return time_warps * (scan.WARP_LANES // channel_lanes)
 
 
 def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
@@ -70,7 +101,8 @@ def _exchange_bytes(
         return channels * real * (4 * time_warps * states + states + sums)
     blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
-    return 4 * (warps + blocks) * states * channels * real + 8 * mailboxes
+    # Rounded up to the alignment of a composition.
+    return 4 * (warps + blocks) * states * channels * real + max(8 * mailboxes, 2 * real if mailboxes else 0)
 
 
 def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
@@ -164,12 +196,20 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: 1,
             "blocks",
         ),
+        Constraint(
+            "packets_per_segment",
+            "where time is split the segments of a tile read the compositions of a group of tiles, each a few at once",
+            ("channel_lanes", "time_warps", "splits_time"),
+            lambda lanes, warps, splits_time: GROUP_TILES // _segments(lanes, warps) if splits_time else 0,
+            lambda *_: PACKETS_PER_SEGMENT_MAX,
+            "packets",
+        ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
             Quantity(
-                ("channels_per_lane", "rows", "cluster_blocks"),
-                lambda channels, rows, cluster_blocks: _registers(problem, channels, rows, cluster_blocks),
+                ("channel_lanes", "channels_per_lane", "time_warps", "rows", "cluster_blocks", "splits_time"),
+                lambda *values: _registers(problem, *values),
             ),
             Quantity((*ring, "channel_lanes", "cluster_blocks", "splits_time"), shared_bytes),
         ),
@@ -183,7 +223,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     time_warps, rows = candidate["time_warps"], candidate["rows"]
     shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     splits_time = candidate["splits_time"]
-    segments = time_warps * (scan.WARP_LANES // channel_lanes)
+    segments = _segments(channel_lanes, time_warps)
     if exchange := _exchange_bytes(
         problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], splits_time
     ):
@@ -194,7 +234,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, rows, candidate["cluster_blocks"]),
+        registers_estimated=_registers(
+            problem, channel_lanes, channels_per_lane, time_warps, rows, candidate["cluster_blocks"], splits_time
+        ),
         shared_map=shared_map,
         tile_steps=segments * rows,
         group_tiles=max(GROUP_TILES, segments) if splits_time else 0,
@@ -203,38 +245,42 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
-    time_warps, rows = candidate["time_warps"], candidate["rows"]
-    channels_per_lane, stages = candidate["channels_per_lane"], candidate["stages"]
+    time_warps, rows, stages = candidate["time_warps"], candidate["rows"], candidate["stages"]
+    channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
     segments_per_warp = scan.WARP_LANES // candidate["channel_lanes"]
     # Doublings to compose the segments of a warp, and one shuffle more to shift the result by a segment.
     shuffles = math.log2(segments_per_warp) + 1 if segments_per_warp > 1 else 0
     elements, streams = rows * channels_per_lane, problem.cell.read_count
-    copies = elements * streams * problem.precision.storage_bytes / problem.regime.alignment_bytes
-    folds = time_warps if time_warps > 1 else 1
+    per_state = shuffles * INSTRUCTIONS_PER_SHUFFLE
+    if cluster_blocks > 1:
+        per_state += cluster_blocks * INSTRUCTIONS_PER_CLUSTER_BLOCK
     instructions = (
-        elements * scan.operations_per_element(problem)
+        elements * scan.operations_per_element(problem, INSTRUCTIONS_PER_TRANSCENDENTAL)
         + rows * (streams + problem.cell.written_count + 1)
-        + copies * scan.INSTRUCTIONS_PER_COPY
-        + channels_per_lane
-        * len(problem.cell.states)
-        * (shuffles * scan.INSTRUCTIONS_PER_SHUFFLE + folds * scan.INSTRUCTIONS_PER_FOLD)
-        + scan.INSTRUCTIONS_PER_TILE
+        + channels_per_lane * len(problem.cell.states) * per_state
+        + (INSTRUCTIONS_PER_ROUND if cluster_blocks > 1 else 0)
     )
-    barrier = scan.CYCLES_PER_BARRIER + time_warps * scan.CYCLES_PER_BARRIER_WARP if time_warps > 1 else 0
-    latency_cycles = (
-        scan.CYCLES_PER_TILE + instructions * scan.CYCLES_PER_INSTRUCTION + barrier + shuffles * scan.CYCLES_PER_SHUFFLE
-    )
+    latency_cycles = instructions * max(CYCLES_PER_INSTRUCTION, CYCLES_PER_WARP_OF_PARTITION * time_warps / PARTITIONS)
+    columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
+    blocks, walked_at_once = cluster_blocks * columns, cluster_blocks * taken.tile_steps
+    if candidate["splits_time"]:
+        blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, columns * -(-problem.time // taken.tile_steps))
+        walked_at_once = max(1, taken.tile_steps * blocks // columns)
+        latency_cycles += CYCLES_PER_HANDOVER
+    # The forward starts to copy as soon as it has read, the backward when it has walked.
+    ahead = max(stages - 1, 0.5) if problem.kernel_pass == "backward" else stages - READ_SHARE_OF_TILE
     return scan.predicted_us(
         problem,
         taken,
         scan.Walk(
-            blocks=candidate["cluster_blocks"] * problem.batch * -(-problem.hidden_size // taken.channels_per_block),
+            blocks=blocks,
             warps=time_warps,
-            tile_steps=candidate["cluster_blocks"] * time_warps * rows * segments_per_warp,
-            in_flight_bytes=taken.shared_map["ring"] * max(1, stages - 1) // stages,
+            tile_steps=walked_at_once,
+            in_flight_bytes=int(taken.shared_map["ring"] * ahead / stages),
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=elements,
+            memory=MEMORY,
         ),
     )
 

@@ -36,6 +36,9 @@ TICKETS_PER_US = 800.0
 # A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
 INSTRUCTIONS_PER_HANDOVER = 150.0
 
+# Fitted to the times of all candidates of three problems on an H200 (docs/performance.md).
+MEMORY = scan.MemoryModel(loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1)
+
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     return {
@@ -158,6 +161,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
+            memory=MEMORY,
         ),
     )
     if not splits_time:

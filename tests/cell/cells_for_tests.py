@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mpmath
 from hypothesis import strategies as st
 
 from minrnn_gen.cell import expressions as ex
@@ -94,3 +95,47 @@ def tree_text(tree: Tree) -> str:
     if name in ("+", "-", "*", "/", "**", *COMPARISONS):
         return f"(-{texts[0]})" if len(texts) == 1 else f"({texts[0]} {name} {texts[1]})"
     return f"{name}({', '.join(texts)})"
+
+
+# Where a function is undefined, or too large to be worth its digits: NaN, which a branch that is not taken may well have.
+EXP_LIMIT = 100
+
+
+def _guarded(function: Callable[[Any], Any], defined: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    return lambda x: function(x) if defined(x) else mpmath.nan
+
+
+def _softplus(x: Any) -> Any:
+    return max(x, 0) + mpmath.log1p(mpmath.exp(-abs(x))) if x == x else x
+
+
+def _sigmoid(x: Any) -> Any:
+    return (1 if x >= 0 else mpmath.exp(x)) / (1 + mpmath.exp(-abs(x))) if x == x else x
+
+
+EXACT: dict[str, Callable[..., Any]] = {
+    "number": lambda number: mpmath.mpf(int(number.p)) / int(number.q),
+    "sigmoid": _sigmoid,
+    "tanh": _guarded(mpmath.tanh, lambda x: abs(x) < EXP_LIMIT),
+    "exp": _guarded(mpmath.exp, lambda x: x < EXP_LIMIT),
+    "expm1": _guarded(mpmath.expm1, lambda x: x < EXP_LIMIT),
+    "log": _guarded(mpmath.log, lambda x: x > 0),
+    "log1p": _guarded(mpmath.log1p, lambda x: x > -1),
+    "logsigmoid": lambda x: -_softplus(-x),
+    "softplus": _softplus,
+    "silu": lambda x: x * _sigmoid(x),
+    "quotient": lambda a, b: a / b,
+    "relu": lambda x: 0 * x if x < 0 else x,
+    "abs": abs,
+    "sqrt": _guarded(mpmath.sqrt, lambda x: x >= 0),
+    "min": lambda a, b: a if a <= b or a != a else b,
+    "max": lambda a, b: a if a >= b or a != a else b,
+    "where": lambda condition, yes, no: yes if condition else no,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
+"""The functions of the language in mpmath's arithmetic; `detach` is not among them."""
