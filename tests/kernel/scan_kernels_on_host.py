@@ -149,11 +149,16 @@ class CublasOnHost:
     def __init__(self) -> None:
         self._stream, self._mode = 5, 3
 
-    def getStream(self, _handle: int) -> int:
-        return self._stream
+    @contextlib.contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """In the place of a stream of CuPy: what is current there, as CuPy gives the handle its own current stream."""
+        before, self._stream = self._stream, stream.ptr
+        yield
+        self._stream = before
 
-    def setStream(self, _handle: int, stream: int) -> None:
-        self._stream = stream
+    @property
+    def is_as_it_was(self) -> bool:
+        return (self._stream, self._mode) == (5, 3)
 
     def getMathMode(self, _handle: int) -> int:
         return self._mode
@@ -205,13 +210,16 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
         return LoadedOnHost(kernel_pass, cell, plan), plan
 
     device = SimpleNamespace(cublas_handle=1)
+    cublas = CublasOnHost()
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
         where=np.where,
-        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext(device)),
+        cuda=SimpleNamespace(
+            Device=lambda _: contextlib.nullcontext(device),
+            Stream=SimpleNamespace(from_external=cublas.on_stream),
+        ),
     )
-    cublas = CublasOnHost()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", load)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
@@ -222,4 +230,4 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
             patch.setitem(sys.modules, name, SimpleNamespace(cublas=cublas))
         patch.setattr(cuda, "read_back", as_numpy)
         yield launched
-        assert (cublas.getStream(1), cublas.getMathMode(1)) == (5, 3)  # the handle is CuPy's, and as it was
+        assert cublas.is_as_it_was  # the handle is CuPy's

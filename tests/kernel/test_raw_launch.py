@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minrnn_gen.arrays import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.prepared import Steps
 from minrnn_gen.raw import arrangement, device, host
@@ -71,6 +71,7 @@ class Plan:
     regime: Regime
     threads: int = 32
     channels_per_block: int = 8
+    variables: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,10 @@ class PlayedKernels:
     hidden_size: int
     layout: str
     log_a: bool
+
+    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+        assert sizes.batch > 0
+        return Regime(alignment_bytes, reverse)
 
     def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
         plan = Plan(self.layout, self.hidden_size, regime)
