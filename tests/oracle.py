@@ -17,7 +17,7 @@ charge it with. M instead of |h| is what makes that true where terms cancel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minrnn_gen.precision import Precision
@@ -278,6 +278,34 @@ def oracle(
         result = formula.output(W, Tracked(history, history_bound, arithmetic))
         y[part], y_bound[part] = result.value, _stored(precision, result)
     return Expected(y, {formula.state: state}, y_bound, {formula.state: state_bound})
+
+
+def raw_gradients(
+    xp: Any, a: Array, b: Array, initial: Array, dy: Array, dfinal: Array, precision: Precision
+) -> dict[str, tuple[Array, Array]]:
+    """Return the gradients of the cell "raw" by "a", "b" and "initial", each with a bound for kernels of `precision`.
+
+    `a`, `b`, `dy` [T, B, H] and `initial`, `dfinal` [B, H], float64 values as they are stored; T > 0. What reaches the state
+    from later obeys the recurrence itself: delta[t] = a[t+1] delta[t+1] + dy[t], which the same bound holds for; and then the
+    gradient of a[t] is delta[t] h[t-1], with h as it was stored.
+    """
+    arithmetic = Arithmetic.of(xp, precision)
+    unstored = replace(precision, storage_bytes=8, storage_dtype=precision.arithmetic_dtype, storage_roundoff=0.0)
+    forward = oracle(xp, "raw", {"a": a, "b": b}, {"h": initial}, {}, precision)
+    later = xp.concatenate([xp.ones_like(a[:1]), a[:0:-1]])
+    backward = oracle(xp, "raw", {"a": later, "b": dy[::-1]}, {"h": dfinal}, {}, unstored)
+    delta = Tracked(backward.y[::-1], backward.y_bound[::-1], arithmetic)
+    before = Tracked(
+        xp.concatenate([initial[None], forward.y[:-1]]),
+        xp.concatenate([xp.zeros_like(initial)[None], forward.y_bound[:-1]]),
+        arithmetic,
+    )
+    of_a, of_initial = delta * before, arithmetic.exact(a[0]) * Tracked(delta.value[0], delta.error[0], arithmetic)
+    return {
+        "a": (of_a.value, _stored(precision, of_a)),
+        "b": (delta.value, _stored(precision, delta)),
+        "initial": (of_initial.value, of_initial.error),
+    }
 
 
 def _part(arithmetic: Arithmetic, gate: Array | Tracked, part: slice) -> Tracked:

@@ -9,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy
 import pytest
+from device_arrays import Y_AXES, from_time_major, same_bits, time_major
+from oracle import RAW_CELL
 
 import minrnn_gen
 from minrnn_gen.build import Builder
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from tests.gpu.conftest import Y_AXES, from_time_major, time_major
-from tests.oracle import RAW_CELL
 
 pytestmark = pytest.mark.gpu
 
@@ -31,10 +31,6 @@ def gates_for(cupy: ModuleType, kernel: Kernel, batch: int, time: int, seed: int
         ml_dtypes.bfloat16 if kernel.spec.precision == "bf16" else {"fp32": "float32", "fp64": "float64"}[kernel.spec.precision]
     )
     return from_time_major(cupy, cupy.asarray(values.astype(dtype)), kernel.spec.layout)
-
-
-def same_bits(left: Any, right: Any) -> bool:
-    return bool((left.view(numpy.uint8) == right.view(numpy.uint8)).all())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from conftest import poison
+from device_arrays import poison
 
 import minrnn_gen
 from minrnn_gen.arrays import numpy_dtype

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy
 import pytest
+from device_arrays import Y_AXES, from_time_major, poison, random_gates, time_major
+from oracle import RAW_CELL, assert_within, oracle
 
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
-from tests.gpu.conftest import Y_AXES, from_time_major, poison, random_gates, time_major
-from tests.oracle import RAW_CELL, assert_within, oracle
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,119 @@
+"""The ways of spreading a scan over a GPU, and kernels that take one of them, whatever the cost model prefers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from minrnn_gen.api import target_of
+from minrnn_gen.build import Builder
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.solver import Solution
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store, digest
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way of spreading a scan, by the variables that are given with it; few steps per tile, so that tests are short."""
+
+    name: str
+    variables: Mapping[str, int]
+
+    @property
+    def takes_tickets(self) -> bool:
+        return bool(self.variables["splits_time"])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _strategy(name: str, **variables: int) -> Strategy:
+    return Strategy(name, {"splits_time": 0, **variables})
+
+
+# With lanes along the channels (BTD and TBD), and with lanes along time (BDT).
+_OF_CHANNELS = (
+    _strategy("one_warp", cluster_blocks=1, time_warps=1),
+    _strategy("warps", cluster_blocks=1, time_warps=4),
+    _strategy("cluster_of_2", cluster_blocks=2, time_warps=1),
+    _strategy("cluster_of_8", cluster_blocks=8, time_warps=2),
+    _strategy("cluster_of_16", cluster_blocks=16, time_warps=2),
+    _strategy("tickets", splits_time=1, time_warps=4),
+)
+_OF_TIME = (
+    _strategy("one_warp", time_warps=1),
+    _strategy("warps", time_warps=4),
+    # More than one vector per lane where steps have 4 bytes or more.
+    _strategy("tickets", splits_time=1, steps_per_lane=8),
+)
+STRATEGIES = {"BTD": _OF_CHANNELS, "TBD": _OF_CHANNELS, "BDT": _OF_TIME}
+# (layout, strategy), for `parametrize`; and those in which no block waits for another.
+EVERY_WAY = tuple((layout, strategy) for layout, strategies in STRATEGIES.items() for strategy in strategies)
+SERIAL = tuple((layout, one) for layout, one in EVERY_WAY if "cluster" not in one.name and not one.takes_tickets)
+
+
+@dataclass(frozen=True)
+class StrategyBuilder(Builder):
+    """Builds the best predicted candidate that takes `strategy`; kernels of a single step are the builder's own."""
+
+    strategy: Strategy = field(kw_only=True)
+
+    def regime_of(
+        self,
+        sizes: Sizes,
+        alignment_bytes: int,
+        reverse: bool = False,
+        resets: bool = False,
+        kept_states: KeptStates = "none",
+        packed: bool = False,
+    ) -> Regime:
+        """Return the regime of a call; whether time may be split over any blocks is not for the sizes to say."""
+        assert not (packed and self.strategy.takes_tickets), "packed sequences are not split by tickets"
+        regime = super().regime_of(sizes, alignment_bytes, reverse, resets, kept_states, packed)
+        return replace(regime, few_channels=self.strategy.takes_tickets)
+
+    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+        solution = super().solve(kernel_pass, regime)
+        if kernel_pass == "step":
+            return solution
+        wanted = self.strategy.variables.items()
+        candidates = tuple(one for one in solution.candidates if wanted <= one.items())
+        if not candidates:
+            raise Infeasible(f"{self.target.profile.name} has no kernel that takes {self.strategy}")
+        return replace(solution, candidates=candidates)
+
+    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        return digest(super()._request_key(kernel_pass, regime), json.dumps(dict(self.strategy.variables)))
+
+
+def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> Kernel:
+    """Compile `spec` for the GPU at hand (or the spec's) to a kernel all of whose scans take `strategy`.
+
+    Raises Infeasible where the GPU has no such forward, or, where the spec asks for training, no such backward.
+    """
+    loaded = load_spec(spec)
+    builder = StrategyBuilder(loaded, target_of(loaded), store, strategy=strategy)
+    passes: tuple[KernelPass, ...] = ("forward", "backward") if loaded.training else ("forward",)
+    regime = builder.hinted_regime
+    return Kernel(builder, tuple(builder.build(one, regime) for one in passes))
+
+
+def round_steps(plan: KernelPlan) -> int:
+    """Return how many steps of a column are walked between two exchanges."""
+    return plan.tile_steps * plan.variables.get("cluster_blocks", 1)
+
+
+def telling_lengths(kernel: Kernel) -> tuple[int, ...]:
+    """Return lengths of sequences around everything that the scans of `kernel` count by, from nothing on."""
+    counted = {1, 2, 32}
+    for plan in kernel.plans.values():
+        counted |= {round_steps(plan), 3 * round_steps(plan)}
+        if plan.group_tiles:
+            counted |= {plan.group_tiles * plan.tile_steps, (2 * plan.group_tiles + 1) * plan.tile_steps}
+    return tuple(sorted({0} | {count + beside for count in counted for beside in (-1, 0, 1)}))
