@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minrnn_gen.arrays import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.prepared import Steps
 from minrnn_gen.raw import arrangement, device, host
@@ -47,7 +47,7 @@ def on_host(array: Array) -> Array:
 
 
 def moved_to_host(call: Any) -> Any:
-    values = {field.name: getattr(call, field.name) for field in fields(call)}
+    values = {each.name: getattr(call, each.name) for each in fields(call)}
     return replace(call, **{name: on_host(value) for name, value in values.items() if isinstance(value, Array)})
 
 
@@ -71,6 +71,7 @@ class Plan:
     regime: Regime
     threads: int = 32
     channels_per_block: int = 8
+    variables: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,9 @@ class PlayedKernels:
     hidden_size: int
     layout: str
     log_a: bool
+
+    def regime_of(self, _sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+        return Regime(alignment_bytes, reverse)
 
     def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
         plan = Plan(self.layout, self.hidden_size, regime)
