@@ -47,7 +47,7 @@ class Steps:
         self._is_repeatable = reading is not None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        """Allocate an array; uninitialised where there is nothing to `fill` it with."""
+        """Allocate an array; uninitialised without `fill`, see `cuda.Allocation`."""
         array = cuda.new_array(self._like, shape, dtype, fill=fill)
         numbered = array.numbered(len(self._arrays))
         self._arrays.append(array.owner)

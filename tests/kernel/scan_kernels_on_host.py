@@ -24,7 +24,6 @@ from minrnn_gen.arrays import as_numpy
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
 
-
 # The caller's current stream, and not CuPy's.
 STREAM = 7
 
