@@ -10,7 +10,6 @@ from typing import Any
 from minrnn_gen import cuda
 from minrnn_gen.arguments import RUNS_REVERSED
 from minrnn_gen.build import Builder, Target
-from minrnn_gen.errors import NotGenerated
 from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
@@ -34,7 +33,6 @@ def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides
 def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`."""
     builder = Builder(spec, target, Store(cache_folder()))
-    _refuse_what_is_not_generated(spec)
     regime = builder.hinted_regime
     wanted: list[tuple[KernelPass, Regime]] = [
         ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
@@ -55,8 +53,3 @@ def target_of(spec: Spec) -> Target:
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")
     return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
-
-
-def _refuse_what_is_not_generated(spec: Spec) -> None:
-    if spec.scan_arithmetic != "linear":
-        raise NotGenerated(f"{spec.where}: scan_arithmetic: '{spec.scan_arithmetic}' is not generated yet; 'linear' is")

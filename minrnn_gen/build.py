@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
-from minrnn_gen.errors import CompileFailed, NotGenerated, PromiseBroken, ToolchainMissing
+from minrnn_gen.errors import BadInput, CompileFailed, NotGenerated, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
@@ -109,10 +109,17 @@ class Builder:
 
     @cached_property
     def lowered(self) -> LoweredScan:
-        """The cell's forward, lowered; raises NotGenerated for a class without kernels."""
+        """The cell's forward, lowered.
+
+        Raises NotGenerated for a class without kernels, BadInput for one that the spec's scan_arithmetic does not fit.
+        """
         from minrnn_gen.cell.lowering import lower_scan
 
-        return lower_scan(*self._proved)
+        proved = self._proved
+        try:
+            return lower_scan(*proved, self.spec.scan_arithmetic)
+        except BadInput as refused:
+            raise self.spec.error("scan_arithmetic", str(refused)) from None
 
     @cached_property
     def lowered_backward(self) -> LoweredScanBackward:

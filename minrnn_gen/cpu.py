@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minrnn_gen.cell.lowering import LoweredScan
-from minrnn_gen.cpu_recurrence import Cuts, ScanMethod, Values, scan
+from minrnn_gen.cpu_recurrence import Cuts, ScanMethod, Values, scan, scan_in_logarithms
 
 # Coefficients are computed for as many steps at once as keep the temporaries in the last-level cache.
 BLOCK_ELEMENTS = 1 << 20
@@ -76,6 +76,7 @@ def run_scan(
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
     zero, one = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
+    recur = scan_in_logarithms if cell.scan_arithmetic == "log" else scan
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates):
             inputs = constants | gate_values(cell.gates, gates[part], bias, arithmetic)
@@ -87,7 +88,7 @@ def run_scan(
                     marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
                     for letter, identity in (("a", one), ("b", zero))
                 )
-                history = scan(a, b, states[name], method, marked.cuts)
+                history = recur(a, b, states[name], method, marked.cuts)
                 outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
                 states[name] = history[-1].copy()
                 if all_states is not None and name in all_states:

@@ -1,8 +1,9 @@
-"""The recurrence h[t] = a[t] h[t-1] + b[t] over time in NumPy: step after step, or as a parallel scan."""
+"""The recurrence h[t] = a[t] h[t-1] + b[t] over time in NumPy: step by step or as a parallel scan, in linear or log space."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy
@@ -25,6 +26,34 @@ PARALLEL_BLOCK_ELEMENTS = 1 << 16
 SERIAL_STEPS = 4
 
 
+@dataclass(frozen=True)
+class Space:
+    """What multiplies and adds the numbers as they are stored, and how 0 is stored."""
+
+    times: numpy.ufunc
+    plus: numpy.ufunc
+    zero: float
+
+
+LINEAR = Space(numpy.multiply, numpy.add, 0.0)
+LOG = Space(numpy.add, numpy.logaddexp, -numpy.inf)
+
+
+def scan_in_logarithms(a: Values, b: Values, initial: Values, method: ScanMethod | None = None, cuts: Cuts = None) -> Values:
+    """Return what `scan` does, computed with the logarithms of a, b and `initial`, none of which may be negative.
+
+    What rounding alone took below 0 in a and b counts as 0; a negative `initial` gives NaN.
+    Source: Feng et al., arXiv 2410.01201, appendix B, but steps are composed instead of divided by their running product.
+    """
+    with numpy.errstate(all="ignore"):
+        log_a, log_b = (numpy.log(numpy.maximum(each, 0)) for each in (a, b))
+        log_initial = numpy.log(initial)
+        log_states = _scan(log_a, log_b, log_initial, method, cuts, LOG)
+        # Steps that change nothing return the very state.
+        states: Values = numpy.where(log_states == log_initial, initial, numpy.exp(log_states))
+    return states
+
+
 def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None, cuts: Cuts = None) -> Values:
     """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
 
@@ -35,30 +64,34 @@ def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None
     `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and for each element with a coefficient above 1 in magnitude. So
     no element's result depends on the values of another.
     """
+    return _scan(a, b, initial, method, cuts, LINEAR)
+
+
+def _scan(a: Values, b: Values, initial: Values, method: ScanMethod | None, cuts: Cuts, space: Space) -> Values:
     if cuts is not None:
         cuts = numpy.broadcast_to(cuts, a.shape)
     if method is not None:
-        return _SCANS[method](a, b, initial, cuts)
+        return _SCANS[method](a, b, initial, cuts, space)
     steps = len(a)
     if steps < PARALLEL_STEPS_LEAST or initial.size > PARALLEL_ELEMENTS_MOST:
-        return scan_sequential(a, b, initial, cuts)
-    states = scan_parallel(a, b, initial, cuts)
-    growing = (numpy.abs(a) > 1).any(axis=0)
+        return scan_sequential(a, b, initial, cuts, space)
+    states = scan_parallel(a, b, initial, cuts, space)
+    growing = (numpy.abs(a) > 1).any(axis=0) if space is LINEAR else numpy.False_
     if growing.any():
         cuts = None if cuts is None else cuts[:, growing]
         states[:, growing] = scan_sequential(a[:, growing], b[:, growing], initial[growing], cuts)
     return states
 
 
-def scan_sequential(a: Values, b: Values, initial: Values, cuts: Cuts = None) -> Values:
+def scan_sequential(a: Values, b: Values, initial: Values, cuts: Cuts = None, space: Space = LINEAR) -> Values:
     """Return what `scan` does, one step after the other; `cuts` have the shape of a."""
     states = _states(a, b, initial)
     with numpy.errstate(all="ignore"):
-        _walk(a, b, states, cuts)
+        _walk(a, b, states, cuts, space)
     return states
 
 
-def scan_parallel(a: Values, b: Values, initial: Values, cuts: Cuts = None) -> Values:
+def scan_parallel(a: Values, b: Values, initial: Values, cuts: Cuts = None, space: Space = LINEAR) -> Values:
     """Return what `scan` does, by the work-efficient parallel scan over time: an up-sweep that composes neighbours, and a
     down-sweep that fills in between, O(T) operations in O(log T) calls; `cuts` have the shape of a.
 
@@ -70,11 +103,11 @@ def scan_parallel(a: Values, b: Values, initial: Values, cuts: Cuts = None) -> V
     with numpy.errstate(all="ignore"):
         for start in range(0, len(a), steps):
             part = slice(start, start + steps)
-            _sweep(a[part], b[part], states[start : start + steps + 1], _at(cuts, part))
+            _sweep(a[part], b[part], states[start : start + steps + 1], _at(cuts, part), space)
     return states
 
 
-_SCANS: dict[ScanMethod, Callable[[Values, Values, Values, Cuts], Values]] = {
+_SCANS: dict[ScanMethod, Callable[[Values, Values, Values, Cuts, Space], Values]] = {
     "sequential": scan_sequential,
     "parallel": scan_parallel,
 }
@@ -86,37 +119,34 @@ def _states(a: Values, b: Values, initial: Values) -> Values:
     return states
 
 
-def _walk(a: Values, b: Values, states: Values, cuts: Cuts) -> None:
+def _walk(a: Values, b: Values, states: Values, cuts: Cuts, space: Space) -> None:
     """Fill states[1:] from states[0], step by step."""
     for t in range(len(a)):
-        _multiply(a[t], states[t], _at(cuts, t), states[t + 1])
-        states[t + 1] += b[t]
+        _enter(a[t], b[t], states[t], _at(cuts, t), states[t + 1], space)
 
 
-def _sweep(a: Values, b: Values, states: Values, cuts: Cuts) -> None:
+def _sweep(a: Values, b: Values, states: Values, cuts: Cuts, space: Space) -> None:
     """Fill states[1:] from states[0], in pairs of steps."""
     steps = len(a)
     if steps <= SERIAL_STEPS:
-        _walk(a, b, states, cuts)
+        _walk(a, b, states, cuts, space)
         return
     paired = steps - steps % 2
     first, second = slice(0, paired, 2), slice(1, paired, 2)
     pair_b = numpy.empty_like(b[second])
-    _multiply(a[second], b[first], _at(cuts, second), pair_b)
-    pair_b += b[second]
+    _enter(a[second], b[second], b[first], _at(cuts, second), pair_b, space)
     pair_cuts = None if cuts is None else cuts[first] | cuts[second]
-    _sweep(a[second] * a[first], pair_b, states[::2][: paired // 2 + 1], pair_cuts)
-    between = states[1::2]
-    _multiply(a[::2], states[:steps:2], _at(cuts, slice(0, None, 2)), between)
-    between += b[::2]
+    _sweep(space.times(a[second], a[first]), pair_b, states[::2][: paired // 2 + 1], pair_cuts, space)
+    _enter(a[::2], b[::2], states[:steps:2], _at(cuts, slice(0, None, 2)), states[1::2], space)
 
 
 def _at(cuts: Cuts, part: int | slice) -> Cuts:
     return None if cuts is None else cuts[part]
 
 
-def _multiply(a: Values, states: Values, cuts: Cuts, out: Values) -> None:
-    """Write a * states, and 0 where cut, whatever was before."""
-    numpy.multiply(a, states, out=out)
+def _enter(a: Values, b: Values, states: Values, cuts: Cuts, out: Values, space: Space) -> None:
+    """Write a * states + b, and b where cut, whatever was before."""
+    space.times(a, states, out=out)
     if cuts is not None:
-        numpy.copyto(out, 0, where=cuts)
+        numpy.copyto(out, space.zero, where=cuts)
+    space.plus(out, b, out=out)

@@ -325,7 +325,8 @@ def _allow_large_clusters(function: int) -> None:
         raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
 
 
-class _Stream(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Stream:
     """The one attribute CuPy's launcher reads from a stream; spares the cost of an ExternalStream per launch."""
 
     ptr: int

@@ -19,8 +19,6 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 # Forms in use at once, which differ in batch and time above all; a tape takes a few KiB, and one that is lost is made again.
 TAPES_HELD = 512
-
-
 # A byte with all bits ones.
 ALL_ONES = 255
 
@@ -76,7 +74,7 @@ class Steps:
         self._note(_Product(product, _without_owners(arguments)), [one.address for one in arrays])
 
     def played(self, results: Sequence[Array | None], notes: Any) -> Played | None:
-        """Return the run as one that can be played again, or None where it cannot.
+        """Return the run, which is over, as one that can be played again, or None where it cannot.
 
         `results` are found among the arrays of a run again; `notes`, of frozen dataclasses and tuples, say what they look like.
         """
@@ -154,7 +152,10 @@ class Played(NamedTuple):
 
 
 class Tapes:
-    """The tapes of one kernel, by form; may be used from several threads, which at worst make a tape twice."""
+    """The tapes of one kernel, by form; may be used from several threads, which at worst make a tape twice.
+
+    A tape lives as long as this object, or until `TAPES_HELD` forms are there and another one comes; a run holds its own.
+    """
 
     def __init__(self) -> None:
         self._tapes: dict[Form, Tape] = {}

@@ -49,6 +49,10 @@ class CellText(_CellNames):
     lowered: LoweredScan
 
     @property
+    def scan_arithmetic(self) -> str:
+        return self.lowered.scan_arithmetic
+
+    @property
     def carried(self) -> tuple[str, ...]:
         return self.lowered.carried
 
@@ -63,12 +67,16 @@ class CellText(_CellNames):
         return tuple((statement.name, statement.cuda) for statement in self.lowered.coefficients.statements)
 
     @property
-    def step_results(self) -> tuple[tuple[str, str], ...]:
-        """(member of Step, name) of each result of `step_of`."""
+    def step_maps(self) -> tuple[tuple[str, str], ...]:
+        """The names of a and b of each state."""
         names = dict(self.lowered.coefficients.results)
-        members = [(f"{part}.at[{index}]", f"{part}_{state}") for part in "ab" for index, state in enumerate(self.states)]
-        members += [(f"carried.at[{index}]", label) for index, label in enumerate(self.carried)]
-        return tuple((member, names[label]) for member, label in members)
+        return tuple((names[f"a_{state}"], names[f"b_{state}"]) for state in self.states)
+
+    @property
+    def step_carried(self) -> tuple[str, ...]:
+        """The names of what is carried."""
+        names = dict(self.lowered.coefficients.results)
+        return tuple(names[label] for label in self.carried)
 
     @property
     def output_inputs(self) -> tuple[tuple[str, str], ...]:
@@ -95,6 +103,10 @@ class CellBackwardText(_CellNames):
     """A lowered backward as the templates read it."""
 
     lowered: LoweredScanBackward
+
+    @property
+    def scan_arithmetic(self) -> str:
+        return "linear"  # gradients have either sign
 
     @property
     def looks_back(self) -> tuple[str, ...]:

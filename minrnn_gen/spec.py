@@ -62,7 +62,10 @@ class Spec(BaseModel):
     )
     scan_arithmetic: Literal["linear", "log"] = Field(
         default="linear",
-        description="Space in which a scan computes; log is for fidelity to the minRNN paper and loses digits.",
+        description=(
+            "How steps are composed: as they are, or as logarithms, as in the minRNN paper; log needs coefficients that are "
+            "never negative."
+        ),
     )
     fp32_product: Literal["tf32x3", "fma"] = Field(
         default="tf32x3",

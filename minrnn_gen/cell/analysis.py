@@ -52,7 +52,9 @@ def classify(cell: Cell) -> Recurrence:
         pairs = {state: polynomials.affine(state) for state in cell.states}
     except _NotAffine as reason:
         return Recurrence("diagonal", (), (), f"not a scan: {reason}.")
-    equations = (f"{s}[t] = a * {s}[t-1] + b with a = {_shown(a)} and b = {_shown(b)}" for s, (a, b) in pairs.items())
+    equations = (
+        f"{s}[t] = a * {s}[t-1] + b with a = {shown_equation(a)} and b = {shown_equation(b)}" for s, (a, b) in pairs.items()
+    )
     return Recurrence(
         "affine-diagonal",
         tuple((state, a) for state, (a, _) in pairs.items()),
@@ -61,7 +63,8 @@ def classify(cell: Cell) -> Recurrence:
     )
 
 
-def _shown(expression: Expr) -> str:
+def shown_equation(expression: Expr) -> str:
+    """Return `expression` in the equation language, cut where it is long."""
     text = equation_text(expression)
     return text if len(text) <= 160 else f"{text[:157]}..."
 
@@ -137,7 +140,7 @@ class _Polynomials:
         if name == "divide":
             divisor = self._state_free(values[1])
             if divisor is None:
-                raise _NotAffine(f"{_shown(expression)} divides by a value that depends on the previous step")
+                raise _NotAffine(f"{shown_equation(expression)} divides by a value that depends on the previous step")
             return {monomial: _quotient(coefficient, divisor) for monomial, coefficient in values[0].items()}
         result = values[0]
         for _ in range(ex.power_exponent(expression) - 1):
@@ -148,7 +151,7 @@ class _Polynomials:
         if isinstance(expression, Where):
             condition = self._comparison(operands[0])
             if condition is None:
-                raise _NotAffine(f"the condition {_shown(operands[0])} depends on the previous step")
+                raise _NotAffine(f"the condition {shown_equation(operands[0])} depends on the previous step")
             yes, no = self._polynomial(operands[1]), self._polynomial(operands[2])
             monomials = dict.fromkeys((*yes, *no))
             return {each: Where(condition, yes.get(each, ex.ZERO), no.get(each, ex.ZERO)) for each in monomials}
@@ -156,11 +159,11 @@ class _Polynomials:
         if any(operand is None for operand in free):
             if isinstance(expression, Detach):
                 raise _NotAffine(
-                    f"{_shown(expression)} hides from the gradient how the value depends on the previous step, so that the "
-                    "gradient's recurrence is another one"
+                    f"{shown_equation(expression)} hides from the gradient how the value depends on the previous step, so that "
+                    "the gradient's recurrence is another one"
                 )
             raise _NotAffine(
-                f"{_shown(expression)} applies {expression.cell_name} to a value that depends on the previous step"
+                f"{shown_equation(expression)} applies {expression.cell_name} to a value that depends on the previous step"
             )
         return {(): expression.func(*free)}
 

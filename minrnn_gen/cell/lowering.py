@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.analysis import Recurrence
+from minrnn_gen.cell.analysis import Recurrence, shown_equation
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.gradient import vector_jacobian_product
@@ -27,13 +28,22 @@ __all__ = [
 ]
 
 
+ScanArithmetic = Literal["linear", "log"]
+
+# Of a state in log space (templates/parts/affine.cuh.j2): two logarithms, one sum of logarithms in the composition, and in the
+# walk another between a logarithm and an exponential, with a sum, a difference, two choices and two comparisons each.
+LOG_TRANSCENDENTALS = 8
+LOG_OPERATIONS = LOG_TRANSCENDENTALS + 14
+
+
 @dataclass(frozen=True)
 class LoweredScan:
     """A cell whose states obey state[t] = a * state[t-1] + b, as programs per element.
 
     `coefficients` takes `W_<gate>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of `carried`. `output`
     takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the parameters, and gives `y`.
-    `carried` are the values of a time step, free of states, that the output needs and the scan does not.
+    `carried` are the values of a time step, free of states, that the output needs and the scan does not. `scan_arithmetic` is
+    how steps are composed: as they are, or as logarithms, which needs a and b that are never negative (`log_space`).
     """
 
     name: str
@@ -44,16 +54,19 @@ class LoweredScan:
     carried: tuple[str, ...]
     output: Program
     equations: str
+    scan_arithmetic: ScanArithmetic = "linear"
 
     @property
     def operation_count(self) -> int:
-        """Operations per element and step, the scan's own multiply-add not counted."""
-        return self.coefficients.operation_count + self.output.operation_count
+        """Operations per element and step, the scan's own multiply-add not counted, but what logarithms need besides."""
+        logarithms = LOG_OPERATIONS * len(self.states) if self.scan_arithmetic == "log" else 0
+        return self.coefficients.operation_count + self.output.operation_count + logarithms
 
     @property
     def transcendental_count(self) -> int:
         """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
-        return self.coefficients.transcendental_count + self.output.transcendental_count
+        logarithms = LOG_TRANSCENDENTALS * len(self.states) if self.scan_arithmetic == "log" else 0
+        return self.coefficients.transcendental_count + self.output.transcendental_count + logarithms
 
 
 @dataclass(frozen=True)
@@ -155,8 +168,11 @@ def lower_step_backward(cell: Cell) -> Program:
     return builder.program({f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()})
 
 
-def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
-    """Return the programs of a cell that `recurrence` proves affine. Raises `BadInput` for another."""
+def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmetic = "linear") -> LoweredScan:
+    """Return the programs of a cell that `recurrence` proves affine.
+
+    Raises `BadInput` for another, and for the arithmetic "log" if a or b of a state may be negative.
+    """
     _check_scan(cell, recurrence)
     output = _Output(cell)
     looking_back = _reached(cell, set(_previous(cell)))
@@ -167,6 +183,8 @@ def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
     results: dict[str, Expr] = {}
     for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True):
         results |= {f"a_{state}": a, f"b_{state}": b}
+        if scan_arithmetic == "log":
+            _check_signs(cell, state, coefficients, {"a": a, "b": b})
     return LoweredScan(
         name=cell.name,
         gates=cell.gates,
@@ -176,6 +194,7 @@ def lower_scan(cell: Cell, recurrence: Recurrence) -> LoweredScan:
         carried=tuple(output.carried),
         output=output.program,
         equations=cell.equations,
+        scan_arithmetic=scan_arithmetic,
     )
 
 
@@ -299,6 +318,16 @@ def _reached(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
 def _check_scan(cell: Cell, recurrence: Recurrence) -> None:
     if recurrence.kind != "affine-diagonal":
         raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
+
+
+def _check_signs(cell: Cell, state: str, builder: ProgramBuilder, coefficients: Mapping[str, Expr]) -> None:
+    for name, value in coefficients.items():
+        if builder.range_of(builder.value(value)).least < 0:
+            raise BadInput(
+                f"'log' needs {state}[t] = a * {state}[t-1] + b with a and b that are never negative, which is not proved of "
+                f"{name} = {shown_equation(value)} in the cell {cell.name}; use the model min_gru_log or min_lstm_log, "
+                "or 'linear'"
+            )
 
 
 _INCOMING_Y = ex.named("gradient of the output")  # spaces: no name of the language

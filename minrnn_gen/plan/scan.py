@@ -45,13 +45,15 @@ class MemoryModel:
 
     Under load the latency is `loaded_latency_factor` times that of an idle memory, so that this many times the bytes are wanted
     in flight; with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each
-    doubling. `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap.
+    doubling. `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap. Where a block reads rows
+    of one burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
     """
 
     loaded_latency_factor: float
     missing_power: float
     excess_share: float
     tiles_not_overlapped: float
+    narrow_share: float
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Walk:
     latency_cycles: float
     elements_per_lane: int
     memory: MemoryModel
+    row_bytes: int
 
 
 def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
@@ -212,8 +215,13 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     tiles = math.ceil(problem.time / walk.tile_steps)
     warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
     special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
+    narrow = 1 + walk.memory.narrow_share * BURST_BYTES / walk.row_bytes
     overlapping = {
-        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion(gpu, walk.memory, in_flight_bytes) * 1e6,
+        "memory": problem.traffic_bytes
+        / gpu.bandwidth_bytes_per_s
+        * _congestion(gpu, walk.memory, in_flight_bytes)
+        * narrow
+        * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,

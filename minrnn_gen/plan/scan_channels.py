@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
 # Registers besides the steps of a tile: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 42
@@ -23,17 +23,21 @@ PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than t
 REGISTERS_PER_PACKET = 5
 
 # What follows was fitted to about 1,800 candidates of 25 problems, both passes, on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = 8.0
-INSTRUCTIONS_PER_SHUFFLE = 19.0  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 26.0  # a block's composition sent, received and applied
-INSTRUCTIONS_PER_ROUND = 180.0  # of a cluster, besides
+INSTRUCTIONS_PER_TRANSCENDENTAL = 5.2
+INSTRUCTIONS_PER_SHUFFLE = 26.0  # a pair exchanged and composed, and waited for
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 28.0  # a block's composition sent, received and applied
+INSTRUCTIONS_PER_FOLD = 6.0  # one warp's composition read and applied
+INSTRUCTIONS_PER_TILE = 30.0
+INSTRUCTIONS_PER_ROUND = 175.0  # of a cluster, besides
 PARTITIONS = 4
-CYCLES_PER_INSTRUCTION = 2.2  # of one warp by itself
+CYCLES_PER_INSTRUCTION = 2.3  # of one warp by itself
 CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partition's scheduler
 # To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 16000.0
-READ_SHARE_OF_TILE = 0.28  # of the time of a tile, until its slot has been read
-MEMORY = scan.MemoryModel(loaded_latency_factor=2.1, missing_power=0.65, excess_share=0.11, tiles_not_overlapped=0.28)
+READ_SHARE_OF_TILE = 0.25  # of the time of a tile, until its slot has been read
+MEMORY = scan.MemoryModel(
+    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.08
+)
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -114,6 +118,7 @@ def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     ring = ("channels_per_lane", "time_warps", "rows", "stages")
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
+    asynchronous, backward = can_copy_asynchronously(problem), problem.kernel_pass == "backward"
 
     def shared_bytes(
         channels_per_lane: int,
@@ -181,10 +186,19 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "channels",
         ),
         Constraint(
+            "overlap",
+            "with one stage a block copies and computes in turn, dominated unless its tiles wait for other blocks anyway "
+            "(without cp.async a second cannot overlap)",
+            ("stages", "cluster_blocks"),
+            lambda _, cluster_blocks: 2 if asynchronous and (backward or cluster_blocks == 1) else 1,
+            lambda stages, _: stages,
+            "stages",
+        ),
+        Constraint(
             "tile_read_ahead",
             "the backward of a cluster holds the tile it walks and the one it reads",
             ("stages", "cluster_blocks"),
-            lambda _, cluster_blocks: 2 if cluster_blocks > 1 and problem.kernel_pass == "backward" else 1,
+            lambda _, cluster_blocks: 2 if cluster_blocks > 1 and backward else 1,
             lambda stages, _: stages,
             "stages",
         ),
@@ -259,6 +273,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         + rows * (streams + problem.cell.written_count + 1)
         + channels_per_lane * len(problem.cell.states) * per_state
         + (INSTRUCTIONS_PER_ROUND if cluster_blocks > 1 else 0)
+        + INSTRUCTIONS_PER_TILE
+        + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
     latency_cycles = instructions * max(CYCLES_PER_INSTRUCTION, CYCLES_PER_WARP_OF_PARTITION * time_warps / PARTITIONS)
     columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
@@ -281,6 +297,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             latency_cycles=latency_cycles,
             elements_per_lane=elements,
             memory=MEMORY,
+            row_bytes=taken.channels_per_block * problem.precision.storage_bytes,
         ),
     )
 

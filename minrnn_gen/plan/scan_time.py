@@ -39,7 +39,9 @@ INSTRUCTIONS_PER_FOLD = 4.0
 INSTRUCTIONS_PER_HANDOVER = 150.0
 
 # Fitted to the times of all candidates of three problems on an H200 (docs/performance.md).
-MEMORY = scan.MemoryModel(loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1)
+MEMORY = scan.MemoryModel(
+    loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1, narrow_share=0.0
+)
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -84,7 +86,7 @@ def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: i
 
 
 def _exchange_bytes(problem: Problem, time_warps: int) -> int:
-    """What the warps of a column tell each other: compositions (a, b) of their tiles of two rounds, in the backward also sums."""
+    """What warps of a column tell each other: compositions (a, b) of their tiles of two rounds, in the backward also sums."""
     if time_warps == 1:
         return 0
     cell = problem.cell
@@ -209,6 +211,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
             memory=MEMORY,
+            row_bytes=scan.BURST_BYTES,
         ),
     )
     if not splits_time:

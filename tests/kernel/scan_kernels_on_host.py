@@ -24,9 +24,6 @@ from minrnn_gen.arrays import as_numpy
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
 
-# The caller's current stream, and not CuPy's.
-STREAM = 7
-
 
 def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:
     """View memory from `pointer` on; strides count elements."""
@@ -147,19 +144,21 @@ class LoadedOnHost:
 
 
 class CublasOnHost:
-    """The one product of cuBLAS that is used, of matrices in columns in float64, by addresses (cublasGemmStridedBatchedEx).
-
-    It runs on CuPy's current stream.
-    """
+    """The one product of cuBLAS that is used, of matrices in columns in float64, by addresses (cublasGemmStridedBatchedEx)."""
 
     def __init__(self) -> None:
-        self.stream, self._mode = 5, 3
+        self._stream, self._mode = 5, 3
 
     @contextlib.contextmanager
-    def from_external(self, stream: Any) -> Iterator[None]:
-        before, (_, self.stream) = self.stream, stream.__cuda_stream__()
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """In the place of a stream of CuPy: what is current there, as CuPy gives the handle its own current stream."""
+        before, self._stream = self._stream, stream.ptr
         yield
-        self.stream = before
+        self._stream = before
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return (self._stream, self._mode) == (5, 3)
 
     def getMathMode(self, _handle: int) -> int:
         return self._mode
@@ -174,7 +173,7 @@ class CublasOnHost:
     ) -> None:  # fmt: skip
         assert (a_type, b_type, c_type, compute) == (1, 1, 1, 70)  # CUDA_R_64F, CUBLAS_COMPUTE_64F
         assert lda >= (k if turns_a else m) and ldb >= (n if turns_b else k) and ldc >= m
-        assert (self.stream, self._mode) == (STREAM, 16)
+        assert (self._stream, self._mode) == (0, 16)
         scale, keep = (ctypes.c_double.from_address(one).value for one in (alpha, beta))
         for index in range(count):
 
@@ -210,21 +209,25 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
         )
         return LoadedOnHost(kernel_pass, cell, plan), plan
 
-    device, cublas = SimpleNamespace(cublas_handle=1), CublasOnHost()
+    device = SimpleNamespace(cublas_handle=1)
+    cublas = CublasOnHost()
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
         where=np.where,
-        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext(device), Stream=cublas),
+        cuda=SimpleNamespace(
+            Device=lambda _: contextlib.nullcontext(device),
+            Stream=SimpleNamespace(from_external=cublas.on_stream),
+        ),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", load)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
         patch.setattr(cuda, "_cupy", lambda: numpy_as_cupy)
         patch.setattr(cuda, "_is_capturing", lambda _: False)
-        patch.setattr(cuda, "current_stream", lambda _: STREAM)
+        patch.setattr(cuda, "current_stream", lambda _: 0)
         for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
             patch.setitem(sys.modules, name, SimpleNamespace(cublas=cublas))
         patch.setattr(cuda, "read_back", as_numpy)
         yield launched
-        assert (cublas.stream, cublas.getMathMode(1)) == (5, 3)  # the handle is CuPy's, and as it was
+        assert cublas.is_as_it_was  # the handle is CuPy's

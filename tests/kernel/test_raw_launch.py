@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class Plan:
     regime: Regime
     threads: int = 32
     channels_per_block: int = 8
-    variables: Mapping[str, int] = field(default_factory=dict)
+    variables: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ class PlayedKernels:
     layout: str
     log_a: bool
 
-    def regime_of(self, _sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+        assert sizes.batch > 0
         return Regime(alignment_bytes, reverse)
 
     def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
