@@ -138,6 +138,8 @@ def _inspect_torch(value: Any, name: str) -> Array:
         raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
     if value.requires_grad and torch.is_grad_enabled():
         raise BadInput(f"{name} requires grad, which a plain kernel does not record; detach it, or call under torch.no_grad()")
+    # The memory of conj() and of its imaginary part holds other numbers than the tensor.
+    value = value.resolve_conj().resolve_neg()
     if value.device.type not in ("cpu", "cuda"):
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
     device = value.get_device() if value.device.type == "cuda" else None

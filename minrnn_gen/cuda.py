@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """An array to be allocated: `dtype` is the library's own; `fill`: the value it is filled with, None for none."""
+    """An array to be allocated: `dtype` is the library's own; `fill`: the byte it is full of (0 unless of bytes), or None."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -145,7 +145,7 @@ def inspect(value: Any, name: str) -> Array:
 
 
 def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-    """Allocate an array of the library and on the device of `like`; uninitialised where there is nothing to `fill` it with."""
+    """Allocate an array of the library and on the device of `like`; uninitialised without `fill`, see `Allocation`."""
     if like.library == "numpy":
         return new_numpy(shape, dtype, fill)
     its_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
@@ -163,9 +163,9 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
         return tensor, tensor.data_ptr()
     cupy = _cupy()
     with _current(cupy, place.device):
-        array = cupy.ndarray(shape, dtype)
+        array = cupy.empty(shape, dtype)
         if fill is not None:
-            array.fill(fill)
+            array.data.memset_async(fill, array.nbytes)
     return array, array.data.ptr
 
 
@@ -325,7 +325,8 @@ def _allow_large_clusters(function: int) -> None:
         raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
 
 
-class _Stream(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Stream:
     """The one attribute CuPy's launcher reads from a stream; spares the cost of an ExternalStream per launch."""
 
     ptr: int

@@ -19,8 +19,6 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 # Forms in use at once, which differ in batch and time above all; a tape takes a few KiB, and one that is lost is made again.
 TAPES_HELD = 512
-
-
 # A byte with all bits ones.
 ALL_ONES = 255
 
@@ -47,7 +45,7 @@ class Steps:
         self._is_repeatable = reading is not None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        """Allocate an array; uninitialised where there is nothing to `fill` it with."""
+        """Allocate an array; uninitialised without `fill`, see `cuda.Allocation`."""
         array = cuda.new_array(self._like, shape, dtype, fill=fill)
         numbered = array.numbered(len(self._arrays))
         self._arrays.append(array.owner)
@@ -76,7 +74,7 @@ class Steps:
         self._note(_Product(product, _without_owners(arguments)), [one.address for one in arrays])
 
     def played(self, results: Sequence[Array | None], notes: Any) -> Played | None:
-        """Return the run as one that can be played again, or None where it cannot.
+        """Return the run, which is over, as one that can be played again, or None where it cannot.
 
         `results` are found among the arrays of a run again; `notes`, of frozen dataclasses and tuples, say what they look like.
         """
@@ -154,7 +152,10 @@ class Played(NamedTuple):
 
 
 class Tapes:
-    """The tapes of one kernel, by form; may be used from several threads, which at worst make a tape twice."""
+    """The tapes of one kernel, by form; may be used from several threads, which at worst make a tape twice.
+
+    A tape lives as long as this object, or until `TAPES_HELD` forms are there and another one comes; a run holds its own.
+    """
 
     def __init__(self) -> None:
         self._tapes: dict[Form, Tape] = {}

@@ -34,11 +34,11 @@ CYCLES_PER_L2_TRIP = 270.0
 # Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
 TICKETS_PER_US = 800.0
 # A warp's composition of one state read from shared memory, and applied, counted in the source.
-INSTRUCTIONS_PER_FOLD = 4.0
+INSTRUCTIONS_PER_FOLD = 10.0
 # A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
 INSTRUCTIONS_PER_HANDOVER = 150.0
 
-# Fitted to the times of all candidates of three problems on an H200 (docs/performance.md).
+# Fitted to the times of candidates of 16 problems on an H200 (docs/performance.md).
 MEMORY = scan.MemoryModel(
     loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1, narrow_share=0.0
 )
@@ -211,7 +211,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
             memory=MEMORY,
-            row_bytes=scan.BURST_BYTES,
+            row_bytes=taken.tile_steps * storage_bytes,
         ),
     )
     if not splits_time:

@@ -156,12 +156,9 @@ def _inspected(value: Any, name: str) -> Array:
     if numpy is not None and isinstance(value, numpy.generic):
         value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.requires_grad and torch.is_grad_enabled():
-            raise BadInput(
-                f"{name} requires grad, but a scan that records gradients, minrnn_gen.torch.scan, is not there yet; "
-                f"detach {name} and call scan_backward, or call under torch.no_grad()"
-            )
-        # The memory of conj() and of its imaginary part holds other numbers than the tensor.
-        value = value.resolve_conj().resolve_neg()
+    if torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise BadInput(
+            f"{name} requires grad, but a scan that records gradients, minrnn_gen.torch.scan, is not there yet; "
+            f"detach {name} and call scan_backward, or call under torch.no_grad()"
+        )
     return cuda.inspect(value, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -109,6 +110,23 @@ def test_the_callers_stream_is_used(cupy: ModuleType, compiled: Callable[..., Ke
         y, _ = kernel(late)
     stream.synchronize()
     assert same_bits(y, expected)
+
+
+def test_a_thread_of_its_own_repeats_a_call_on_its_own_arrays(compiled: Callable[..., Kernel]) -> None:
+    """The thread has no context of CUDA's yet, and the call is not looked at again."""
+    torch = pytest.importorskip("torch")
+    kernel = compiled(model="min_gru", hidden_size=256, precision="bf16")
+    x, other = (torch.randn(4, 500, 2, 256, device="cuda").bfloat16() for _ in range(2))
+    found = []
+    for _ in range(2):
+        kernel(x)
+    thread = threading.Thread(target=lambda: found.append(kernel(other)))
+    thread.start()
+    thread.join()
+    expected, final = minrnn_gen.compile(kernel.spec)(other)
+    torch.cuda.synchronize()
+    ((y, state),) = found
+    assert torch.equal(y, expected) and torch.equal(state["h"], final["h"])
 
 
 def test_a_torch_cuda_graph_replays_the_kernel(compiled: Callable[..., Kernel]) -> None:

@@ -11,28 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch_on_host import Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen.arrays import Array, contiguous_strides, numpy_dtype
+from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
-from minrnn_gen.prepared import Steps
-from minrnn_gen.raw import arrangement, device, host
+from minrnn_gen.prepared import Steps, Tapes
+from minrnn_gen.raw import arrangement, device, host, scan
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import arrangement_of
-
-
-class Tensor:
-    """As much of a torch tensor as a copy takes."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def contiguous(self) -> Tensor:
-        return Tensor(np.array(self.values, order="C"))
-
-    def data_ptr(self) -> int:
-        return int(self.values.__array_interface__["data"][0])
 
 
 def on_device(values: Any, name: str = "array") -> Array:
@@ -47,7 +36,7 @@ def on_host(array: Array) -> Array:
 
 
 def moved_to_host(call: Any) -> Any:
-    values = {field.name: getattr(call, field.name) for field in fields(call)}
+    values = {each.name: getattr(call, each.name) for each in fields(call)}
     return replace(call, **{name: on_host(value) for name, value in values.items() if isinstance(value, Array)})
 
 
@@ -178,6 +167,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
         return PlayedKernels(precision_of(precision), hidden_size, layout, log_a)
 
     monkeypatch.setattr(device, "raw_kernels", kernels)
+    monkeypatch.setattr(scan, "_TAPES", Tapes())
     monkeypatch.setattr(arrangement, "SIZE_LIMIT", 6)
     monkeypatch.setattr(arrangement, "CHANNELS_WANTED", 4)
 
@@ -245,6 +235,41 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
     device.run_scan_backward(backward, found[0], found[1], found[2], Steps(backward.a, None))
     host.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
+
+
+@pytest.mark.usefixtures("played")
+@given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_scans_of_one_form_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
+    how = {"log_a": recurrence.log_a, "reverse": recurrence.reverse, "axis": recurrence.axis}
+    for again in range(3):
+        form, random = np.random.default_rng(seed), np.random.default_rng([seed, again])
+        apart = np.empty(16 * again)  # so that a and b are not equally far from each other every time
+        a, b, dy = (strided(form, drawn(random, recurrence, recurrence.shape)) for _ in range(3))
+        states = [drawn(random, recurrence, recurrence.state_shape) if has_state else None for _ in range(2)]
+        expected = scan.scan(a, b, states[0], **how)
+        expected += scan.scan_backward(a, expected[0], dy, *states, **how)
+        with torch_on_host():
+            found = scan.scan(Tensor(a), Tensor(b), as_tensors(states[0]), **how)
+            found += scan.scan_backward(Tensor(a), found[0], Tensor(dy), *map(as_tensors, states), **how)
+        del apart
+        for one, other in zip(found, expected, strict=True):
+            assert np.allclose(as_arrays(one), other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("played")
+def test_what_equals_a_flag_or_an_axis_is_not_taken_for_one() -> None:
+    values = np.ones((2, 3, 2))
+    with torch_on_host():
+        for _ in range(2):
+            scan.scan(Tensor(values), Tensor(values), axis=1)
+        assert len(scan._TAPES._tapes) == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scan, "check_scan", lambda *_, **__: pytest.fail("it was looked at again"))
+            scan.scan(Tensor(values), Tensor(values), axis=1)
+        for wrong in ({"axis": 1.0}, {"log_a": 0}, {"reverse": 0}, {"axis": [1]}):
+            with pytest.raises(BadInput):
+                scan.scan(Tensor(values), Tensor(values), **wrong)
 
 
 @pytest.mark.parametrize(
