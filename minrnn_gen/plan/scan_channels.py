@@ -36,7 +36,7 @@ CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partiti
 CYCLES_PER_HANDOVER = 16000.0
 READ_SHARE_OF_TILE = 0.25  # of the time of a tile, until its slot has been read
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.08
+    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.2
 )
 
 

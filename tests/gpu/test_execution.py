@@ -296,5 +296,5 @@ def test_other_sizes_and_alignments_compile_once_per_regime(cupy: ModuleType) ->
     for _ in range(60):
         batch, time = (int(generator.integers(1, 9)), int(generator.integers(1, 300)))
         kernel(cupy.zeros((batch, 2, 64, time), numpy.float32))
-    # Rows of fp32 are aligned to 4, 8 or 16 bytes; the step kernel is the one more.
-    assert len(kernel.plans) <= 4
+    # Rows of fp32 are aligned to 4, 8 or 16 bytes, sequences short or not, channels few; the step kernel is the one more.
+    assert len(kernel.plans) <= 3 * 2 + 1
