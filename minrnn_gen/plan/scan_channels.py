@@ -47,7 +47,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
         "rows": (2, 4, 8, 16),
-        "stages": (1, 2, 3, 4, 6, 8),
+        "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "splits_time": (0, 1) if problem.regime.few_channels else (0,),
     }
