@@ -157,6 +157,7 @@ def copy_constraints(problem: Problem, in_flight: Quantity) -> tuple[Constraint,
             in_flight.of,
             lambda *_: useful,
             "bytes",
+            drops_dominated=True,
         ),
     )
 

@@ -176,6 +176,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: min(scan.BURST_BYTES, hidden_size * storage_bytes),
             lambda lanes, channels: lanes * channels * storage_bytes,
             "bytes",
+            drops_dominated=True,
         ),
         Constraint(
             "channels_per_block",
@@ -184,6 +185,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda lanes, channels: lanes * channels,
             lambda *_: max(2 * hidden_size - 1, min(scan.WARP_LANES, 8)),
             "channels",
+            drops_dominated=True,
         ),
         Constraint(
             "overlap",
@@ -193,6 +195,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda _, cluster_blocks: 2 if asynchronous and (backward or cluster_blocks == 1) else 1,
             lambda stages, _: stages,
             "stages",
+            drops_dominated=True,
         ),
         Constraint(
             "tile_read_ahead",

@@ -147,6 +147,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda _: 2 if can_copy_asynchronously(problem) else 1,
             lambda stages: stages,
             "stages",
+            drops_dominated=True,
         ),
         scan.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
     )

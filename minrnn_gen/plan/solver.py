@@ -22,7 +22,8 @@ RUNNERS_UP = 5
 class Constraint:
     """`used(...)` must not exceed `limit(...)`; both are functions of the variables named in `over`.
 
-    `advice` says what a user can change where this constraint leaves no candidate.
+    `advice` says what a user can change where this constraint leaves no candidate. `drops_dominated`: what it rejects would run
+    too, only slower, so that it gives way where nothing else fits.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Constraint:
     limit: Callable[..., float]
     unit: str = ""
     advice: str = ""
+    drops_dominated: bool = False
 
     def holds(self, *values: int) -> bool:
         return self.used(*values) <= self.limit(*values)
@@ -142,17 +144,18 @@ def can_copy_asynchronously(problem: Problem) -> bool:
 
 
 def solve(problem: Problem, family: Family) -> Solution:
-    """List every feasible candidate, best predicted first; raises `Infeasible` with the nearest miss where there is none."""
+    """List every feasible candidate, best predicted first; raises `Infeasible` with the nearest miss where there is none.
+
+    Where only candidates fit that a constraint drops as dominated, those are listed.
+    """
     variables = family.variables(problem)
     constraints = family.constraints(problem)
-    search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
-    for name, domain in variables.items():
-        search.addVariable(name, list(domain))
-    for constraint in constraints:
-        search.addConstraint(python_constraint.FunctionConstraint(constraint.holds), list(constraint.over))
-    found: Iterable[dict[str, Any]] = search.getSolutions()
+    feasible = _feasible(variables, constraints)
+    if not feasible:
+        needed = tuple(constraint for constraint in constraints if not constraint.drops_dominated)
+        if feasible := _feasible(variables, needed):
+            constraints = needed
     names = tuple(variables)
-    feasible = [MappingProxyType({name: candidate[name] for name in names}) for candidate in found]
     rejected = _census(variables, constraints)
     if not feasible:
         raise Infeasible(_nearest_miss(problem, variables, constraints, rejected))
@@ -161,6 +164,16 @@ def solve(problem: Problem, family: Family) -> Solution:
         return total_us(family.predicted_us(problem, candidate)), tuple(candidate[name] for name in names)
 
     return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), MappingProxyType(rejected))
+
+
+def _feasible(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> list[Candidate]:
+    search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
+    for name, domain in variables.items():
+        search.addVariable(name, list(domain))
+    for constraint in constraints:
+        search.addConstraint(python_constraint.FunctionConstraint(constraint.holds), list(constraint.over))
+    found: Iterable[dict[str, Any]] = search.getSolutions()
+    return [MappingProxyType({name: candidate[name] for name in variables}) for candidate in found]
 
 
 def _points(variables: Mapping[str, tuple[int, ...]]) -> Iterable[dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
@@ -20,13 +21,15 @@ SCAN_CELLS = ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min
 profile = functools.cache(load_profile)
 
 
-def real_builder(model: str, gpu: str, hidden_size: int = 512, precision: str = "fp32", layout: str = "BTD") -> Builder:
+def real_builder(
+    model: str | Mapping[str, str], gpu: str, hidden_size: int = 512, precision: str = "fp32", layout: str = "BTD"
+) -> Builder:
     spec = load_spec({"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout})
     return Builder(spec, Target(profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
 
 def real_solution(
-    model: str,
+    model: str | Mapping[str, str],
     gpu: str,
     hidden_size: int = 512,
     precision: str = "fp32",
