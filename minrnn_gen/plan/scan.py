@@ -29,7 +29,6 @@ LAUNCH_US = 2.5
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_COPY = 10.5  # address and predicate of one asynchronous piece
 INSTRUCTIONS_PER_SHUFFLE = 5.8  # a pair exchanged and composed; shuffles issue at half rate
-INSTRUCTIONS_PER_FOLD = 10.5  # one warp's composition read and applied
 INSTRUCTIONS_PER_TILE = 13.0
 CYCLES_PER_TILE = 69.0
 CYCLES_PER_INSTRUCTION = 1.0  # of one warp by itself

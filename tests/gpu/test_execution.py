@@ -287,5 +287,5 @@ def test_other_sizes_and_alignments_compile_once_per_regime(cupy: ModuleType) ->
     for _ in range(60):
         batch, time = (int(generator.integers(1, 9)), int(generator.integers(1, 300)))
         kernel(cupy.zeros((batch, 2, 64, time), numpy.float32))
-    # Rows of fp32 are aligned to 4, 8 or 16 bytes, and sequences are short or not.
-    assert len([kernel_pass for kernel_pass, _ in kernel.plans if kernel_pass == "forward"]) <= 6
+    # Rows of fp32 are aligned to 4, 8 or 16 bytes, sequences short or not, channels few; the step kernel is the one more.
+    assert len(kernel.plans) <= 3 * 2 + 1
