@@ -36,7 +36,7 @@ CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partiti
 CYCLES_PER_HANDOVER = 16000.0
 READ_SHARE_OF_TILE = 0.25  # of the time of a tile, until its slot has been read
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.08
+    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.2
 )
 
 
@@ -47,7 +47,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
         "rows": (2, 4, 8, 16),
-        "stages": (1, 2, 3, 4, 6, 8),
+        "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "splits_time": (0, 1) if problem.regime.few_channels else (0,),
     }

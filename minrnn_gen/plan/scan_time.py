@@ -40,7 +40,7 @@ INSTRUCTIONS_PER_HANDOVER = 150.0
 
 # Fitted to the times of candidates of 16 problems on an H200 (docs/performance.md).
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.04, tiles_not_overlapped=0.1, narrow_share=0.0
+    loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.02, tiles_not_overlapped=0.1, narrow_share=1.6
 )
 
 
