@@ -28,12 +28,26 @@ def _decision(plan: KernelPlan, note: str) -> str:
             f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
-            f"  regime     rows aligned to {plan.regime.alignment_bytes} bytes, "
-            f"{'asynchronous' if plan.copies_are_asynchronous else 'plain'} copies",
+            f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
         )
     )
+
+
+def _regime(plan: KernelPlan) -> str:
+    regime = plan.regime
+    words = {
+        f"rows aligned to {regime.alignment_bytes} bytes": True,
+        "asynchronous copies": plan.copies_are_asynchronous,
+        "plain copies": not plan.copies_are_asynchronous,
+        "reverse": regime.reverse,
+        "resets": regime.resets,
+        f"states kept in {regime.kept_states} dtype": regime.kept_states != "none",
+        "few channels": regime.few_channels,
+        "short sequences": regime.short,
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
 
 
 def _resources(built: BuiltKernel) -> str:

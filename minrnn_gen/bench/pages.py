@@ -43,7 +43,7 @@ def _headline(record: Record) -> str:
     """What one wants to know first: the long scans, the two cells at one shape, one layer over time."""
     chosen: dict[TableName, Callable[[Row], bool]] = {
         "raw": lambda row: row.problem.batch == 8,
-        "cells": lambda row: (row.problem.time, row.problem.channels) == (4096, 1536) and row.problem.task == "forward",
+        "cells": lambda row: (row.problem.time, row.problem.channels) == (16384, 1536) and row.problem.task == "forward",
         "classic": lambda row: row.problem.model == "min_gru" and row.problem.time in (256, 4096, 65536),
     }
     parts = [provenance(record)]

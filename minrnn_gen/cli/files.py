@@ -13,13 +13,14 @@ from minrnn_gen.spec import Spec
 
 
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
-    """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths.
+    """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths; a reverse pass says so.
 
     Each file is replaced as a whole or not at all. A folder that cannot be written is BadInput.
     """
     plan = built.plan
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
-    paths = [Path(folder) / f"{plan.model}_{plan.kernel_pass}_{plan.arch}.{suffix}" for suffix in contents]
+    direction = "_reverse" if plan.regime.reverse else ""
+    paths = [Path(folder) / f"{plan.model}_{plan.kernel_pass}{direction}_{plan.arch}.{suffix}" for suffix in contents]
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, content in zip(paths, contents.values(), strict=True):

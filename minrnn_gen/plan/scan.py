@@ -24,7 +24,7 @@ UNROLLED_OPERATIONS_MAX = 1200
 
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
-# The constants below were fitted to the times of all candidates of six problems on an H200 (docs/performance.md).
+# The constants below are those of lanes along time; they were fitted to measured candidates on an H200 (docs/performance.md).
 # Cells over complex numbers call no functions.
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_COPY = 10.5  # address and predicate of one asynchronous piece
