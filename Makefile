@@ -3,12 +3,15 @@
 #   make demo       a spec all the way to a kernel that runs
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
+#   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made
 #
-# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON= another interpreter; WORKERS= pytest's processes.
+# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON= another interpreter; WORKERS= pytest's processes;
+# SANITIZER= where compute-sanitizer is.
 
 VENV ?= .venv
+SANITIZER ?= compute-sanitizer
 CUDA ?= cuda13
 # auto: one process per core; the ceiling, since every process compiles and holds its own libraries.
 WORKERS ?= auto --maxprocesses=4
@@ -24,7 +27,7 @@ TEST := $(call STAMP,test)
 DEV := $(VENV)/installed-dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all lint types clean
+.PHONY: demo test test-all sanitize lint types clean
 .DEFAULT_GOAL := test
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
@@ -37,6 +40,11 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
+
+sanitize: $(TEST)
+	for tool in memcheck racecheck synccheck; do \
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(BIN)/python tests/gpu/sanitize.py || exit 1; \
+	done
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -150,13 +151,15 @@ def solve(problem: Problem, family: Family) -> Solution:
     """
     variables = family.variables(problem)
     constraints = family.constraints(problem)
-    feasible = _feasible(variables, constraints)
+    # Each depends on few of the variables, so that few of its values are different.
+    holds = {constraint.name: functools.cache(constraint.holds) for constraint in constraints}
+    feasible = _feasible(variables, constraints, holds)
     if not feasible:
         needed = tuple(constraint for constraint in constraints if not constraint.drops_dominated)
-        if feasible := _feasible(variables, needed):
+        if feasible := _feasible(variables, needed, holds):
             constraints = needed
     names = tuple(variables)
-    rejected = _census(variables, constraints)
+    rejected = _census(variables, constraints, holds)
     if not feasible:
         raise Infeasible(_nearest_miss(problem, variables, constraints, rejected))
 
@@ -166,12 +169,14 @@ def solve(problem: Problem, family: Family) -> Solution:
     return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), MappingProxyType(rejected))
 
 
-def _feasible(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> list[Candidate]:
+def _feasible(
+    variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
+) -> list[Candidate]:
     search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
     for name, domain in variables.items():
         search.addVariable(name, list(domain))
     for constraint in constraints:
-        search.addConstraint(python_constraint.FunctionConstraint(constraint.holds), list(constraint.over))
+        search.addConstraint(python_constraint.FunctionConstraint(holds[constraint.name]), list(constraint.over))
     found: Iterable[dict[str, Any]] = search.getSolutions()
     return [MappingProxyType({name: candidate[name] for name in variables}) for candidate in found]
 
@@ -181,13 +186,17 @@ def _points(variables: Mapping[str, tuple[int, ...]]) -> Iterable[dict[str, int]
     return (dict(zip(names, values, strict=True)) for values in itertools.product(*variables.values()))
 
 
-def _census(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> dict[str, int]:
+def _census(
+    variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
+) -> dict[str, int]:
     """Count, for each constraint, the points that it is the first to reject."""
     rejected = {constraint.name: 0 for constraint in constraints}
-    for point in _points(variables):
-        for constraint in constraints:
-            if not constraint.holds(*(point[name] for name in constraint.over)):
-                rejected[constraint.name] += 1
+    places = {name: place for place, name in enumerate(variables)}
+    checks = [(one.name, holds[one.name], [places[name] for name in one.over]) for one in constraints]
+    for values in itertools.product(*variables.values()):
+        for name, holds_for, of in checks:
+            if not holds_for(*[values[place] for place in of]):
+                rejected[name] += 1
                 break
     return rejected
 

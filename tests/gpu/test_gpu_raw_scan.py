@@ -91,17 +91,27 @@ def test_strides_are_walked_or_copied(cupy: ModuleType, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("cupy")
-def test_torch_agrees_about_complex_gradients() -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((2, 300, 6), 1), ((5, 300), 1), ((300, 3, 40), 0)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_torch_agrees_about_complex_gradients(dtype: str, shape: tuple[int, ...], axis: int, reverse: bool) -> None:
+    """Autograd of the plain recurrence in complex128; relative error of each gradient as a whole."""
     torch = pytest.importorskip("torch")
-    a, b, dy = (torch.as_tensor(one, device="cuda") for one in drawn((2, 40, 6), "complex128", False))
-    a.requires_grad_()
-    b.requires_grad_()
-    state, states = torch.zeros(2, 6, dtype=a.dtype, device="cuda"), []
-    for t in range(40):
-        state = a[:, t] * state + b[:, t]
-        states.append(state)
-    expected = torch.autograd.grad(torch.stack(states, 1), (a, b), dy)
+    tolerance = {"complex64": 2.0**-17, "complex128": 2.0**-44}[dtype]
+    given = [torch.as_tensor(one, device="cuda") for one in drawn(shape, dtype, False)]
+    a, b, dy = given
+    h0, dfinal = b.select(axis, 1) * 2, dy.select(axis, 1) / 2
+    exact = [one.to(torch.complex128).requires_grad_() for one in (a, b, h0)]
+    state, states = exact[2], {}
+    for t in reversed(range(shape[axis])) if reverse else range(shape[axis]):
+        state = exact[0].select(axis, t) * state + exact[1].select(axis, t)
+        states[t] = state
+    outputs = torch.stack([states[t] for t in range(shape[axis])], axis)
+    wanted = [one.to(torch.complex128) for one in (dy, dfinal)]
+    expected = torch.autograd.grad((outputs, state), exact, wanted)
     with torch.no_grad():
-        y, _ = minrnn_gen.scan(a, b)
-        found = minrnn_gen.scan_backward(a, y, dy)
-    assert all(torch.allclose(one, other, rtol=1e-12) for one, other in zip(found, expected, strict=False))
+        y, _ = minrnn_gen.scan(a, b, h0, axis=axis, reverse=reverse)
+        found = minrnn_gen.scan_backward(a, y, dy, h0, dfinal, axis=axis, reverse=reverse)
+    for one, other in zip((y, *found), (outputs.detach(), *expected), strict=True):
+        error = torch.linalg.vector_norm(one.to(torch.complex128) - other) / torch.linalg.vector_norm(other)
+        assert float(error) <= tolerance

@@ -1,4 +1,4 @@
-"""Gradients on the GPU against torch's autograd of the plain equations, in fp64."""
+"""Gradients on the GPU against torch's autograd of the plain equations in fp64, and against finite differences."""
 
 from __future__ import annotations
 
@@ -44,11 +44,24 @@ def plain_step(torch: Any, cell: str, W: list[Any], h: Any, parameters: list[Any
     if cell == "hgrn":
         f = sigmoid(W[0])
         return f * h + (1 - f) * W[1] * sigmoid(W[1])
+    if cell == "qrnn":
+        f = sigmoid(W[1])
+        return f * h + (1 - f) * torch.tanh(W[0])
     log_a = -8 * torch.nn.functional.softplus(parameters[0]) * sigmoid(W[0])
     return torch.exp(log_a) * h + torch.sqrt(-torch.expm1(2 * log_a)) * sigmoid(W[1]) * W[2]
 
 
-CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "rg_lru")
+CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru")
+
+
+def plain_run(torch: Any, cell: str, gates: Any, h: Any, parameters: list[Any]) -> tuple[Any, Any]:
+    """Return y [B, T, H] and the final state of gates [B, T, G, H], step by step."""
+    outputs = []
+    for t in range(gates.shape[1]):
+        W = list(gates[:, t].unbind(1))
+        h = plain_step(torch, cell, W, h, parameters)
+        outputs.append(torch.sigmoid(W[2]) * h if cell == "qrnn" else h)
+    return torch.stack(outputs, 1), h
 
 
 def assert_near(torch: Any, got: Any, expected: Any, precision: str) -> None:
@@ -77,29 +90,110 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
         parameters = [random(hidden) for _ in kernel.parameters]
 
         exact = [value.double().clone().requires_grad_() for value in (x, bias, initial, *parameters)]
-        h, outputs = exact[2], []
-        for t in range(time):
-            W = [exact[0][:, t, g] + exact[1][g] for g in range(gates)]
-            h = plain_step(torch, cell, W, h, exact[3:])
-            outputs.append(h)
-        loss = (torch.stack(outputs, 1) * dy.double()).sum() + (h * dfinal.double()).sum()
+        outputs, h = plain_run(torch, cell, exact[0] + exact[1], exact[2], exact[3:])
+        loss = (outputs * dy.double()).sum() + (h * dfinal.double()).sum()
         expected = torch.autograd.grad(loss, exact)
 
         named = dict(zip(kernel.parameters, parameters, strict=True))
+        (name_of_state,) = kernel.states
         y, state, saved = kernel.forward(
-            x.permute(order).contiguous(), bias=bias, parameters=named or None, state={"h": initial}
+            x.permute(order).contiguous(), bias=bias, parameters=named or None, state={name_of_state: initial}
         )
         incoming = dy.permute(Y_ORDER[layout]).contiguous()
-        gradients = kernel.backward(saved, incoming, {"h": dfinal})
-        assert gradients["x"].dtype == dtype and gradients["bias"].dtype == dtype and gradients["state"]["h"].dtype == carried
+        gradients = kernel.backward(saved, incoming, {name_of_state: dfinal})
+        of_state = gradients["state"][name_of_state]
+        assert gradients["x"].dtype == dtype and gradients["bias"].dtype == dtype and of_state.dtype == carried
         assert_near(torch, gradients["x"], expected[0].permute(order), precision)
         assert_near(torch, gradients["bias"], expected[1], precision)
-        assert_near(torch, gradients["state"]["h"], expected[2], precision)
+        assert_near(torch, of_state, expected[2], precision)
         for name, value in zip(kernel.parameters, expected[3:], strict=True):
             assert_near(torch, gradients["parameters"][name], value, precision)
-        again = kernel.backward(saved, incoming, {"h": dfinal})
+        again = kernel.backward(saved, incoming, {name_of_state: dfinal})
         assert torch.equal(again["x"], gradients["x"]) and torch.equal(again["bias"], gradients["bias"])
-        assert y.shape == incoming.shape and state["h"].shape == initial.shape
+        assert y.shape == incoming.shape and state[name_of_state].shape == initial.shape
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_against_finite_differences(compiled: Callable[..., Kernel], cell: str) -> None:
+    """Central differences of the kernel's own forward in fp64; those by x and by the state beside each other in one batch."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(7)
+    time, hidden = 4, 3
+    kernel = compiled(model=cell, hidden_size=hidden, precision="fp64")
+    gates, (name_of_state,) = len(kernel.gates), kernel.states
+
+    def random(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda", dtype=torch.float64)
+
+    x, initial, bias = random(1, time, gates, hidden), random(1, hidden), random(gates, hidden)
+    parameters = {name: random(hidden) for name in kernel.parameters}
+    dy, dfinal = random(1, time, hidden), random(1, hidden)
+
+    def loss(x: Any, initial: Any, bias: Any, parameters: dict[str, Any]) -> Any:
+        """Of each sequence."""
+        y, state = kernel(x, bias=bias, parameters=parameters or None, state={name_of_state: initial})
+        return (y * dy).sum((1, 2)) + (state[name_of_state] * dfinal).sum(1)
+
+    _, _, saved = kernel.forward(x, bias=bias, parameters=parameters or None, state={name_of_state: initial})
+    gradients = kernel.backward(saved, dy, {name_of_state: dfinal})
+    # Where truncation, of the square, and rounding, of its inverse, are both near 2^-34.
+    step = 2.0**-17
+
+    def assert_slope(found: Any, above: Any, below: Any) -> None:
+        assert torch.allclose(found.flatten(), (above - below) / (2 * step), rtol=2.0**-24, atol=2.0**-24)
+
+    inputs = torch.cat([x.flatten(), initial.flatten()])
+    moved = [inputs + sign * step * torch.eye(len(inputs), device="cuda", dtype=torch.float64) for sign in (1, -1)]
+    losses = [
+        loss(each[:, : x.numel()].reshape(-1, *x.shape[1:]).contiguous(), each[:, x.numel() :].contiguous(), bias, parameters)
+        for each in moved
+    ]
+    assert_slope(torch.cat([gradients["x"].flatten(), gradients["state"][name_of_state].flatten()]), *losses)
+    for found, vector in (
+        (gradients["bias"], bias),
+        *((gradients["parameters"][name], parameters[name]) for name in parameters),
+    ):
+        slopes = []
+        for sign in (1, -1):
+            each = []
+            for index in range(vector.numel()):
+                kept = vector.clone()
+                vector.view(-1)[index] += sign * step
+                each.append(loss(x, initial, bias, parameters))
+                vector.copy_(kept)
+            slopes.append(torch.cat(each))
+        assert_slope(found, *slopes)
+
+
+@pytest.mark.parametrize("layout", tuple(X_ORDER))
+@pytest.mark.parametrize("precision", ("fp64", "fp32", "bf16"))
+def test_gradients_of_a_layer(compiled: Callable[..., Kernel], precision: str, layout: str) -> None:
+    """A cell with its input projection against the same layer in torch."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(8)
+    batch, time, inputs, hidden = 3, 129, 40, 48
+    kernel = compiled(model="min_lstm", hidden_size=hidden, input_size=inputs, precision=precision, layout=layout)
+    gates = len(kernel.gates)
+    dtype = getattr(torch, DTYPES[precision])
+
+    def random(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda").to(dtype)
+
+    x, weight, bias = random(batch, time, inputs), random(gates * hidden, inputs) / inputs**0.5, random(gates, hidden)
+    dy = random(batch, time, hidden)
+    exact = [value.double().clone().requires_grad_() for value in (x, weight, bias)]
+    product = (exact[0] @ exact[1].T).reshape(batch, time, gates, hidden)
+    initial = torch.zeros(batch, hidden, device="cuda", dtype=torch.float64)
+    outputs, _ = plain_run(torch, "min_lstm", product + exact[2], initial, [])
+    expected = torch.autograd.grad((outputs * dy.double()).sum(), exact)
+
+    order = Y_ORDER[layout]
+    y, _, saved = kernel.forward(x.permute(order).contiguous(), weight=weight, bias=bias)
+    gradients = kernel.backward(saved, dy.permute(order).contiguous())
+    assert y.shape == dy.permute(order).shape
+    assert_near(torch, gradients["x"], expected[0].permute(order), precision)
+    assert_near(torch, gradients["weight"], expected[1], precision)
+    assert_near(torch, gradients["bias"], expected[2], precision)
 
 
 def test_gradients_of_slow_gates(compiled: Callable[..., Kernel]) -> None:

@@ -7,11 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from host_kernels import host_kernel
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs import GATE_KINDS, RAW_KINDS, drawn_coefficients, drawn_gates, drawn_parameters, drawn_state
-from oracle import CELLS, Arithmetic, Expected, assert_within, oracle
+from inputs import (
+    GATE_KINDS,
+    RAW_KINDS,
+    arranged,
+    by_time,
+    drawn_coefficients,
+    drawn_gates,
+    drawn_parameters,
+    drawn_state,
+    laid_out,
+)
+from oracle import CELLS, Arithmetic, Expected, assert_within, oracle, raw_gradients
 
+from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 BUILT_IN = tuple(name for name in CELLS if name != "raw")
@@ -115,3 +127,29 @@ def test_the_assertion_compares() -> None:
             assert_within(y, bound, wrong)
     with pytest.raises(AssertionError):
         assert_within(np.full((2, 3), np.nan), bound, y)
+
+
+@pytest.mark.parametrize("precision", PRECISION_NAMES)
+@given(kind=st.sampled_from(RAW_KINDS), seed=st.integers(0, 2**32 - 1))
+def test_gradients_of_the_host_are_within_the_bound(precision: str, kind: str, seed: int) -> None:
+    random, row = np.random.default_rng(seed), precision_of(precision)
+    time = int(random.integers(1, 90))
+    kernel = host_kernel("raw", 3, precision)
+    gates, h0 = drawn_coefficients(kind, seed, (time, 2, 3)), drawn_state("raw", seed, 2, 3)["h"]
+    storage = numpy_dtype(row.storage_dtype)
+    a, b, dy = (one.astype(storage) for one in (gates["a"], gates["b"], random.normal(size=(time, 2, 3))))
+    h0, dfinal = (one.astype(row.arithmetic_dtype) for one in (h0, random.normal(size=(2, 3))))
+    _, _, saved = kernel.forward(arranged(np, {"a": a, "b": b}, "BTD"), state={"h": h0})
+    found = kernel.backward(saved, np.ascontiguousarray(laid_out(dy, "BTD")), {"h": dfinal})
+    expected = raw_gradients(np, *(one.astype(np.float64) for one in (a, b, h0, dy, dfinal)), row)
+    for index, name in enumerate(("a", "b")):
+        assert_within(*expected[name], by_time(found["x"][:, :, index], "BTD"))
+    assert_within(*expected["initial"], found["state"]["h"])
+
+
+def test_gradients_by_hand() -> None:
+    """h[1] = 2 * 3 + 1, h[2] = 5 h[1]: with y[2] alone counted, all of it follows from the two slopes."""
+    a, b, h0 = np.array([2.0, 5.0]).reshape(2, 1, 1), np.array([1.0, 0.0]).reshape(2, 1, 1), np.full((1, 1), 3.0)
+    dy, dfinal = np.array([0.0, 1.0]).reshape(2, 1, 1), np.zeros((1, 1))
+    found = {name: value.ravel().tolist() for name, (value, _) in raw_gradients(np, a, b, h0, dy, dfinal, FP32).items()}
+    assert found == {"a": [15.0, 7.0], "b": [5.0, 1.0], "initial": [10.0]}

@@ -1,0 +1,70 @@
+"""Run every kernel once on small arrays, for compute-sanitizer to watch: `make sanitize`, or python tests/gpu/sanitize.py."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cupy
+import numpy as np
+from strategies import EVERY_WAY, kernel_taking, round_steps
+
+from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.precision import precision_of
+from minrnn_gen.store import Store, cache_folder
+
+BATCH = 2
+# A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.
+CELLS = (("qrnn", "fp32", 40), ("rg_lru", "bf16", 34), ("min_gru", "fp16", 33))
+# (direction, whether there are resets and lengths, whether the states of every step are returned)
+REGIMES = (("forward", False, False), ("reverse", True, True))
+
+
+def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
+    """Call forward, backward and step on a length of more than a round."""
+    contract, precision, random = kernel.contract, precision_of(kernel.spec.precision), np.random.default_rng(0)
+    time = round_steps(kernel.plan) + 5
+    if kernel.plan.group_tiles:
+        time = (kernel.plan.group_tiles + 1) * kernel.plan.tile_steps + 5
+
+    def normal(shape: tuple[int, ...], dtype: str = precision.storage_dtype) -> Any:
+        return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(dtype)))
+
+    states = {name: normal(contract.state_shape(BATCH), precision.arithmetic_dtype) for name in kernel.states}
+    vectors: dict[str, Any] = {
+        "bias": normal((len(kernel.gates), contract.hidden_size)),
+        "parameters": {name: normal(contract.parameter_shape) for name in kernel.parameters},
+        "state": states,
+    }
+    sequences: dict[str, Any] = {}
+    if has_sequences:
+        sequences = {
+            "resets": cupy.asarray(random.random((BATCH, time)) < 0.1),
+            "lengths": cupy.asarray(np.array([time, time // 2])),
+        }
+    x = normal(contract.shape(contract.x_axes, BATCH, time))
+    y, _, saved = kernel.forward(x, **vectors, **sequences, all_states=all_states)
+    kernel.backward(saved, y, states)
+    kernel.step(normal((BATCH, len(kernel.gates), contract.hidden_size)), **vectors)
+    cupy.cuda.Device().synchronize()
+
+
+def main() -> None:
+    store = Store(cache_folder())
+    for layout, strategy in EVERY_WAY:
+        for model, precision, hidden_size in CELLS:
+            for direction, has_sequences, all_states in REGIMES:
+                spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
+                try:
+                    kernel = kernel_taking(strategy, store, {**spec, "direction": direction})
+                except Infeasible as nothing:
+                    print(f"{layout} {precision}: {nothing}", flush=True)
+                    continue
+                print(layout, strategy, model, precision, direction, flush=True)
+                run(kernel, has_sequences, all_states)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

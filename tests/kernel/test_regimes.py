@@ -1,0 +1,54 @@
+"""How many kernels calls of many sizes compile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from host_kernels import compiled_for_host
+from scan_kernels_on_host import as_if_on_a_device
+
+from minrnn_gen import cuda
+from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass
+
+CALLS = 200
+# Few channels or enough, short sequences or not.
+REGIMES_BY_SIZE = 4
+
+
+class Nothing:
+    """A loaded kernel that does nothing when it is launched."""
+
+    def launch(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
+    load, compiled, cell = DeviceRun._load, [], kernel.built[0].cell
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled.append((kernel_pass, regime))
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    # Nor is the kernel of the hinted regime, which is for host arrays, ever launched.
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    random = np.random.default_rng(0)
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", load)
+        for _ in range(CALLS):
+            batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
+            y, _, saved = kernel.forward(np.zeros(kernel.contract.shape(kernel.contract.x_axes, batch, time), np.float32))
+            kernel.backward(saved, y)
+    counted = Counter((kernel_pass, regime.alignment_bytes) for kernel_pass, regime in compiled)
+    assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
+    # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
+    assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
