@@ -73,17 +73,7 @@ def _cell(problem: Problem, inputs: Inputs, layout: str) -> Contender:
     kernels: list[minrnn_gen.Kernel] = []
 
     def prepare() -> Run:
-        kernel = minrnn_gen.compile(
-            {
-                "model": problem.model,
-                "hidden_size": problem.channels,
-                "precision": problem.precision,
-                "layout": layout,
-                "batch": problem.batch,
-                "time": problem.time,
-                "training": problem.task != "forward",
-            }
-        )
+        kernel = minrnn_gen.compile({**problem.spec, "layout": layout})
         kernels.append(kernel)
         x = inputs.array("x", layout)
         if problem.task == "forward":

@@ -34,7 +34,7 @@ def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
         return {"y": reference.relative_error(y.astype("float64"), expected())}
 
     def on_gpu() -> Run:
-        kernel = minrnn_gen.compile(spec_of(problem))
+        kernel = minrnn_gen.compile(problem.spec)
         x_gpu, weight_gpu = (gpu.torch.from_numpy(array).cuda() for array in (x, weight))
         return lambda: {"y": kernel(x_gpu, weight=weight_gpu)[0]}
 
@@ -46,19 +46,6 @@ def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
         ),
         Contender("GPU", on_gpu, judged, shares=shares),
     ]
-
-
-def spec_of(problem: Problem) -> dict[str, Any]:
-    """Return the spec of the layer."""
-    return {
-        "model": problem.model,
-        "hidden_size": problem.channels,
-        "input_size": problem.inputs,
-        "precision": problem.precision,
-        "batch": problem.batch,
-        "time": problem.time,
-        "training": False,
-    }
 
 
 def host_inputs(problem: Problem, seed: int) -> tuple[Any, Any]:
@@ -88,7 +75,7 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
 
     from minrnn_gen import cpu
 
-    spec = load_spec(spec_of(problem))
+    spec = load_spec(problem.spec)
     lowered = Builder(spec, target_of(spec), Store(cache_folder())).lowered
     initial = {name: numpy.zeros((problem.batch, problem.channels), numpy.float32) for name in lowered.states}
 

@@ -118,17 +118,7 @@ def _autograd(problem: Problem, inputs: Inputs, layer: Layer) -> Run:
 
 
 def _kernel(problem: Problem, inputs: Inputs) -> Run:
-    kernel = minrnn_gen.compile(
-        {
-            "model": problem.model,
-            "hidden_size": problem.channels,
-            "input_size": problem.inputs,
-            "precision": problem.precision,
-            "batch": problem.batch,
-            "time": problem.time,
-            "training": problem.task != "forward",
-        }
-    )
+    kernel = minrnn_gen.compile(problem.spec)
     x, weight, dy = (inputs.array(name) for name in ("x", "weight", "dy"))
     if problem.task == "forward":
         return lambda: {"y": kernel(x, weight=weight)[0]}

@@ -42,6 +42,19 @@ class Problem(pydantic.BaseModel):
         return " ".join(filter(None, (self.model, sizes, self.precision, "" if self.task == "forward" else self.task)))
 
     @property
+    def spec(self) -> dict[str, str | int | bool | None]:
+        """The spec of the kernel for it, in the default layout."""
+        return {
+            "model": self.model,
+            "hidden_size": self.channels,
+            "input_size": self.inputs,
+            "precision": self.precision,
+            "batch": self.batch,
+            "time": self.time,
+            "training": self.task != "forward",
+        }
+
+    @property
     def elements(self) -> int:
         """The elements of y."""
         return self.batch * self.time * self.channels
