@@ -1,6 +1,7 @@
 """Times candidates of a problem beside a copy of the same bytes: what the cost model was fitted to, and its regret.
 
-Usage, on a GPU and with torch: `python benchmarks/candidates.py OUT.json`. Of each problem the best predicted candidates
+Usage, on a GPU and with torch: `python benchmarks/candidates.py OUT.json [MODEL ...]`. Of each problem the best predicted
+candidates
 and as many drawn from the others; medians of runs with a cold L2, no errors taken (the tests hold every kernel against fp64).
 """
 
@@ -38,7 +39,14 @@ PROBLEMS = (
     ("min_gru", 8, 4096, 1024, "bf16"),
     ("min_lstm", 8, 16384, 1536, "bf16"),
     ("min_lstm", 1, 65536, 512, "fp32"),
+    ("scan", 8, 16384, 1536, "fp32"),
+    ("scan", 8, 16384, 1536, "bf16"),
+    ("scan", 1, 65536, 512, "fp32"),
 )
+# What is no built-in cell: the raw scan, as `minrnn_gen.scan` has it.
+CELLS: dict[str, dict[str, object]] = {
+    "scan": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
+}
 LAYOUTS = ("BTD", "BDT")
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 BEST, OTHERS = 20, 20
@@ -79,10 +87,11 @@ def built(builder: Builder, solution: Solution, ranks: list[int]) -> dict[int, B
 def measured(model: str, batch: int, time: int, hidden_size: int, precision: str, layout: str, flushed: torch.Tensor) -> Any:
     """Yield, for each pass of a problem, the times of its candidates in the order of the cost model, and that of the copy."""
     spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout, "batch": batch, "time": time}
-    kernel = minrnn_gen.compile(spec)
+    kernel = minrnn_gen.compile(spec, model=CELLS.get(model, model))
     builder = Builder(kernel.spec, target_of(kernel.spec), Store(cache_folder()))
     sizes = {"b": batch, "t": time, "g": len(kernel.gates), "h": hidden_size}
-    x = torch.randn([sizes[axis] for axis in X_AXES[layout]], device="cuda").to(
+    # Between 0 and 1: of a raw scan these are the coefficients themselves.
+    x = torch.rand([sizes[axis] for axis in X_AXES[layout]], device="cuda").to(
         getattr(torch, precision_of(precision).storage_dtype)
     )
     dy = torch.randn_like(kernel(x)[0])
@@ -107,7 +116,8 @@ def measured(model: str, batch: int, time: int, hidden_size: int, precision: str
 def main() -> None:
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
     found: list[Any] = []
-    for problem in PROBLEMS:
+    wanted = [problem for problem in PROBLEMS if not sys.argv[2:] or problem[0] in sys.argv[2:]]
+    for problem in wanted:
         for layout in LAYOUTS:
             for one in measured(*problem, layout, flushed):
                 found.append(one)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
-from minrnn_gen.errors import BadInput, CompileFailed, NotGenerated, PromiseBroken, ToolchainMissing
+from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
@@ -33,13 +33,11 @@ from minrnn_gen.store import Store, digest, package_digest
 if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has no answer
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
-    from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
+    from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.plan.solver import Solution
 
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
 ATTEMPTS = 16
-# The classes of cells that kernels exist for.
-GENERATED_KINDS = ("affine-diagonal",)
 
 
 @dataclass(frozen=True)
@@ -94,39 +92,35 @@ class Builder:
 
     @cached_property
     def _proved(self) -> tuple[Cell, Recurrence]:
-        """The cell, parsed and classified; raises NotGenerated for a class without kernels."""
+        """The cell, parsed and classified."""
         from minrnn_gen.cell.analysis import classify
         from minrnn_gen.cell.language import parse_cell
 
         cell = parse_cell(self.cell_source)
-        recurrence = classify(cell)
-        if recurrence.kind not in GENERATED_KINDS:
-            raise NotGenerated(
-                f"{self._asking}: model: {cell.name} is a {recurrence.kind} cell, for which no kernel is generated yet; "
-                f"{', '.join(GENERATED_KINDS)} cells are, see 'minrnn-gen cells'"
-            )
-        return cell, recurrence
+        return cell, classify(cell)
 
     @cached_property
-    def lowered(self) -> LoweredScan:
-        """The cell's forward, lowered.
-
-        Raises NotGenerated for a class without kernels, BadInput for one that the spec's scan_arithmetic does not fit.
-        """
+    def lowered(self) -> Lowered:
+        """The cell's forward, lowered; raises BadInput for a cell that the spec's scan_arithmetic does not fit."""
         from minrnn_gen.cell.lowering import lower_scan
+        from minrnn_gen.cell.lowering_steps import lower_steps
 
-        proved = self._proved
+        cell, recurrence = self._proved
         try:
-            return lower_scan(*proved, self.spec.scan_arithmetic)
+            if recurrence.kind != "affine-diagonal" and self.spec.scan_arithmetic == "linear":
+                return lower_steps(cell)
+            return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
         except BadInput as refused:
             raise self.spec.error("scan_arithmetic", str(refused)) from None
 
     @cached_property
-    def lowered_backward(self) -> LoweredScanBackward:
-        """The cell's backward, lowered; raises NotGenerated for a class without kernels."""
+    def lowered_backward(self) -> LoweredBackward:
+        """The cell's backward, lowered."""
         from minrnn_gen.cell.lowering import lower_scan_backward
+        from minrnn_gen.cell.lowering_steps import lower_steps_backward
 
-        return lower_scan_backward(*self._proved)
+        cell, recurrence = self._proved
+        return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
 
     @property
     def hinted_sizes(self) -> Sizes:
@@ -298,7 +292,7 @@ class Builder:
             toolchain_version() or "",
         )
 
-    def _lowered_for(self, kernel_pass: KernelPass) -> LoweredScan | LoweredScanBackward:
+    def _lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
@@ -320,7 +314,9 @@ class Builder:
             kernel_pass=kernel_pass,
             cell=CellShape(
                 name=lowered.name,
+                kind=self._proved[1].kind,
                 gates=lowered.gates,
+                recurrent_gates=self._proved[0].recurrent_gates,
                 states=lowered.states,
                 parameters=lowered.parameters,
                 carried_count=len(lowered.carried),
@@ -340,5 +336,5 @@ class Builder:
 
 
 def _cell_shape_from(data: Mapping[str, Any]) -> CellShape:
-    names = ("gates", "states", "parameters")
+    names = ("gates", "recurrent_gates", "states", "parameters")
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

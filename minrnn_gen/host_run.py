@@ -13,6 +13,7 @@ from minrnn_gen import cpu, cuda
 from minrnn_gen.arguments import Y_AXES, Call, Contract, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.build import Builder
+from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import StepMarks
 from minrnn_gen.cpu_backward import run_scan_backward
 from minrnn_gen.cpu_recurrence import ScanMethod, Values
@@ -114,9 +115,11 @@ class HostRun:
         """Run a call of one direction; `y` and `kept` are [T, B, H]."""
         gates, vectors, initial = _gates_by_time(call), self._vectors(call), self._initial(call, arithmetic)
         last = [as_numpy(one) for one in final]
+        lowered = self.builder.lowered
+        assert isinstance(lowered, LoweredScan)
         for stretch in _stretches(call):
             found = cpu.run_scan(
-                self.builder.lowered,
+                lowered,
                 stretch.of(gates),
                 **vectors,
                 initial={name: one[stretch.sequences] for name, one in initial.items()},
@@ -134,6 +137,7 @@ class HostRun:
     ) -> None:
         """Run back through a call of one direction, and add to `sums` [gates + parameters, H]."""
         contract, lowered = self.contract, self.builder.lowered_backward
+        assert isinstance(lowered, LoweredScanBackward)
         carried = contract.precision.arithmetic_dtype
         gates, vectors, initial = _gates_by_time(call), self._vectors(call), self._initial(call, carried)
         dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])

@@ -7,7 +7,8 @@ from functools import cache
 
 import jinja2
 
-from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward, Program
+from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Constraint
@@ -19,7 +20,7 @@ HEADER_COLUMNS = 120
 class _CellNames:
     """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
 
-    lowered: LoweredScan | LoweredScanBackward
+    lowered: Lowered | LoweredBackward
 
     @property
     def name(self) -> str:
@@ -185,6 +186,109 @@ class CellBackwardText(_CellNames):
         return tuple((name, places[name]) for name in program.inputs)
 
 
+@dataclass(frozen=True)
+class _StepsNames(_CellNames):
+    """What the templates read of a cell that is run step after step, in either pass."""
+
+    lowered: LoweredSteps | LoweredStepsBackward
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The recurrent gates, in R's order."""
+        return self.lowered.recurrent_gates
+
+    @property
+    def output_place(self) -> int:
+        """The place of the output among the states; -1 where it is none of them."""
+        output = self.lowered.output_state
+        return -1 if output is None else self.states.index(output)
+
+    def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
+        """(name, where its value is) of each input of `program`."""
+        places = {"gradient_y": "dy"}
+        for label, names, place in (
+            ("W", self.gates, "gate"),
+            ("R", self.products, "product"),
+            ("previous", self.states, "previous"),
+            ("parameter", self.parameters, "parameter"),
+            ("gradient_state", self.states, "dstate"),
+        ):
+            places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
+        return tuple((name, places[name]) for name in program.inputs)
+
+
+@dataclass(frozen=True)
+class StepsText(_StepsNames):
+    """One step of a cell as the templates read it."""
+
+    lowered: LoweredSteps
+
+    @property
+    def step_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.step)
+
+    @property
+    def step_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.step.statements)
+
+    @property
+    def step_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.step.results)
+        return (
+            *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
+            ("y", names["y"]),
+        )
+
+
+@dataclass(frozen=True)
+class StepsBackwardText(_StepsNames):
+    """The vector-Jacobian product of one step as the templates read it."""
+
+    lowered: LoweredStepsBackward
+
+    @property
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
+
+    @property
+    def read_products(self) -> tuple[int, ...]:
+        """The places of the products that the gradients depend on."""
+        return tuple(self.products.index(gate) for gate in self.lowered.read_products)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values after each step the kernel reads."""
+        return self.lowered.read_states
+
+    @property
+    def saved_places(self) -> tuple[int, ...]:
+        """The places of `saved_states` among all states."""
+        return tuple(self.states.index(state) for state in self.saved_states)
+
+    @property
+    def backward_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.backward)
+
+    @property
+    def backward_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.backward.statements)
+
+    @property
+    def backward_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.backward.results)
+        return tuple(
+            (f"{place}.at[{index}]", names[f"gradient_{label}_{name}"])
+            for label, listed, place in (
+                ("W", self.gates, "gate"),
+                ("R", self.products, "product"),
+                ("previous", self.states, "previous"),
+                ("parameter", self.parameters, "parameter"),
+            )
+            for index, name in enumerate(listed)
+        )
+
+
 def comment(text: str) -> str:
     """Make `text` safe to stand in a // comment: printable ASCII, and no backslash that could continue the line."""
     return "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
@@ -220,7 +324,18 @@ def environment() -> jinja2.Environment:
     )
 
 
-def render(plan: KernelPlan, cell: LoweredScan | LoweredScanBackward, header: tuple[str, ...]) -> str:
+def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str, ...]) -> str:
     """Render the plan's template with exactly `plan`, `cell` and `header`."""
-    text = CellText(cell) if isinstance(cell, LoweredScan) else CellBackwardText(cell)
-    return environment().get_template(plan.template).render(plan=plan, cell=text, header=header)
+    return environment().get_template(plan.template).render(plan=plan, cell=_text_of(cell), header=header)
+
+
+def _text_of(cell: Lowered | LoweredBackward) -> _CellNames:
+    match cell:
+        case LoweredScan():
+            return CellText(cell)
+        case LoweredScanBackward():
+            return CellBackwardText(cell)
+        case LoweredSteps():
+            return StepsText(cell)
+        case LoweredStepsBackward():
+            return StepsBackwardText(cell)

@@ -74,9 +74,11 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
     import numpy
 
     from minrnn_gen import cpu
+    from minrnn_gen.cell.lowering import LoweredScan
 
     spec = load_spec(problem.spec)
     lowered = Builder(spec, target_of(spec), Store(cache_folder())).lowered
+    assert isinstance(lowered, LoweredScan)
     initial = {name: numpy.zeros((problem.batch, problem.channels), numpy.float32) for name in lowered.states}
 
     def run() -> Arrays:

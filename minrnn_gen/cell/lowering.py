@@ -1,4 +1,4 @@
-"""Cells to straight-line programs: one time step of any cell and the two halves of a scan, and the backward of each."""
+"""Scans to straight-line programs: the two halves of a forward, and the backward."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, output_state
 from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program, Statement
+from minrnn_gen.cell.program_names import (
+    INCOMING_Y,
+    current_of,
+    gates_of,
+    incoming_gradient,
+    parameters_of,
+    previous_of,
+    program_name,
+)
 from minrnn_gen.errors import BadInput
 
 __all__ = [
+    "Lowered",
+    "LoweredBackward",
     "LoweredScan",
     "LoweredScanBackward",
     "Program",
     "Statement",
     "lower_scan",
     "lower_scan_backward",
-    "lower_step",
-    "lower_step_backward",
 ]
 
 
@@ -139,33 +149,8 @@ class LoweredScanBackward:
         return self.adjoint.transcendental_count + self.gradients.transcendental_count
 
 
-def lower_step(cell: Cell) -> Program:
-    """Return one time step of `cell`.
-
-    Inputs are `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, in the cell's orders; results are
-    `state_<state>` for each state, and `y`.
-    """
-    builder = ProgramBuilder(_step_inputs(cell))
-    for symbol, expression in cell.definitions:
-        builder.define(symbol, expression, _program_name(cell, symbol))
-    results = {f"state_{state}": ex.current(state) for state in cell.states}
-    return builder.program({**results, "y": cell.output})
-
-
-def lower_step_backward(cell: Cell) -> Program:
-    """Return the vector-Jacobian product of one time step of `cell`.
-
-    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, and `gradient_y`. Results
-    are `gradient_<input>` for each input of `lower_step`: `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>`
-    and `gradient_parameter_<name>`.
-    """
-    inputs, incoming = _step_inputs(cell), {_incoming(state): f"gradient_state_{state}" for state in cell.states}
-    builder = ProgramBuilder(inputs | incoming | {_INCOMING_Y: "gradient_y"})
-    for symbol, expression in cell.definitions:
-        builder.define(symbol, expression, _program_name(cell, symbol))
-    seeds = [(ex.current(state), _incoming(state)) for state in cell.states]
-    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, _INCOMING_Y)], list(inputs))
-    return builder.program({f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()})
+Lowered = LoweredScan | LoweredSteps
+LoweredBackward = LoweredScanBackward | LoweredStepsBackward
 
 
 def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmetic = "linear") -> LoweredScan:
@@ -175,11 +160,11 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
     """
     _check_scan(cell, recurrence)
     output = _Output(cell)
-    looking_back = _reached(cell, set(_previous(cell)))
-    coefficients = ProgramBuilder(_gates(cell) | _parameters(cell))
+    looking_back = _reached(cell, set(previous_of(cell)))
+    coefficients = ProgramBuilder(gates_of(cell) | parameters_of(cell))
     for symbol, expression in cell.definitions:
         if symbol not in looking_back:
-            coefficients.define(symbol, expression, _program_name(cell, symbol))
+            coefficients.define(symbol, expression, program_name(cell, symbol))
     results: dict[str, Expr] = {}
     for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True):
         results |= {f"a_{state}": a, f"b_{state}": b}
@@ -204,9 +189,9 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
     coefficients = [(state, a, b) for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True)]
 
     adjoint = _backward_builder(cell)
-    current, previous = _looking_back(cell), _previous(cell)
-    from_y = dict.fromkeys(_current(cell), ex.ZERO)
-    from_y |= vector_jacobian_product(adjoint, [(cell.output, _INCOMING_Y)], [*current, *previous])
+    current, previous = _looking_back(cell), previous_of(cell)
+    from_y = dict.fromkeys(current_of(cell), ex.ZERO)
+    from_y |= vector_jacobian_product(adjoint, [(cell.output, INCOMING_Y)], [*current, *previous])
     looks_back = tuple(state for state in cell.states if from_y[ex.previous(state)] != 0)
     results: dict[str, Expr] = {}
     for state, a, _ in coefficients:
@@ -214,14 +199,13 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
     results |= {f"f_{state}": from_y[ex.previous(state)] for state in looks_back}
 
     builder = _backward_builder(cell)
-    incoming = [(cell.output, _INCOMING_Y)]
+    incoming = [(cell.output, INCOMING_Y)]
     for state, a, b in coefficients:
-        incoming += [(a, ex.multiply(_incoming(state), ex.previous(state))), (b, _incoming(state))]
-    inputs = _gates(cell) | _parameters(cell)
+        incoming += [(a, ex.multiply(incoming_gradient(state), ex.previous(state))), (b, incoming_gradient(state))]
+    inputs = gates_of(cell) | parameters_of(cell)
     gradients = vector_jacobian_product(builder, incoming, list(inputs))
     labelled = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
-    output = builder.value(cell.output)
     return LoweredScanBackward(
         name=cell.name,
         gates=cell.gates,
@@ -230,7 +214,7 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
         adjoint=adjoint.program(results, needed_inputs_only=True),
         gradients=builder.program(labelled, needed_inputs_only=True),
         looks_back=looks_back,
-        output_state=next((state for state in cell.states if output == builder.value(ex.current(state))), None),
+        output_state=output_state(cell, builder),
         equations=cell.equations,
     )
 
@@ -238,18 +222,18 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
 def _backward_builder(cell: Cell) -> ProgramBuilder:
     """Return a builder in which the states that look back are inputs, and all else is defined."""
     current = _looking_back(cell)
-    incoming = {_incoming(state): f"delta_{state}" for state in cell.states} | {_INCOMING_Y: "gradient_y"}
-    builder = ProgramBuilder(_gates(cell) | _parameters(cell) | current | _previous(cell) | incoming)
+    incoming = {incoming_gradient(state): f"delta_{state}" for state in cell.states} | {INCOMING_Y: "gradient_y"}
+    builder = ProgramBuilder(gates_of(cell) | parameters_of(cell) | current | previous_of(cell) | incoming)
     for symbol, expression in cell.definitions:
         if symbol not in current:
-            builder.define(symbol, expression, _program_name(cell, symbol))
+            builder.define(symbol, expression, program_name(cell, symbol))
     return builder
 
 
 def _looking_back(cell: Cell) -> dict[Symbol, str]:
     """Return the current values of the states that depend on a previous one."""
-    reached = _reached(cell, set(_previous(cell)))
-    return {symbol: name for symbol, name in _current(cell).items() if symbol in reached}
+    reached = _reached(cell, set(previous_of(cell)))
+    return {symbol: name for symbol, name in current_of(cell).items() if symbol in reached}
 
 
 class _Output:
@@ -261,8 +245,8 @@ class _Output:
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._lets = {ex.named(name): expression for name, expression in cell.lets}
-        self._stateful = _reached(cell, {*_current(cell), *_previous(cell)})
-        self._gated = _reached(cell, set(_gates(cell))) - self._stateful
+        self._stateful = _reached(cell, {*current_of(cell), *previous_of(cell)})
+        self._gated = _reached(cell, set(gates_of(cell))) - self._stateful
         self.carried: dict[str, Expr] = {}
         self._carried_symbols: dict[Expr, Symbol] = {}
         needed = self._needed_lets()
@@ -290,7 +274,7 @@ class _Output:
             return ex.rebuilt(expression, [self._with_carried(operand) for operand in ex.operation(expression)[1]])
         if expression not in self._carried_symbols:
             anonymous = not isinstance(expression, Symbol)
-            name = f"carried_{len(self.carried)}" if anonymous else _program_name(self._cell, expression)
+            name = f"carried_{len(self.carried)}" if anonymous else program_name(self._cell, expression)
             self.carried[name] = expression
             # With a space, which no name of the language has: a cell may have a value called carried_0.
             self._carried_symbols[expression] = ex.named(f"carried {name}") if anonymous else expression
@@ -298,11 +282,11 @@ class _Output:
 
     def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:
         used = {symbol for expression in (*lets.values(), output) for symbol in ex.symbols_of(expression)}
-        previous = {symbol: name for symbol, name in _previous(self._cell).items() if symbol in used}
+        previous = {symbol: name for symbol, name in previous_of(self._cell).items() if symbol in used}
         carried = dict(zip(self._carried_symbols.values(), self.carried, strict=True))
-        builder = ProgramBuilder(_current(self._cell) | previous | carried | _parameters(self._cell))
+        builder = ProgramBuilder(current_of(self._cell) | previous | carried | parameters_of(self._cell))
         for symbol, expression in lets.items():
-            builder.define(symbol, expression, _program_name(self._cell, symbol))
+            builder.define(symbol, expression, program_name(self._cell, symbol))
         return builder.program({"y": output})
 
 
@@ -328,37 +312,3 @@ def _check_signs(cell: Cell, state: str, builder: ProgramBuilder, coefficients: 
                 f"{name} = {shown_equation(value)} in the cell {cell.name}; use the model min_gru_log or min_lstm_log, "
                 "or 'linear'"
             )
-
-
-_INCOMING_Y = ex.named("gradient of the output")  # spaces: no name of the language
-
-
-def _incoming(state: str) -> Symbol:
-    """The gradient of state[t]."""
-    return ex.named(f"gradient of {state}[t]")
-
-
-def _step_inputs(cell: Cell) -> dict[Symbol, str]:
-    products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
-    return _gates(cell) | products | _previous(cell) | _parameters(cell)
-
-
-def _gates(cell: Cell) -> dict[Symbol, str]:
-    return {ex.gate(gate): f"W_{gate}" for gate in cell.gates}
-
-
-def _previous(cell: Cell) -> dict[Symbol, str]:
-    return {ex.previous(state): f"previous_{state}" for state in cell.states}
-
-
-def _current(cell: Cell) -> dict[Symbol, str]:
-    return {ex.current(state): f"state_{state}" for state in cell.states}
-
-
-def _parameters(cell: Cell) -> dict[Symbol, str]:
-    return {ex.named(parameter): f"parameter_{parameter}" for parameter in cell.parameters}
-
-
-def _program_name(cell: Cell, symbol: Symbol) -> str:
-    """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
-    return (_gates(cell) | _current(cell)).get(symbol) or f"let_{symbol.name}"

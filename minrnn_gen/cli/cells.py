@@ -69,12 +69,12 @@ def show(name: CellName, as_json: AsJson = False) -> None:
 
 def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
     """Read and classify the cell `name`; raises BadInput where it is none."""
-    from minrnn_gen.build import GENERATED_KINDS
     from minrnn_gen.cell.analysis import classify
     from minrnn_gen.cell.files import CellFile, find_cell
     from minrnn_gen.cell.language import parse_cell
     from minrnn_gen.cell.text import equation_text
     from minrnn_gen.documents import validated
+    from minrnn_gen.plan.families import GENERATED_KINDS
 
     source = find_cell(name, Path.cwd(), "cells show")
     cell = parse_cell(source)

@@ -11,6 +11,8 @@ from minrnn_gen.precision import Precision
 
 KernelPass = Literal["forward", "backward", "step"]
 Layout = Literal["BTD", "TBD", "BDT"]
+# As cell.analysis proves it.
+CellKind = Literal["affine-diagonal", "diagonal", "dense"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
@@ -25,14 +27,16 @@ SHORT_STEPS = 128
 
 @dataclass(frozen=True)
 class CellShape:
-    """What planning needs to know of a cell in one pass: names and counts.
+    """What planning needs to know of a cell in one pass: its class, names and counts.
 
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
     `transcendental_count` of what is done with them.
     """
 
     name: str
+    kind: CellKind
     gates: tuple[str, ...]
+    recurrent_gates: tuple[str, ...]
     states: tuple[str, ...]
     parameters: tuple[str, ...]
     carried_count: int

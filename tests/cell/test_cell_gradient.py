@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering import lower_step, lower_step_backward
+from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.text import equation_text
 

@@ -14,7 +14,8 @@ from test_cell_lowering import SCANS, scan_cells
 from minrnn_gen import cpu
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward, lower_step, lower_step_backward
+from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
+from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cpu import run_scan
 from minrnn_gen.cpu_backward import run_scan_backward
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from minrnn_gen.cell import analysis, expressions, files, functions, language, lowering, numbering, program, syntax, text
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
-from minrnn_gen.cell.lowering import lower_scan, lower_step
+from minrnn_gen.cell.lowering import lower_scan
+from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.errors import BadInput
 
 TEXTS = [built_in(name).equations for name in library_names()]

@@ -12,7 +12,7 @@ from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import library_names
-from minrnn_gen.cell.lowering import lower_step
+from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.text import equation_text
 from minrnn_gen.errors import BadInput
 

@@ -28,9 +28,8 @@ from minrnn_gen.cell.lowering import (
     Program,
     lower_scan,
     lower_scan_backward,
-    lower_step,
-    lower_step_backward,
 )
+from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.errors import BadInput
 
 SCANS = [name for name in library_names() if classify(built_in(name)).kind == "affine-diagonal"]

@@ -12,7 +12,8 @@ from cells_for_tests import built_in, cell_of
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
-from minrnn_gen.cell.lowering import lower_scan, lower_step
+from minrnn_gen.cell.lowering import lower_scan
+from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.program import Array, Program
 
 

@@ -29,9 +29,11 @@ def problems() -> Iterator[tuple[Problem, Family]]:
     """Yield problems that between them make every family declare whatever it may declare."""
     cell = CellShape(
         "cell",
-        ("z", "h"),
-        ("h",),
-        (),
+        "affine-diagonal",
+        gates=("z", "h"),
+        recurrent_gates=(),
+        states=("h",),
+        parameters=(),
         carried_count=0,
         read_count=4,
         written_count=2,

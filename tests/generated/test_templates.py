@@ -16,7 +16,7 @@ import pytest
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.source import CellBackwardText, CellText, environment
+from minrnn_gen.source import CellBackwardText, CellText, StepsBackwardText, StepsText, environment
 
 FOLDER = package_folder("templates")
 TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
@@ -75,12 +75,16 @@ def test_the_context_is_plan_cell_and_header(name: str) -> None:
     assert jinja2.meta.find_undeclared_variables(parsed(name)) <= CONTEXT
 
 
+# Of a scan and of steps, forward and backward.
+TEXTS = {False: (CellText, StepsText), True: (CellBackwardText, StepsBackwardText)}
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     """Attributes, filters and tests that exist; no calls: a template computes nothing."""
     members = {
         "plan": {field.name for field in dataclasses.fields(KernelPlan)},
-        "cell": {member for member in dir(CellBackwardText if "backward" in name else CellText) if not member.startswith("_")},
+        "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
     }
     tree = parsed(name)
     for node in tree.find_all(jinja2.nodes.Getattr):

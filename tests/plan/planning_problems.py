@@ -52,6 +52,8 @@ shapes = st.one_of(
     st.builds(
         CellShape,
         name=st.just("drawn"),
+        kind=st.just("affine-diagonal"),
+        recurrent_gates=st.just(()),
         gates=st.integers(1, 6).map(lambda count: tuple(f"g{index}" for index in range(count))),
         states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
         parameters=st.integers(0, 2).map(lambda count: tuple(f"p{index}" for index in range(count))),

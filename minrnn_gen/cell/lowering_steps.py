@@ -1,0 +1,182 @@
+"""Cells run step after step: one time step of any cell as a program, and its vector-Jacobian product as another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.gradient import vector_jacobian_product
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.numbering import ProgramBuilder
+from minrnn_gen.cell.program import Program
+from minrnn_gen.cell.program_names import INCOMING_Y, incoming_gradient, program_name, step_inputs
+
+
+@dataclass(frozen=True)
+class LoweredSteps:
+    """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
+
+    `step` takes what it needs of `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives `state_<state>`
+    of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a dense cell is.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    recurrent_gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    step: Program
+    output_state: str | None
+    equations: str
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Nothing is carried from one program to another: there is one."""
+        return ()
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per element and step."""
+        return self.step.operation_count
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
+        return self.step.transcendental_count
+
+
+@dataclass(frozen=True)
+class LoweredStepsBackward:
+    """The vector-Jacobian product of one step of a `LoweredSteps`, as one program per element.
+
+    `backward` takes what it needs of the inputs of `step`, of `gradient_state_<state>` (of each next state) and `gradient_y`,
+    and gives `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>` and `gradient_parameter_<name>`. It computes
+    the step again: what it reads is the gates, the products and the states before the step, whose values are saved.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    recurrent_gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    backward: Program
+    output_state: str | None
+    equations: str
+
+    @property
+    def read_gates(self) -> tuple[str, ...]:
+        """The gates whose values the backward reads."""
+        return tuple(gate for gate in self.gates if f"W_{gate}" in self.backward.inputs)
+
+    @property
+    def read_products(self) -> tuple[str, ...]:
+        """The recurrent gates whose products the backward reads."""
+        return tuple(gate for gate in self.recurrent_gates if f"R_{gate}" in self.backward.inputs)
+
+    @property
+    def read_states(self) -> tuple[str, ...]:
+        """The states whose values the backward reads, all of them before a step."""
+        return tuple(state for state in self.states if f"previous_{state}" in self.backward.inputs)
+
+    @property
+    def previous_states(self) -> tuple[str, ...]:
+        """The states whose values before a step the backward reads."""
+        return self.read_states
+
+    @property
+    def current_states(self) -> tuple[str, ...]:
+        """The states whose values after a step the backward reads: none, they are computed again."""
+        return ()
+
+    @property
+    def needs_saved_states(self) -> tuple[str, ...]:
+        """The states that a forward has to save for the backward, because y is not one of them."""
+        return tuple(state for state in self.read_states if state != self.output_state)
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per element and step."""
+        return self.backward.operation_count
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per element and step: exponentials, logarithms, reciprocals."""
+        return self.backward.transcendental_count
+
+
+def lower_steps(cell: Cell) -> LoweredSteps:
+    """Return the program of one step of `cell`, of whatever class."""
+    builder = _step_builder(cell, step_inputs(cell))
+    results = {f"state_{state}": ex.current(state) for state in cell.states}
+    return LoweredSteps(
+        name=cell.name,
+        gates=cell.gates,
+        recurrent_gates=cell.recurrent_gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        step=builder.program({**results, "y": cell.output}, needed_inputs_only=True),
+        output_state=output_state(cell, builder),
+        equations=cell.equations,
+    )
+
+
+def lower_steps_backward(cell: Cell) -> LoweredStepsBackward:
+    """Return the backward program of one step of `cell`, of whatever class."""
+    builder, results = _step_backward(cell)
+    return LoweredStepsBackward(
+        name=cell.name,
+        gates=cell.gates,
+        recurrent_gates=cell.recurrent_gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        backward=builder.program(results, needed_inputs_only=True),
+        output_state=output_state(cell, builder),
+        equations=cell.equations,
+    )
+
+
+def lower_step(cell: Cell) -> Program:
+    """Return one time step of `cell`.
+
+    Inputs are `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, in the cell's orders; results are
+    `state_<state>` for each state, and `y`.
+    """
+    builder = _step_builder(cell, step_inputs(cell))
+    results = {f"state_{state}": ex.current(state) for state in cell.states}
+    return builder.program({**results, "y": cell.output})
+
+
+def lower_step_backward(cell: Cell) -> Program:
+    """Return the vector-Jacobian product of one time step of `cell`.
+
+    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, and `gradient_y`. Results
+    are `gradient_<input>` for each input of `lower_step`: `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>`
+    and `gradient_parameter_<name>`.
+    """
+    builder, results = _step_backward(cell)
+    return builder.program(results)
+
+
+def _step_backward(cell: Cell) -> tuple[ProgramBuilder, dict[str, Expr]]:
+    """Return the gradients of one step by label, and what numbers them."""
+    inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
+    builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
+    seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
+    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, INCOMING_Y)], list(inputs))
+    return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
+
+
+def _step_builder(cell: Cell, inputs: Mapping[Symbol, str]) -> ProgramBuilder:
+    """Return a builder in which all of the cell is defined."""
+    builder = ProgramBuilder(inputs)
+    for symbol, expression in cell.definitions:
+        builder.define(symbol, expression, program_name(cell, symbol))
+    return builder
+
+
+def output_state(cell: Cell, builder: ProgramBuilder) -> str | None:
+    """Return the state that the output is, if it is one as such."""
+    output = builder.value(cell.output)
+    return next((state for state in cell.states if output == builder.value(ex.current(state))), None)

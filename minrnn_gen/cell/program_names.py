@@ -1,0 +1,45 @@
+"""The symbols of a cell, each with its name in a program."""
+
+from __future__ import annotations
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Symbol
+from minrnn_gen.cell.language import Cell
+
+INCOMING_Y = ex.named("gradient of the output")  # spaces: no name of the language
+
+
+def incoming_gradient(state: str) -> Symbol:
+    """The gradient of state[t]."""
+    return ex.named(f"gradient of {state}[t]")
+
+
+def step_inputs(cell: Cell) -> dict[Symbol, str]:
+    """What a step is computed from."""
+    products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
+    return gates_of(cell) | products | previous_of(cell) | parameters_of(cell)
+
+
+def gates_of(cell: Cell) -> dict[Symbol, str]:
+    """W.g of every gate."""
+    return {ex.gate(gate): f"W_{gate}" for gate in cell.gates}
+
+
+def previous_of(cell: Cell) -> dict[Symbol, str]:
+    """s[t-1] of every state."""
+    return {ex.previous(state): f"previous_{state}" for state in cell.states}
+
+
+def current_of(cell: Cell) -> dict[Symbol, str]:
+    """s[t] of every state."""
+    return {ex.current(state): f"state_{state}" for state in cell.states}
+
+
+def parameters_of(cell: Cell) -> dict[Symbol, str]:
+    """Every parameter."""
+    return {ex.named(parameter): f"parameter_{parameter}" for parameter in cell.parameters}
+
+
+def program_name(cell: Cell, symbol: Symbol) -> str:
+    """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
+    return (gates_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
