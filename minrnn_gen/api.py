@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import RUNS_REVERSED
 from minrnn_gen.build import Builder, Target
+from minrnn_gen.contract import RUNS_REVERSED
 from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime

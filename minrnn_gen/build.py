@@ -123,6 +123,17 @@ class Builder:
         return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
 
     @property
+    def takes_recurrent_bias(self) -> bool:
+        """Whether the recurrent product has a bias: as the spec says, else as the cell's file does."""
+        asked = self.spec.recurrent_bias
+        return self.cell_source.recurrent_bias if asked is None else asked
+
+    @property
+    def cell_shape(self) -> CellShape:
+        """What the cell is in a forward, whether or not there is a kernel for it."""
+        return self._problem("forward", self.hinted_regime).cell
+
+    @property
     def hinted_sizes(self) -> Sizes:
         """The spec's typical sizes."""
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Contract, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.contract import Contract
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.forms import Reading
@@ -114,8 +115,7 @@ class DeviceRun:
         runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
         if call.bias is not None or call.parameters:
             parts = {parts_of(one.plan, call.time) for one in runs} or {1}
-            count = len(contract.gates) + len(contract.parameters)
-            shape = (len(contract.runs_reversed), max(parts), count, call.batch, contract.hidden_size)
+            shape = (len(contract.runs_reversed), max(parts), contract.summed_count, call.batch, contract.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             gradients = replace(gradients, sums=steps.new_array(shape, carried, fill=0 if len(parts) > 1 else None))
         for run, one in enumerate(runs):

@@ -10,10 +10,11 @@ from typing import Any
 import numpy
 
 from minrnn_gen import cpu, cuda
-from minrnn_gen.arguments import Y_AXES, Call, Contract, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.build import Builder
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
+from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cpu import StepMarks
 from minrnn_gen.cpu_backward import run_scan_backward
 from minrnn_gen.cpu_recurrence import ScanMethod, Values
@@ -62,8 +63,7 @@ class HostRun:
             dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
             sums=None,
         )
-        count = len(contract.gates) + len(contract.parameters)
-        sums = numpy.zeros((len(contract.runs_reversed), count, contract.hidden_size))
+        sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
         for run, part in runs_of(contract, projected):
             self._run_backward(
                 part,

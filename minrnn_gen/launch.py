@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.arguments import Y_AXES, Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import Y_AXES
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of

@@ -60,6 +60,7 @@ LAYERS = (
     Layer("arrays", "arrays of three libraries"),
     Layer("array_checks", "what a single array has to be"),
     Layer("sequences", "where sequences begin, end and start anew"),
+    Layer("contract", "what a kernel accepts"),
     Layer("arguments", "what a kernel is called with, checked"),
     Layer("directions gradients", "a call run by run, and what a backward returns"),
     Layer("cpu_recurrence", "h[t] = a h[t-1] + b over time in NumPy"),
