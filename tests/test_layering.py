@@ -65,6 +65,7 @@ LAYERS = (
     Layer("directions gradients", "a call run by run, and what a backward returns"),
     Layer("cpu_recurrence", "h[t] = a h[t-1] + b over time in NumPy"),
     Layer("cuda cpu launch", "the GPU, the CPU, and the launch between"),
+    Layer("cublas cuda_graphs", "products on the GPU, and launches recorded with memory of their own"),
     Layer("projection prepared", "products on the GPU, and runs on it that are done again"),
     Layer("call_forms saved", "the form of a call, and what a backward needs of a forward"),
     Layer("cpu_backward", "gradients on the CPU"),
@@ -76,6 +77,8 @@ LAYERS = (
     Layer("raw.scan", "scan() and scan_backward()"),
     Layer("explain", "why this decision"),
     Layer("host_run device_run", "a call on host arrays, and on a GPU"),
+    Layer("alternating_launch", "what the kernels of dense cells are called with"),
+    Layer("alternating_run", "a dense cell's call on a GPU"),
     Layer("kernel", "the callable"),
     Layer("api", "compile()"),
     Layer(
