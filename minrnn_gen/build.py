@@ -308,6 +308,7 @@ class Builder:
 
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
+        kind = self._proved[1].kind
         gates, precision = len(lowered.gates), precision_of(spec.precision)
         words = {
             "none": 0,
@@ -315,17 +316,20 @@ class Builder:
             "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
         }[regime.kept_states]
         read_count, written_count = gates, 1 + words * len(lowered.states)
+        saved_values: tuple[str, ...] = ()
+        recomputed_values: tuple[str, ...] = ()
         if kernel_pass == "backward":
             # Gates, dy and states; the gradients of all gates.
             backward = self.lowered_backward
             states_read = len(backward.previous_states) + len(backward.current_states)
             read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
+            saved_values, recomputed_values = backward.saved_values, backward.recomputed_values
         sizes = typical_sizes(regime, self.hinted_sizes, spec.hidden_size, self.target.profile)
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(
                 name=lowered.name,
-                kind=self._proved[1].kind,
+                kind=kind,
                 gates=lowered.gates,
                 recurrent_gates=self._proved[0].recurrent_gates,
                 states=lowered.states,
@@ -335,6 +339,8 @@ class Builder:
                 written_count=written_count,
                 operation_count=program.operation_count,
                 transcendental_count=program.transcendental_count,
+                saved_values=saved_values,
+                recomputed_values=recomputed_values,
             ),
             hidden_size=spec.hidden_size,
             precision=precision,
@@ -343,9 +349,10 @@ class Builder:
             time=sizes.time,
             regime=regime,
             gpu=self.target.profile,
+            heads=spec.heads if kind == "dense" else 1,
         )
 
 
 def _cell_shape_from(data: Mapping[str, Any]) -> CellShape:
-    names = ("gates", "recurrent_gates", "states", "parameters")
+    names = ("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values")
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

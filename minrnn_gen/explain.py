@@ -31,8 +31,14 @@ def _decision(plan: KernelPlan, note: str) -> str:
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
+            *_values("saved      ", plan.saved_values),
+            *_values("recomputed ", plan.recomputed_values),
         )
     )
+
+
+def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"  {label}{', '.join(names)}",) if names else ()
 
 
 def _regime(plan: KernelPlan) -> str:

@@ -50,7 +50,7 @@ LAYERS = (
     Layer("plan.kernel_plan plan.occupancy", "the decision, and how many blocks an SM holds"),
     Layer("plan.problem", "cell, sizes and GPU in one"),
     Layer("plan.solver", "every candidate, and the best of them"),
-    Layer("plan.scan plan.recurrent plan.diagonal plan.alternating", "what the plans of one family share"),
+    Layer("plan.scan plan.recurrent plan.diagonal", "what the plans of one family share"),
     Layer("plan.scan_channels plan.scan_time", "what a forward and its backward share"),
     Layer("plan.*", "one file per kernel: variables, constraints, cost, template"),
     Layer("plan.families", "which of them a problem is for"),

@@ -23,6 +23,8 @@ from minrnn_gen.cell.program_names import (
     parameters_of,
     previous_of,
     program_name,
+    shown_definitions,
+    shown_states,
 )
 from minrnn_gen.errors import BadInput
 
@@ -133,6 +135,16 @@ class LoweredScanBackward:
     def needs_saved_states(self) -> tuple[str, ...]:
         """The states that a forward has to save for the backward, because y is not one of them."""
         return tuple(state for state in self.read_states if state != self.output_state)
+
+    @property
+    def saved_values(self) -> tuple[str, ...]:
+        """What the backward reads of its forward, as shown to people."""
+        return shown_states(self.read_states, self.output_state)
+
+    @property
+    def recomputed_values(self) -> tuple[str, ...]:
+        """What the backward computes again of its forward, as shown to people."""
+        return tuple(dict.fromkeys((*shown_definitions(self.adjoint), *shown_definitions(self.gradients))))
 
     @property
     def _inputs(self) -> set[str]:

@@ -11,7 +11,14 @@ from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program
-from minrnn_gen.cell.program_names import INCOMING_Y, incoming_gradient, program_name, step_inputs
+from minrnn_gen.cell.program_names import (
+    INCOMING_Y,
+    incoming_gradient,
+    program_name,
+    shown_definitions,
+    shown_states,
+    step_inputs,
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,17 @@ class LoweredStepsBackward:
     def needs_saved_states(self) -> tuple[str, ...]:
         """The states that a forward has to save for the backward, because y is not one of them."""
         return tuple(state for state in self.read_states if state != self.output_state)
+
+    @property
+    def saved_values(self) -> tuple[str, ...]:
+        """What the backward reads of its forward, as shown to people; the output for the recurrent product, too."""
+        output = (self.output_state,) if self.recurrent_gates and self.output_state else ()
+        return shown_states(tuple(dict.fromkeys((*output, *self.read_states))), self.output_state)
+
+    @property
+    def recomputed_values(self) -> tuple[str, ...]:
+        """What the backward computes again of its forward, as shown to people."""
+        return (*(f"product {gate}" for gate in self.read_products), *shown_definitions(self.backward))
 
     @property
     def operation_count(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Symbol
 from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.program import Program
 
 INCOMING_Y = ex.named("gradient of the output")  # spaces: no name of the language
 
@@ -43,3 +44,17 @@ def parameters_of(cell: Cell) -> dict[Symbol, str]:
 def program_name(cell: Cell, symbol: Symbol) -> str:
     """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
     return (gates_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
+
+
+def shown_definitions(program: Program) -> tuple[str, ...]:
+    """The definitions of a cell that `program` computes, as shown to people: lets by their names, "state c" for c[t]."""
+    names = (statement.name for statement in program.statements)
+    shown = {"let_": "", "state_": "state "}
+    return tuple(
+        word + name.removeprefix(prefix) for name in names for prefix, word in shown.items() if name.startswith(prefix)
+    )
+
+
+def shown_states(states: tuple[str, ...], output_state: str | None) -> tuple[str, ...]:
+    """States that a backward reads, as shown to people: "y" for the one that y is, "state c" for others."""
+    return tuple("y" if state == output_state else f"state {state}" for state in states)

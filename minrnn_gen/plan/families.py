@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from minrnn_gen.errors import NotGenerated
-from minrnn_gen.plan import scan_backward_channels, scan_backward_time, scan_forward_channels, scan_forward_time, scan_step
+from minrnn_gen.plan import (
+    alternating,
+    scan_backward_channels,
+    scan_backward_time,
+    scan_forward_channels,
+    scan_forward_time,
+    scan_step,
+)
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Family
 
@@ -13,16 +20,21 @@ FAMILIES: tuple[Family, ...] = (
     scan_forward_time.FAMILY,
     scan_backward_time.FAMILY,
     scan_step.FAMILY,
+    alternating.FORWARD,
+    alternating.BACKWARD,
 )
 
 # The classes of cells that kernels exist for.
-GENERATED_KINDS = ("affine-diagonal",)
+GENERATED_KINDS = ("affine-diagonal", "dense")
 
 
 def family_of(problem: Problem) -> Family:
     """Return the family that serves `problem`; raises NotGenerated where there is none."""
     if problem.cell.kind not in GENERATED_KINDS:
         raise NotGenerated(f"{problem.cell.name} is a {problem.cell.kind} cell, for which no kernel is generated yet")
+    if problem.cell.kind == "dense":
+        # A single step is a forward of one.
+        return alternating.BACKWARD if problem.kernel_pass == "backward" else alternating.FORWARD
     if problem.kernel_pass == "step":
         return scan_step.FAMILY
     if problem.kernel_pass == "backward":

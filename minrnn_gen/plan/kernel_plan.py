@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
-SEQUENTIAL_TERMS = ("fill_and_drain", "launch")
+SEQUENTIAL_TERMS = ("fill_and_drain", "products", "pointwise", "launch")
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 
@@ -58,7 +58,8 @@ class KernelPlan:
     compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`, the
     typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where time is
     split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
-    `resident_blocks` at once.
+    `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none. `saved_values` names what a
+    backward reads of its forward, `recomputed_values` what it computes again; both are empty in other passes.
     """
 
     kernel_pass: str
@@ -68,6 +69,7 @@ class KernelPlan:
     arch: str
     model: str
     hidden_size: int
+    heads: int
     layout: str
     batch: int
     time: int
@@ -77,6 +79,8 @@ class KernelPlan:
     arithmetic_dtype: str
     arithmetic_bytes: int
     state_count: int
+    saved_values: tuple[str, ...]
+    recomputed_values: tuple[str, ...]
     regime: Regime
     variables: Mapping[str, int]
     threads: int
@@ -122,6 +126,8 @@ class KernelPlan:
         """Read back what `to_json` gave; raises TypeError where keys are missing or unknown."""
         values = dict(data)
         values["regime"] = Regime(**values["regime"])
+        for name in ("saved_values", "recomputed_values"):
+            values[name] = tuple(values[name])
         values["margins"] = tuple(Margin(**margin) for margin in values["margins"])
         values["runners_up"] = tuple(
             Alternative(MappingProxyType(other["variables"]), other["predicted_us"]) for other in values["runners_up"]

@@ -30,7 +30,8 @@ class CellShape:
     """What planning needs to know of a cell in one pass: its class, names and counts.
 
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
-    `transcendental_count` of what is done with them.
+    `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,
+    `recomputed_values` what it computes again.
     """
 
     name: str
@@ -44,11 +45,16 @@ class CellShape:
     written_count: int
     operation_count: int
     transcendental_count: int
+    saved_values: tuple[str, ...] = ()
+    recomputed_values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One kernel to plan; `batch` and `time` are typical sizes, the kernel must be valid for all."""
+    """One kernel to plan; `batch` and `time` are typical sizes, the kernel must be valid for all.
+
+    `heads` are the blocks of a recurrent matrix, which divide `hidden_size`; 1 where there is none.
+    """
 
     kernel_pass: KernelPass
     cell: CellShape
@@ -59,6 +65,7 @@ class Problem:
     time: int
     regime: Regime
     gpu: GpuProfile
+    heads: int = 1
 
     @property
     def element_count(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from documentation import ROOT, code, table
 from test_layering import MODULES, level_of
@@ -27,7 +28,7 @@ PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
 
 def problems() -> Iterator[tuple[Problem, Family]]:
     """Yield problems that between them make every family declare whatever it may declare."""
-    cell = CellShape(
+    scan = CellShape(
         "cell",
         "affine-diagonal",
         gates=("z", "h"),
@@ -40,8 +41,15 @@ def problems() -> Iterator[tuple[Problem, Family]]:
         operation_count=4,
         transcendental_count=1,
     )
-    for kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
-        ("forward", "backward", "step"), ("BTD", "TBD", "BDT"), ("fp32", "bf16"), ("h200", "t4"), (2, 16), (False, True)
+    dense = replace(scan, kind="dense", recurrent_gates=("z",))
+    for cell, kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
+        (scan, dense),
+        ("forward", "backward", "step"),
+        ("BTD", "TBD", "BDT"),
+        ("fp32", "bf16"),
+        ("h200", "t4"),
+        (2, 16),
+        (False, True),
     ):
         regime = Regime(max(alignment, precision_of(precision).storage_bytes), few_channels=few_channels)
         problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))
