@@ -101,7 +101,7 @@ def forward_arguments(
     """Return the arguments of `alternating_forward_begin` behind the first step."""
     kept = outputs.kept or (None,) * len(outputs.final)
     return (
-        *_inputs(call),
+        *_inputs(call, (call.R,)),
         outputs.y.address,
         *_strides(call, outputs.y, "bh" if single_step else Y_AXES[layout], "bth"),
         *pointers_of(kept),
@@ -138,11 +138,9 @@ def backward_arguments(call: Call, layout: str, arrays: BackwardArrays, clip: fl
     is_packed = call.sequences.cu_seqlens is not None
     rows = (0, 1) if is_packed else {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
     states = arrays.read_states
-    mask = sum(1 << bit for bit, state in enumerate(states) if state.dtype == dy.dtype)
     return (
-        *_inputs(call),
+        *_inputs(call, ()),
         *pointers_of(states),
-        mask,
         *(_strides(call, states[0], Y_AXES[layout], "bth") if states else (0, 0, 0)),
         dy.address,
         *_strides(call, dy, Y_AXES[layout], "bth"),
@@ -160,8 +158,8 @@ def backward_arguments(call: Call, layout: str, arrays: BackwardArrays, clip: fl
     )
 
 
-def _inputs(call: Call) -> tuple[Any, ...]:
-    """x, R, the vectors, the initial states, and where sequences begin, end and start anew."""
+def _inputs(call: Call, matrices: tuple[Array | None, ...]) -> tuple[Any, ...]:
+    """x, `matrices`, the vectors, the initial states, and where sequences begin, end and start anew."""
     sequences = call.sequences
     resets: tuple[int, ...] = (0, 0, 0)
     if sequences.resets is not None:
@@ -174,7 +172,7 @@ def _inputs(call: Call) -> tuple[Any, ...]:
     return (
         call.x.address,
         *_strides(call, call.x, call.x_axes, "btgh"),
-        *pointers_of((call.R,)),
+        *pointers_of(matrices),
         *pointers_of(vectors),
         mask_of(vectors),
         *pointers_of(call.initial),

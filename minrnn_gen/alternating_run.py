@@ -114,7 +114,6 @@ class AlternatingRun(DeviceRun):
             steps,
             part,
             lambda scratch: forward_arguments(part, contract.layout, outputs, kept_is_storage, scratch, single_step),
-            partial(self._pack, part),
         )
 
     def _run_back(
@@ -180,8 +179,18 @@ class AlternatingRun(DeviceRun):
         assert part.R is not None and part.R.device is not None
         copy_transposed(part.R.device, stream, part.R, (1, 0, 2, 3), scratch["packed"])
 
-    def _walk(self, kernel_pass: KernelPass, steps: Steps, part: Call, arguments: Arguments, prepare: Prepare) -> None:
-        """Run all steps of a call of one direction, and one more, which writes the last states or first gradients."""
+    def _walk(
+        self,
+        kernel_pass: KernelPass,
+        steps: Steps,
+        part: Call,
+        arguments: Arguments,
+        prepare: Prepare = lambda _scratch, _stream: None,
+    ) -> None:
+        """Run all steps of a call of one direction, and one more, which writes the last states or first gradients.
+
+        `prepare` enqueues what has to be in the scratch before the first step.
+        """
         assert part.x.device is not None
         device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
         pair = self._pair(kernel_pass, device)

@@ -34,6 +34,9 @@ def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`."""
     builder = Builder(spec, target, Store(cache_folder()))
     regime = builder.hinted_regime
+    if builder.kind == "dense":
+        # One kernel runs in either direction, and a single step too.
+        return Kernel(builder, builder.build_all([("forward", regime)]))
     wanted: list[tuple[KernelPass, Regime]] = [
         ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
     ]

@@ -19,6 +19,7 @@ from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
+    CellKind,
     CellShape,
     KernelPass,
     Problem,
@@ -127,6 +128,12 @@ class Builder:
         """Whether the recurrent product has a bias: as the spec says, else as the cell's file does."""
         asked = self.spec.recurrent_bias
         return self.cell_source.recurrent_bias if asked is None else asked
+
+    @property
+    def kind(self) -> CellKind:
+        """The class of the cell."""
+        found = self._find("forward", self.hinted_regime)
+        return found.cell.kind if found else self._proved[1].kind
 
     @property
     def cell_shape(self) -> CellShape:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
+from minrnn_gen.alternating_run import AlternatingRun
 from minrnn_gen.arguments import Call, Given, check_call, check_gradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
@@ -60,7 +61,8 @@ class Kernel:
             heads=spec.heads,
             takes_recurrent_bias=builder.takes_recurrent_bias,
         )
-        self._on_device = DeviceRun(self._contract, builder, built)
+        run = AlternatingRun if cell.kind == "dense" else DeviceRun
+        self._on_device = run(self._contract, builder, built)
 
     @property
     def _hinted(self) -> BuiltKernel:
