@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from minrnn_gen import cublas, cuda
+from minrnn_gen.addresses import Address
 from minrnn_gen.alternating_launch import (
     BackwardArrays,
     backward_arguments,
@@ -196,7 +197,7 @@ class AlternatingRun(DeviceRun):
         pair = self._pair(kernel_pass, device)
         if due < GRAPH_STEPS or cuda.is_capturing(part.x):
             sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
-            scratch = Scratch(sizes, steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer)
+            scratch = Scratch(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
             prepare(scratch, stream)
             pair.begin(device, stream, scratch, 0, arguments(scratch))
             self._enqueue(kernel_pass, pair, device, part.batch, due, scratch, stream)
@@ -249,7 +250,8 @@ class _Pair:
 
     def begin(self, device: int, stream: int, scratch: Scratch, first_step: int, arguments: tuple[Any, ...]) -> None:
         blocks = 1 if first_step else BEGIN_BLOCKS
-        self._begin.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], first_step, *arguments))
+        values = [int(one) if isinstance(one, Address) else one for one in arguments]
+        self._begin.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], first_step, *values))
 
     def step(self, device: int, stream: int, scratch: Scratch, step_in_chunk: int, batch: int) -> None:
         blocks = -(-batch * self._plan.hidden_size // self._plan.threads)

@@ -232,7 +232,7 @@ class Kernel:
         returns_all = _flag(all_states, "all_states")
         kept: KeptStates = "none"
         if returns_all or self._backward_reads_kept:
-            kept = "arithmetic" if returns_all else "storage"
+            kept = "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
         (y, *states), forward = self._forward(given, kept)
         if not returns_all:
