@@ -33,7 +33,7 @@ def run_steps(
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
-    zero, shape = numpy.dtype(arithmetic).type(0), y.shape[1:]
+    zero = numpy.dtype(arithmetic).type(0)
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates):
             values = gate_values(cell.gates, gates[part], bias, arithmetic)
@@ -46,9 +46,14 @@ def run_steps(
                     inputs |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=True)}
                 found = cell.step.evaluate(inputs)
                 for name, before in states.items():
-                    after = numpy.broadcast_to(found[f"state_{name}"], shape).astype(arithmetic, copy=False)
+                    after = spread(found[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
                     if all_states is not None and name in all_states:
                         all_states[name][step] = marked.within_or(zero, after)
-                y[step] = marked.within_or(zero, numpy.broadcast_to(found["y"], shape))
+                y[step] = marked.within_or(zero, found["y"])
     return states
+
+
+def spread(value: Values, like: Values) -> Values:
+    """Return a result of a program, which has no more axes than its inputs, in the shape and dtype of `like`."""
+    return value if value.shape == like.shape else numpy.broadcast_to(value.astype(like.dtype), like.shape)

@@ -13,6 +13,7 @@ from minrnn_gen.cpu import EVERY_STEP, StepMarks, gate_values, time_blocks
 from minrnn_gen.cpu_backward import history_of, sum_over_batch_and_time
 from minrnn_gen.cpu_product import RecurrentProduct
 from minrnn_gen.cpu_recurrence import Values
+from minrnn_gen.cpu_steps import spread
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class _Walk:
             marked = marks[step]
             inputs = self._constants | {name: one[step] for name, one in values.items()}
             inputs |= {f"gradient_state_{name}": one for name, one in arriving.items()}
-            gradients = {label: numpy.broadcast_to(one, shape) for label, one in cell.backward.evaluate(inputs).items()}
+            gradients = cell.backward.evaluate(inputs)
             for index, label in enumerate(self.labels):
                 found[index, step] = marked.within_or(found.dtype.type(0), gradients[label])
             for name, after in arriving.items():
-                before = gradients[f"gradient_previous_{name}"]
+                before = spread(gradients[f"gradient_previous_{name}"], after)
                 if product is not None and name == cell.output_state:
                     through = product.to_output(found[self.of_products, step])
                     before = before + (through if self._clip is None else numpy.clip(through, -self._clip, self._clip))
