@@ -177,7 +177,7 @@ class Kernel:
         """
         kept: KeptStates = "arithmetic" if _flag(all_states, "all_states") else "none"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
-        (y, *states), _ = self._forward(given, kept)
+        (y, *states), _ = self._forward(given, kept, saves=False)
         return y, dict(zip(self.states, states, strict=False))  # those that are kept come before the final ones
 
     def step(
@@ -234,7 +234,7 @@ class Kernel:
         if returns_all or self._backward_reads_kept:
             kept = "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
-        (y, *states), forward = self._forward(given, kept)
+        (y, *states), forward = self._forward(given, kept, saves=True)
         if not returns_all:
             states = states[-len(self.states) :]  # behind those that only the backward needs
         return y, dict(zip(self.states, states, strict=False)), Saved(self, forward)
@@ -287,14 +287,14 @@ class Kernel:
         outputs = self._on_host.reference(call, _flag(all_states, "all_states"))
         return outputs.y.owner, self._named(outputs.kept or outputs.final)
 
-    def _forward(self, given: Given, kept: KeptStates) -> tuple[list[Any], Forward | Played]:
-        """Run over time; return y, the states that are kept and the final ones, and what a backward needs."""
+    def _forward(self, given: Given, kept: KeptStates, saves: bool) -> tuple[list[Any], Forward | Played]:
+        """Run over time; return y, the states that are kept and the final ones, and what a backward needs where it is saved."""
         reading = read_call(self._contract, ("forward", kept), given)
         played = self._on_device.again(reading)
         if played is not None:
             return played.results, played
         call = self._checked(given, reading)
-        forward = self._run_of(call).forward(call, kept)
+        forward = self._on_host.forward(call, kept, saves) if call.x.device is None else self._on_device.forward(call, kept)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 
