@@ -43,19 +43,19 @@ def step_product(contract: Contract, scratch: Scratch, batch: int, backward: boo
         return Product(batch, size, rows, left, right, Matrix(scratch["dhidden"], arithmetic, hidden, size), contract.heads)
     left = Matrix(scratch["hidden"], storage, hidden, size)
     result = Matrix(scratch["product"], arithmetic, contract.heads * rows, rows)
-    return Product(batch, rows, size, left, _packed(contract, scratch), result, contract.heads)
+    return Product(batch, rows, size, left, _packed(contract, scratch["packed"]), result, contract.heads)
 
 
-def _packed(contract: Contract, scratch: Scratch) -> Matrix:
+def _packed(contract: Contract, pointer: int) -> Matrix:
     size = contract.head_dim
     rows = len(contract.recurrent_gates) * size
-    return Matrix(scratch["packed"], contract.precision.storage_dtype, size, rows * size, transposed=True)
+    return Matrix(pointer, contract.precision.storage_dtype, size, rows * size, transposed=True)
 
 
-def row_products(contract: Contract, layout: str, scratch: Scratch, y: Array, products: Array) -> list[Product]:
+def row_products(contract: Contract, layout: str, packed: int, y: Array, products: Array) -> list[Product]:
     """Return the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
     size, rows = contract.head_dim, len(contract.recurrent_gates) * contract.head_dim
-    right, width = _packed(contract, scratch), contract.heads * rows
+    right, width = _packed(contract, packed), contract.heads * rows
 
     def result(first_row: int) -> Matrix:
         return Matrix(products.pointer + first_row * width * products.itemsize, products.dtype, width, rows)
@@ -96,9 +96,9 @@ def _rows_of(contract: Contract, layout: str, y: Array) -> list[tuple[int, int, 
 
 
 def forward_arguments(
-    call: Call, layout: str, outputs: Outputs, kept_is_storage: bool, scratch: Scratch, single_step: bool = False
+    call: Call, layout: str, outputs: Outputs, kept_is_storage: bool, scratch: Scratch | None, single_step: bool = False
 ) -> tuple[Any, ...]:
-    """Return the arguments of `alternating_forward_begin` behind the first step."""
+    """Return the arguments of `alternating_forward_begin` behind the first step; without a scratch of `recurrent_forward`."""
     kept = outputs.kept or (None,) * len(outputs.final)
     return (
         *_inputs(call, (call.R,)),
@@ -107,7 +107,7 @@ def forward_arguments(
         *pointers_of(kept),
         int(kept_is_storage),
         *pointers_of(outputs.final),
-        *(scratch[name] for name in ("state", "hidden", "packed", "product")),
+        *((scratch[name] for name in ("state", "hidden", "packed", "product")) if scratch else ()),
         *_sizes(call),
     )
 
@@ -129,8 +129,10 @@ class BackwardArrays:
     first_dproducts: Array
 
 
-def backward_arguments(call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch) -> tuple[Any, ...]:
-    """Return the arguments of `alternating_backward_begin` behind the first step."""
+def backward_arguments(
+    call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch | None
+) -> tuple[Any, ...]:
+    """Return the arguments of `alternating_backward_begin` behind the first step; without a scratch of `recurrent_backward`."""
     import numpy
 
     gradients, dy = arrays.gradients, arrays.incoming.dy
@@ -139,7 +141,7 @@ def backward_arguments(call: Call, layout: str, arrays: BackwardArrays, clip: fl
     rows = (0, 1) if is_packed else {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
     states = arrays.read_states
     return (
-        *_inputs(call, ()),
+        *_inputs(call, () if scratch else (call.R,)),
         *pointers_of(states),
         *(_strides(call, states[0], Y_AXES[layout], "bth") if states else (0, 0, 0)),
         dy.address,
@@ -152,7 +154,7 @@ def backward_arguments(call: Call, layout: str, arrays: BackwardArrays, clip: fl
         *pointers_of((arrays.dproducts, arrays.first_dproducts)),
         *pointers_of(gradients.dinitial),
         *pointers_of((gradients.sums,)),
-        *(scratch[name] for name in ("dstate", "dhidden", "dproduct")),
+        *((scratch[name] for name in ("dstate", "dhidden", "dproduct")) if scratch else ()),
         real(clip),
         *_sizes(call),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ GRAPHS_HELD = 8
 # Of the kernel that only prepares: it strides over what there is.
 BEGIN_BLOCKS = 264
 
-Arguments = Callable[[Scratch], tuple[Any, ...]]
+Arguments = Callable[[Scratch | None], tuple[Any, ...]]
 Prepare = Callable[[Scratch, int], None]
 
 
@@ -140,14 +141,19 @@ class AlternatingRun(DeviceRun):
             self._read_states_of(outputs), incoming, products, first_products, gradients, dproducts, first_dproducts
         )
 
+        assert part.R is not None
+        packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
+        copy_transposed(device, stream, part.R, (1, 0, 2, 3), int(packed.pointer))
+        for product in row_products(contract, contract.layout, int(packed.pointer), y, products) if rows else ():
+            cublas.multiply(device, stream, product)
+        if first is not None:
+            (product,) = row_products(contract, "BTD", int(packed.pointer), _as_rows(first), first_products)
+            cublas.multiply(device, stream, product)
+
         def prepare(scratch: Scratch, stream: int) -> None:
-            self._pack(part, scratch, stream)
+            assert part.R is not None
+            copy_transposed(device, stream, part.R, (1, 0, 2, 3), scratch["packed"])
             scratch.clear(device, stream, "dproduct")
-            for product in row_products(contract, contract.layout, scratch, y, products) if rows else ():
-                cublas.multiply(device, stream, product, scratch["cublas"])
-            if first is not None:
-                (product,) = row_products(contract, "BTD", scratch, _as_rows(first), first_products)
-                cublas.multiply(device, stream, product, scratch["cublas"])
 
         clip = self._builder.spec.recurrent_gradient_clip or 0.0
         self._walk(
@@ -175,11 +181,6 @@ class AlternatingRun(DeviceRun):
         initial = call.initial[self._contract.states.index(str(output))]
         return None if initial is None else self._in_storage(initial)
 
-    def _pack(self, part: Call, scratch: Scratch, stream: int) -> None:
-        """Enqueue a copy of R with its heads first, so that the gates of a head are one matrix."""
-        assert part.R is not None and part.R.device is not None
-        copy_transposed(part.R.device, stream, part.R, (1, 0, 2, 3), scratch["packed"])
-
     def _walk(
         self,
         kernel_pass: KernelPass,
@@ -194,6 +195,12 @@ class AlternatingRun(DeviceRun):
         """
         assert part.x.device is not None
         device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
+        loaded, plan = self._load(kernel_pass, self._builder.hinted_regime)
+        if plan.template.startswith("recurrent"):
+            its = [int(one) if isinstance(one, Address) else one for one in arguments(None)]
+            blocks = plan.variables["cluster_blocks"] * plan.heads * -(-part.batch // plan.variables["batch_tile"])
+            loaded.launch_on(device, stream, blocks, plan.threads, its)
+            return
         pair = self._pair(kernel_pass, device)
         if due < GRAPH_STEPS or cuda.is_capturing(part.x):
             sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")

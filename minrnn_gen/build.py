@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
-from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
+from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
@@ -171,11 +171,17 @@ class Builder:
 
     def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
         """List and rank every candidate; raises Infeasible where there is none."""
-        from minrnn_gen.plan.families import family_of
+        from minrnn_gen.plan.families import families_of
         from minrnn_gen.plan.solver import solve
 
         problem = self._problem(kernel_pass, regime)
-        return solve(problem, family_of(problem))
+        *preferred, last = families_of(problem)
+        for family in preferred:
+            try:
+                return solve(problem, family)
+            except Infeasible:
+                continue  # for one that serves any size
+        return solve(problem, last)
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""

@@ -7,6 +7,7 @@ from minrnn_gen.plan import (
     diagonal_backward,
     diagonal_forward,
     diagonal_step,
+    recurrent,
     scan_backward_channels,
     scan_backward_time,
     scan_forward_channels,
@@ -22,6 +23,8 @@ FAMILIES: tuple[Family, ...] = (
     scan_forward_time.FAMILY,
     scan_backward_time.FAMILY,
     scan_step.FAMILY,
+    recurrent.FORWARD,
+    recurrent.BACKWARD,
     alternating.FORWARD,
     alternating.BACKWARD,
     diagonal_forward.FAMILY,
@@ -33,16 +36,25 @@ FAMILIES: tuple[Family, ...] = (
 GENERATED_KINDS = ("affine-diagonal", "diagonal", "dense")
 
 
-def family_of(problem: Problem) -> Family:
-    """Return the family that serves `problem`."""
+def families_of(problem: Problem) -> tuple[Family, ...]:
+    """Return the families that may serve `problem`, the preferred one first; one in which nothing fits gives way to the next."""
     match problem.cell.kind:
         case "affine-diagonal":
-            return _family_of_scan(problem)
+            return (_family_of_scan(problem),)
         case "diagonal":
-            return _family_of_diagonal(problem)
+            return (_family_of_diagonal(problem),)
         case "dense":
             # A single step is a forward of one.
-            return alternating.BACKWARD if problem.kernel_pass == "backward" else alternating.FORWARD
+            backward = problem.kernel_pass == "backward"
+            any_size = alternating.BACKWARD if backward else alternating.FORWARD
+            if not recurrent.can_serve(problem):
+                return (any_size,)
+            return recurrent.BACKWARD if backward else recurrent.FORWARD, any_size
+
+
+def family_of(problem: Problem) -> Family:
+    """Return the preferred family of `problem`."""
+    return families_of(problem)[0]
 
 
 def _family_of_scan(problem: Problem) -> Family:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
-SEQUENTIAL_TERMS = ("fill_and_drain", "products", "pointwise", "launch")
+SEQUENTIAL_TERMS = (
+    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "add_up", "look_ahead", "launch",
+)  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 

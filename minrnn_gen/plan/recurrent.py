@@ -1,0 +1,193 @@
+"""The search space of recurrent_forward.cu.j2 and recurrent_backward.cu.j2: all steps of a dense cell in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from minrnn_gen.plan import scan
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import Quantity
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+# The tiles of a tensor core's instruction (PTX ISA, mma.sync m16n8k16): units, sequences, and what is added up.
+UNITS_PER_WARP, COLUMNS, DEPTH = 16, 8, 16
+OPERAND_PADDING = 8
+MAILBOX_BYTES = 8
+# Addresses, strides, the loop and what is under way, read off compiled kernels.
+REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 58, 84
+
+# Measured on an H200 with a persistent LSTM placed by hand, in nanoseconds: what a step takes besides its products and its
+# cells, a product of a warp with a partition of the SM to itself, the exchange in a cluster, and adding up over warps.
+STEP_NS = 75.0
+PRODUCT_NS = 3.0
+EXCHANGE_NS = 190.0
+ADD_UP_NS = 45.0
+# From a load to its value under load: what is not under way for so long is waited for.
+MEMORY_LATENCY_NS = 900.0
+# Of one cell: its special functions issue a quarter as fast as the rest, 8 cycles for a warp.
+CYCLES_PER_TRANSCENDENTAL = 8.0
+CYCLES_PER_OPERATION = 2.0
+
+
+def can_serve(problem: Problem) -> bool:
+    """Tensor cores of 16-bit numbers with this tile exist from sm_80 on."""
+    return problem.precision.storage_bytes == 2 and problem.gpu.has_async_copy
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    return {
+        "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
+        "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
+        "k_warps": (1, 2, 4, 8),
+        "batch_tile": (2, 4, 8),
+        "ahead": (2, 4),
+    }
+
+
+def _head_dim(problem: Problem) -> int:
+    return problem.hidden_size // problem.heads
+
+
+def _width(problem: Problem) -> int:
+    """The values of each unit that are multiplied: its output, or the gradients of its products."""
+    return len(problem.cell.recurrent_gates) if problem.kernel_pass == "backward" else 1
+
+
+def _tiles(problem: Problem) -> int:
+    """The products of each unit."""
+    return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
+
+
+def _operand_tiles(problem: Problem, cluster_blocks: int, unit_warps: int) -> int:
+    return _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP // DEPTH
+
+
+def _cells(batch_tile: int) -> int:
+    """The cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
+    return 4 * batch_tile // COLUMNS
+
+
+def _chains(problem: Problem) -> int:
+    return max(1, 4 // _tiles(problem)) if _tiles(problem) != 3 else 1
+
+
+def _registers(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int) -> int:
+    cell = problem.cell
+    gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
+    fragments = 4 * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
+    sums = 4 * _tiles(problem) * _chains(problem)
+    if problem.kernel_pass == "backward":
+        per_step = gates + products + states + 1
+        per_cell = ahead * per_step + states + 2 * (gates + products + vectors) + 8
+        return BACKWARD_REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
+    per_cell = ahead * gates + states + gates + products + vectors + 8
+    return REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
+
+
+def _shared_map(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int) -> dict[str, int]:
+    row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + OPERAND_PADDING
+    parts = {"operand": 2 * batch_tile * row * problem.precision.storage_bytes}
+    if k_warps > 1:
+        parts["partial"] = (k_warps - 1) * unit_warps * _tiles(problem) * 4 * scan.WARP_LANES * 4
+    if cluster_blocks > 1:
+        parts["mailbox"] = 2 * MAILBOX_BYTES
+    return parts
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    units = ("cluster_blocks", "unit_warps")
+    every = (*units, "k_warps", "batch_tile", "ahead")
+    head_dim = _head_dim(problem)
+    return (
+        Constraint(
+            "units_of_head",
+            "the warps of a cluster have all units of a head, 16 each",
+            units,
+            lambda *_: head_dim,
+            lambda blocks, warps: blocks * warps * UNITS_PER_WARP,
+            "units",
+            "split the hidden size into more heads",
+        ),
+        Constraint(
+            "units_wasted",
+            "with a warp less in every block the units would fit as well",
+            units,
+            lambda blocks, warps: blocks * (warps - 1) * UNITS_PER_WARP + 1,
+            lambda *_: head_dim,
+            "units",
+        ),
+        Constraint(
+            "even_columns",
+            "the warps that share the columns of a matrix have equally many",
+            (*units, "k_warps"),
+            lambda blocks, warps, k_warps: _operand_tiles(problem, blocks, warps) % k_warps,
+            lambda *_: 0,
+            "tiles",
+        ),
+        *scan.hardware_constraints(
+            problem.gpu,
+            Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
+            Quantity(every, lambda *values: _registers(problem, *values)),
+            Quantity(every[:4], lambda *values: sum(_shared_map(problem, *values).values())),
+        ),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    values = [candidate[name] for name in ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead")]
+    found = scan.resident(
+        problem,
+        threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
+        channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
+        registers_estimated=_registers(problem, *values),
+        shared_map=_shared_map(problem, *values[:4]),
+    )
+    return found
+
+
+def clusters(problem: Problem, batch: int, candidate: Candidate) -> int:
+    """Return how many clusters a launch has: one for each head and tile of sequences."""
+    return problem.heads * -(-batch // candidate["batch_tile"])
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of clusters."""
+    gpu, blocks, k_warps = problem.gpu, candidate["cluster_blocks"], candidate["k_warps"]
+    taken = resources(problem, candidate)
+    at_once = max(1, taken.blocks_per_sm * gpu.sm_count // blocks)
+    rounds = math.ceil(clusters(problem, problem.batch, candidate) / at_once)
+    resident = min(taken.blocks_per_sm, math.ceil(clusters(problem, problem.batch, candidate) * blocks / gpu.sm_count))
+    warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * resident / gpu.partitions_per_sm)
+    cells_of_partition = math.ceil(candidate["unit_warps"] * resident / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
+    products = _tiles(problem) * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps
+    cycles = (
+        problem.cell.transcendental_count * CYCLES_PER_TRANSCENDENTAL
+        + scan.operations_per_element(problem, 1.0) * CYCLES_PER_OPERATION
+    )
+    terms_ns = {
+        "step": STEP_NS,
+        "products": products * PRODUCT_NS * warps_of_partition,
+        "cells": cells_of_partition * cycles / (gpu.sm_clock_hz / 1e9),
+        "exchange": EXCHANGE_NS if blocks > 1 else 0.0,
+        "add_up": ADD_UP_NS if k_warps > 1 else 0.0,
+    }
+    terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
+    steps_us = problem.time * rounds / 1e3
+    return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": scan.LAUNCH_US}
+
+
+def _family(name: str) -> Family:
+    return Family(
+        name=name,
+        template=f"{name}.cu.j2",
+        entry=name,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+FORWARD = _family("recurrent_forward")
+BACKWARD = _family("recurrent_backward")
