@@ -27,8 +27,9 @@ from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import RawGradients
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.launch import alignment_of_call
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass, alignment_of
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
@@ -52,7 +53,7 @@ class AlternatingRun(DeviceRun):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._pairs: dict[tuple[KernelPass, int], _Pair] = {}
+        self._pairs: dict[tuple[KernelPass, int, Regime], _Pair] = {}
         self._graphs: dict[tuple[KernelPass, int, int], Recorded] = {}
         self._graphs_lock = threading.Lock()
 
@@ -113,6 +114,7 @@ class AlternatingRun(DeviceRun):
         kept_is_storage = bool(outputs.kept) and outputs.kept[0].dtype == contract.precision.storage_dtype
         self._walk(
             "forward",
+            (part.x, outputs.y),
             steps,
             part,
             lambda scratch: forward_arguments(part, contract.layout, outputs, kept_is_storage, scratch, single_step),
@@ -158,6 +160,7 @@ class AlternatingRun(DeviceRun):
         clip = self._builder.spec.recurrent_gradient_clip or 0.0
         self._walk(
             "backward",
+            (part.x, incoming.dy, *arrays.read_states),
             steps,
             part,
             lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),
@@ -184,6 +187,7 @@ class AlternatingRun(DeviceRun):
     def _walk(
         self,
         kernel_pass: KernelPass,
+        rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
         arguments: Arguments,
@@ -195,13 +199,13 @@ class AlternatingRun(DeviceRun):
         """
         assert part.x.device is not None
         device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
-        loaded, plan = self._load(kernel_pass, self._builder.hinted_regime)
+        loaded, plan = self._load(kernel_pass, self._regime_of_rows(*rows))
         if plan.template.startswith("recurrent"):
             its = [int(one) if isinstance(one, Address) else one for one in arguments(None)]
             blocks = plan.variables["cluster_blocks"] * plan.heads * -(-part.batch // plan.variables["batch_tile"])
             loaded.launch_on(device, stream, blocks, plan.threads, its)
             return
-        pair = self._pair(kernel_pass, device)
+        pair = self._pair(kernel_pass, device, plan.regime)
         if due < GRAPH_STEPS or cuda.is_capturing(part.x):
             sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
             scratch = Scratch(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
@@ -216,6 +220,11 @@ class AlternatingRun(DeviceRun):
             for first_step in range(0, due, GRAPH_STEPS):
                 pair.begin(device, stream, recorded.scratch, first_step, its_arguments)
                 launch()
+
+    def _regime_of_rows(self, *rows: Array) -> Regime:
+        """The regime of arrays of which a head of a row is read at once."""
+        head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
+        return replace(self._builder.hinted_regime, alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes))
 
     def _enqueue(
         self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int, count: int, scratch: Scratch, stream: int
@@ -237,10 +246,10 @@ class AlternatingRun(DeviceRun):
                 self._graphs[key] = Recorded(device, sizes, record)
             return self._graphs[key]
 
-    def _pair(self, kernel_pass: KernelPass, device: int) -> _Pair:
-        key = (kernel_pass, device)
+    def _pair(self, kernel_pass: KernelPass, device: int, regime: Regime) -> _Pair:
+        key = (kernel_pass, device, regime)
         if key not in self._pairs:
-            cubin, plan = self._compiled(kernel_pass, self._builder.hinted_regime)
+            cubin, plan = self._compiled(kernel_pass, regime)
             begin, step = (cuda.loaded_kernel(cubin, plan, f"_{part}") for part in ("begin", "step"))
             step.function(device)  # nothing can be loaded while a graph is recorded
             self._pairs[key] = _Pair(begin, step, plan)

@@ -149,7 +149,7 @@ class Builder:
     def hinted_regime(self) -> Regime:
         """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
         spec, sizes = self.spec, self.hinted_sizes
-        contiguous_length = spec.hidden_size if spec.layout != "BDT" else sizes.time
+        contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
         alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
         return self.regime_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
 

@@ -31,8 +31,8 @@ CYCLES_PER_OPERATION = 2.0
 
 
 def can_serve(problem: Problem) -> bool:
-    """Tensor cores of 16-bit numbers with this tile exist from sm_80 on."""
-    return problem.precision.storage_bytes == 2 and problem.gpu.has_async_copy
+    """Tensor cores of 16-bit numbers with this tile exist from sm_80 on; the channels of a row are contiguous."""
+    return problem.precision.storage_bytes == 2 and problem.gpu.has_async_copy and problem.layout != "BDT"
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -41,7 +41,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "k_warps": (1, 2, 4, 8),
         "batch_tile": (2, 4, 8),
-        "ahead": (2, 4),
+        "ahead": (4, 8),
     }
 
 
@@ -72,22 +72,36 @@ def _chains(problem: Problem) -> int:
     return max(1, 4 // _tiles(problem)) if _tiles(problem) != 3 else 1
 
 
-def _registers(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int) -> int:
+def _registers(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int) -> int:
     cell = problem.cell
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     fragments = 4 * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
     sums = 4 * _tiles(problem) * _chains(problem)
     if problem.kernel_pass == "backward":
-        per_step = gates + products + states + 1
-        per_cell = ahead * per_step + states + 2 * (gates + products + vectors) + 8
+        per_cell = 2 * states + 3 * (gates + products) + 2 * vectors + 8
         return BACKWARD_REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
-    per_cell = ahead * gates + states + gates + products + vectors + 8
+    per_cell = 2 * gates + states + products + vectors + 8
     return REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
 
 
-def _shared_map(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int) -> dict[str, int]:
+def _slot_bytes(problem: Problem, batch_tile: int) -> int:
+    """What a warp reads from memory for one step."""
+    cell, precision = problem.cell, problem.precision
+    storage_values, real_values = len(cell.gates), 0
+    if problem.kernel_pass == "backward":
+        storage_values, real_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
+    per_cell = storage_values * precision.storage_bytes + real_values * precision.arithmetic_bytes
+    return batch_tile * UNITS_PER_WARP * per_cell
+
+
+def _shared_map(
+    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int
+) -> dict[str, int]:
     row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + OPERAND_PADDING
-    parts = {"operand": 2 * batch_tile * row * problem.precision.storage_bytes}
+    parts = {
+        "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
+        "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
+    }
     if k_warps > 1:
         parts["partial"] = (k_warps - 1) * unit_warps * _tiles(problem) * 4 * scan.WARP_LANES * 4
     if cluster_blocks > 1:
@@ -128,22 +142,21 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
-            Quantity(every, lambda *values: _registers(problem, *values)),
-            Quantity(every[:4], lambda *values: sum(_shared_map(problem, *values).values())),
+            Quantity(every[:4], lambda *values: _registers(problem, *values)),
+            Quantity(every, lambda *values: sum(_shared_map(problem, *values).values())),
         ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     values = [candidate[name] for name in ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead")]
-    found = scan.resident(
+    return scan.resident(
         problem,
         threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
         channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
-        registers_estimated=_registers(problem, *values),
-        shared_map=_shared_map(problem, *values[:4]),
+        registers_estimated=_registers(problem, *values[:4]),
+        shared_map=_shared_map(problem, *values),
     )
-    return found
 
 
 def clusters(problem: Problem, batch: int, candidate: Candidate) -> int:
