@@ -105,10 +105,12 @@ def forward_arguments(
         outputs.y.address,
         *_strides(call, outputs.y, "bh" if single_step else Y_AXES[layout], "bth"),
         *pointers_of(kept),
-        int(kept_is_storage),
+        *((int(kept_is_storage),) if scratch else ()),
         *pointers_of(outputs.final),
         *((scratch[name] for name in ("state", "hidden", "packed", "product")) if scratch else ()),
-        *_sizes(call),
+        call.batch,
+        call.time,
+        *((int(call.reverse),) if scratch else ()),
     )
 
 
@@ -156,7 +158,9 @@ def backward_arguments(
         *pointers_of((gradients.sums,)),
         *((scratch[name] for name in ("dstate", "dhidden", "dproduct")) if scratch else ()),
         real(clip),
-        *_sizes(call),
+        call.batch,
+        call.time,
+        *((int(call.reverse),) if scratch else ()),
     )
 
 
@@ -190,7 +194,3 @@ def _strides(call: Call, array: Array, axes: str, wanted: str) -> tuple[int, ...
     if call.sequences.cu_seqlens is not None:
         strides["b"] = 0
     return tuple(strides.get(axis, 0) for axis in wanted)
-
-
-def _sizes(call: Call) -> tuple[int, int, int]:
-    return call.batch, call.time, int(call.reverse)

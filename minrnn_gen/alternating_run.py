@@ -111,13 +111,16 @@ class AlternatingRun(DeviceRun):
 
     def _walk_forward(self, steps: Steps, part: Call, outputs: Outputs, single_step: bool = False) -> None:
         contract = self._contract
-        kept_is_storage = bool(outputs.kept) and outputs.kept[0].dtype == contract.precision.storage_dtype
+        kept: KeptStates = "none"
+        if outputs.kept:
+            kept = "storage" if outputs.kept[0].dtype == contract.precision.storage_dtype else "arithmetic"
         self._walk(
             "forward",
+            kept,
             (part.x, outputs.y),
             steps,
             part,
-            lambda scratch: forward_arguments(part, contract.layout, outputs, kept_is_storage, scratch, single_step),
+            lambda scratch: forward_arguments(part, contract.layout, outputs, kept == "storage", scratch, single_step),
         )
 
     def _run_back(
@@ -160,6 +163,7 @@ class AlternatingRun(DeviceRun):
         clip = self._builder.spec.recurrent_gradient_clip or 0.0
         self._walk(
             "backward",
+            "none",
             (part.x, incoming.dy, *arrays.read_states),
             steps,
             part,
@@ -187,6 +191,7 @@ class AlternatingRun(DeviceRun):
     def _walk(
         self,
         kernel_pass: KernelPass,
+        kept: KeptStates,
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
@@ -199,7 +204,7 @@ class AlternatingRun(DeviceRun):
         """
         assert part.x.device is not None
         device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
-        loaded, plan = self._load(kernel_pass, self._regime_of_rows(*rows))
+        loaded, plan = self._load(kernel_pass, self._dense_regime(part, kept, *rows))
         if plan.template.startswith("recurrent"):
             its = [int(one) if isinstance(one, Address) else one for one in arguments(None)]
             blocks = plan.variables["cluster_blocks"] * plan.heads * -(-part.batch // plan.variables["batch_tile"])
@@ -221,10 +226,16 @@ class AlternatingRun(DeviceRun):
                 pair.begin(device, stream, recorded.scratch, first_step, its_arguments)
                 launch()
 
-    def _regime_of_rows(self, *rows: Array) -> Regime:
-        """The regime of arrays of which a head of a row is read at once."""
+    def _dense_regime(self, part: Call, kept: KeptStates, *rows: Array) -> Regime:
+        """The regime of a call of one direction in which a head of each of `rows` is read at once."""
         head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
-        return replace(self._builder.hinted_regime, alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes))
+        return replace(
+            self._builder.hinted_regime,
+            alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
+            reverse=part.reverse,
+            resets=part.sequences.resets is not None,
+            kept_states=kept,
+        )
 
     def _enqueue(
         self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int, count: int, scratch: Scratch, stream: int
