@@ -86,7 +86,8 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
         named = dict(zip(kernel.states, initial, strict=True))
         given = {"bias": bias, "recurrent_bias": recurrent_bias, "state": named}
         y, state, saved = kernel.forward(x.permute(X_ORDER[layout]).contiguous(), R, **given)
-        error = torch.linalg.vector_norm(y.double() - outputs.detach().permute(Y_ORDER[layout])) / torch.linalg.vector_norm(
+        outputs = outputs.detach()
+        error = torch.linalg.vector_norm(y.double() - outputs.permute(Y_ORDER[layout])) / torch.linalg.vector_norm(
             outputs
         )
         assert float(error) <= Y_TOLERANCE[precision]
