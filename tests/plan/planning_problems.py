@@ -71,6 +71,7 @@ shapes = st.one_of(
         written_count=st.integers(1, 6),
         operation_count=st.integers(0, 60),
         transcendental_count=st.integers(0, 6),
+        saved_values=st.sampled_from(((), ("y", "state c"))),
     ).flatmap(lambda shape: st.sampled_from((shape, replace(shape, kind="dense", recurrent_gates=shape.gates)))),
 )
 
