@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import RUNS_REVERSED
 from minrnn_gen.build import Builder, Target
+from minrnn_gen.contract import RUNS_REVERSED
 from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
@@ -34,6 +34,9 @@ def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`."""
     builder = Builder(spec, target, Store(cache_folder()))
     regime = builder.hinted_regime
+    if builder.kind == "dense":
+        # One kernel runs in either direction, and a single step too.
+        return Kernel(builder, builder.build_all([("forward", regime)]))
     wanted: list[tuple[KernelPass, Regime]] = [
         ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,94 +16,22 @@ from minrnn_gen.array_checks import (
     check_plain,
 )
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import Contract
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.forms import Reading
-from minrnn_gen.precision import Precision
 from minrnn_gen.sequences import ReadBack, Sequences, check_sequences
 
 Inspect = Callable[[Any, str], Array]
-
-# The axes of x and y in each layout: batch, time, gate, hidden (channel), input.
-X_AXES = {"BTD": "btgh", "TBD": "tbgh", "BDT": "bght"}
-Y_AXES = {"BTD": "bth", "TBD": "tbh", "BDT": "bht"}
-INPUT_AXES = {"BTD": "bti", "TBD": "tbi", "BDT": "bit"}
-# For each direction of a spec, whether time runs in reverse in each of its runs.
-RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What a kernel accepts: the spec's sizes and the cell's names.
-
-    Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
-    front of states, bias and parameters, and within the rows of weight and the channels of y, forward before reverse.
-    """
-
-    layout: str
-    precision: Precision
-    hidden_size: int
-    input_size: int | None
-    gates: tuple[str, ...]
-    states: tuple[str, ...]
-    parameters: tuple[str, ...]
-    direction: str = "forward"
-
-    @property
-    def runs_reversed(self) -> tuple[bool, ...]:
-        """For each run over time, whether it is in reverse."""
-        return RUNS_REVERSED[self.direction]
-
-    @property
-    def directions(self) -> tuple[int, ...]:
-        """The axis of directions in front of vectors and states: none for a single one."""
-        return (2,) if len(self.runs_reversed) == 2 else ()
-
-    @property
-    def gate_axes(self) -> str:
-        """The axes of the pre-activations of one step of one sequence."""
-        return "dgh" if self.directions else "gh"
-
-    @property
-    def preactivation_axes(self) -> str:
-        """The axes of pre-activations in the layout."""
-        return X_AXES[self.layout].replace("gh", self.gate_axes)
-
-    @property
-    def x_axes(self) -> str:
-        """The axes of x in the layout."""
-        return INPUT_AXES[self.layout] if self.input_size else self.preactivation_axes
-
-    @property
-    def parameter_shape(self) -> tuple[int, ...]:
-        """The shape of a parameter."""
-        return (*self.directions, self.hidden_size)
-
-    @property
-    def weight_rows(self) -> int:
-        """How many pre-activations one step of one sequence has."""
-        return math.prod(self.directions) * len(self.gates) * self.hidden_size
-
-    def shape(self, axes: str, batch: int, time: int) -> tuple[int, ...]:
-        """Return the sizes of `axes`; the hidden axis of y, which both directions share, is not among them."""
-        sizes = {"b": batch, "t": time, "d": 2, "g": len(self.gates), "h": self.hidden_size, "i": self.input_size or 0}
-        return tuple(sizes[axis] for axis in axes)
-
-    def y_shape(self, batch: int, time: int) -> tuple[int, ...]:
-        """Return the shape of y in the layout."""
-        channels = math.prod(self.directions) * self.hidden_size
-        return tuple({"b": batch, "t": time, "h": channels}[axis] for axis in Y_AXES[self.layout])
-
-    def state_shape(self, sequences: int) -> tuple[int, ...]:
-        """Return the shape of a state of so many sequences."""
-        return (*self.directions, sequences, self.hidden_size)
 
 
 class Given(NamedTuple):
     """What a caller gave, not checked yet; None where nothing was given."""
 
     x: Any
+    R: Any = None
     weight: Any = None
     bias: Any = None
+    recurrent_bias: Any = None
     parameters: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
     resets: Any = None
@@ -119,7 +46,7 @@ class Call:
     `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
     direction: time runs from the last step of each sequence to its first. `reading`: how these arrays were read, which then
-    have the numbers that they have there.
+    have the numbers that they have there. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given.
     """
 
     x: Array
@@ -133,6 +60,8 @@ class Call:
     sequences: Sequences
     reverse: bool = False
     reading: Reading | None = None
+    R: Array | None = None
+    recurrent_bias: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -165,7 +94,8 @@ class IncomingGradient:
 class Gradients:
     """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
 
-    The sum of `sums` [parts, gates + parameters, batch, H] over parts and batch is the gradient of bias and parameters.
+    The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
+    recurrent bias and parameters.
     """
 
     dx: Array
@@ -213,8 +143,10 @@ def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given:
         parameters=_parameters(contract, inspect, given.parameters),
         initial=_states(contract, inspect, given.state, sequences.count, "state", all_or_none=True),
         sequences=sequences,
+        R=_recurrent_matrix(contract, inspect, given.R),
+        recurrent_bias=_recurrent_bias(contract, inspect, given.recurrent_bias),
     )
-    for other in (call.weight, call.bias, *call.parameters, *call.initial):
+    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial):
         if other is not None:
             check_place(other, x)
     return call
@@ -258,6 +190,31 @@ def _bias(contract: Contract, inspect: Inspect, bias: Any) -> Array | None:
         check_exact_shape(checked, contract.shape(contract.gate_axes, 0, 0))
     check_contiguous(checked)
     return checked
+
+
+def _recurrent_matrix(contract: Contract, inspect: Inspect, R: Any) -> Array | None:
+    if not contract.recurrent_gates:
+        _refuse(R, "R")
+        return None
+    if R is None:
+        axes = ", ".join((*("directions" for _ in contract.directions), "gates", "heads", "out", "in"))
+        raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(contract.R_shape)}")
+    return check_plain(inspect(R, "R"), (contract.precision.storage_dtype,), contract.R_shape)
+
+
+def _recurrent_bias(contract: Contract, inspect: Inspect, recurrent_bias: Any) -> Array | None:
+    if recurrent_bias is None:
+        return None
+    if not contract.recurrent_gates:
+        _refuse(recurrent_bias, "recurrent_bias")
+    if not contract.takes_recurrent_bias:
+        raise BadInput("recurrent_bias was given, but the spec has recurrent_bias: false; set it to true, or leave it out")
+    return check_plain(inspect(recurrent_bias, "recurrent_bias"), _vector_dtypes(contract), contract.recurrent_bias_shape)
+
+
+def _refuse(value: Any, name: str) -> None:
+    if value is not None:
+        raise BadInput(f"{name} was given, but the cell has no recurrent product; leave it out")
 
 
 def _parameters(contract: Contract, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:

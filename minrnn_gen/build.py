@@ -19,6 +19,7 @@ from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
+    CellKind,
     CellShape,
     KernelPass,
     Problem,
@@ -121,6 +122,23 @@ class Builder:
 
         cell, recurrence = self._proved
         return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
+
+    @property
+    def takes_recurrent_bias(self) -> bool:
+        """Whether the recurrent product has a bias: as the spec says, else as the cell's file does."""
+        asked = self.spec.recurrent_bias
+        return self.cell_source.recurrent_bias if asked is None else asked
+
+    @property
+    def kind(self) -> CellKind:
+        """The class of the cell."""
+        found = self._find("forward", self.hinted_regime)
+        return found.cell.kind if found else self._proved[1].kind
+
+    @property
+    def cell_shape(self) -> CellShape:
+        """What the cell is in a forward, whether or not there is a kernel for it."""
+        return self._problem("forward", self.hinted_regime).cell
 
     @property
     def hinted_sizes(self) -> Sizes:

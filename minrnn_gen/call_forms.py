@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.arguments import Call, Contract, Given, IncomingGradient
+from minrnn_gen.arguments import Call, Given, IncomingGradient
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import Contract
 from minrnn_gen.forms import Form, Reading, read
 from minrnn_gen.prepared import Played
 
@@ -17,22 +18,23 @@ def read_call(contract: Contract, what: Form, given: Given) -> Reading | None:
     if given.lengths is not None or given.cu_seqlens is not None:
         return None  # their values are checked, call by call
     named = ((given.state, contract.states), (given.parameters, contract.parameters))
-    return read(what, (given.x, given.weight, given.bias, given.resets), named)
+    return read(what, (given.x, given.R, given.weight, given.bias, given.recurrent_bias, given.resets), named)
 
 
 def numbered_call(call: Call, reading: Reading | None) -> Call:
     """Return the checked call with the numbers that `read_call` gave its arrays."""
     if reading is None:
         return call
-    x, weight, bias, resets, *named = _numbered(
-        (call.x, call.weight, call.bias, call.sequences.resets, *call.initial, *call.parameters), 0
-    )
+    given = (call.x, call.R, call.weight, call.bias, call.recurrent_bias, call.sequences.resets)
+    x, R, weight, bias, recurrent_bias, resets, *named = _numbered((*given, *call.initial, *call.parameters), 0)
     assert x is not None
     return replace(
         call,
         x=x,
+        R=R,
         weight=weight,
         bias=bias,
+        recurrent_bias=recurrent_bias,
         sequences=replace(call.sequences, resets=resets),
         initial=tuple(named[: len(call.initial)]),
         parameters=tuple(one for one in named[len(call.initial) :] if one is not None),

@@ -26,8 +26,8 @@ class StepMarks:
     resets: Values | None = None
     within: Values | None = None
 
-    def __getitem__(self, part: slice) -> StepMarks:
-        """Return the marks of some of the steps."""
+    def __getitem__(self, part: slice | int) -> StepMarks:
+        """Return the marks of some of the steps, or of one, without the axis of time then."""
         return StepMarks(*(None if one is None else one[part] for one in (self.resets, self.within)))
 
     @property

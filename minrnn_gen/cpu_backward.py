@@ -24,6 +24,11 @@ class ScanGradients:
     parameters: dict[str, Values]
     bias: Values
 
+    @property
+    def sums(self) -> Values:
+        """Those of bias and parameters: [gates + parameters, H]."""
+        return numpy.concatenate([self.bias, *(one[None] for one in self.parameters.values())])
+
 
 def run_scan_backward(
     cell: LoweredScanBackward,
@@ -59,7 +64,7 @@ def run_scan_backward(
             inputs, marked = constants | gate_values(cell.gates, gates[part], bias, arithmetic), marks[part]
             inputs["gradient_y"] = dy[part].astype(arithmetic)
             for name in cell.read_states:
-                history = _history(states[name], initial[name].astype(arithmetic), marks, part)
+                history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                 inputs[f"state_{name}"], inputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
             for name, (deltas, before) in _deltas(cell, inputs, incoming, marked, method).items():
                 inputs[f"delta_{name}"], incoming[name] = deltas, before
@@ -68,13 +73,13 @@ def run_scan_backward(
             found = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in found.items()}
             for index, gate in enumerate(cell.gates):
                 dx[part, :, index] = found[f"gradient_W_{gate}"]
-                bias_sum[index] += _over_batch_and_time(found[f"gradient_W_{gate}"])
+                bias_sum[index] += sum_over_batch_and_time(found[f"gradient_W_{gate}"])
             for name in cell.parameters:
-                parameter_sums[name] += _over_batch_and_time(found[f"gradient_parameter_{name}"])
+                parameter_sums[name] += sum_over_batch_and_time(found[f"gradient_parameter_{name}"])
     return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum)
 
 
-def _history(states: Values, initial: Values, marks: StepMarks, part: slice) -> Values:
+def history_of(states: Values, initial: Values, marks: StepMarks, part: slice) -> Values:
     """Return the state before the first step of `part` and after each, [steps + 1, B, H], as the forward had it.
 
     Where a forward passed over the steps before a sequence, the state was the initial one, whatever `states` has there.
@@ -110,6 +115,7 @@ def _deltas(
     return result
 
 
-def _over_batch_and_time(gradient: Values) -> Values:
+def sum_over_batch_and_time(gradient: Values) -> Values:
+    """Return the sum [H] of [T, B, H], in float64."""
     total: Values = gradient.sum(axis=(0, 1), dtype=numpy.float64)
     return total

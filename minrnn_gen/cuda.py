@@ -1,4 +1,4 @@
-"""Loading and launching cubins, cuBLAS, and the live device; with the compiler, the only module that touches CuPy."""
+"""Loading and launching cubins, and the live device."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ _CUDA_SUCCESS = 0
 # Clusters of up to so many blocks every GPU with clusters has; more is for a kernel to ask for (CUDA C++ Programming Guide).
 PORTABLE_CLUSTER_BLOCKS = 8
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
-# cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
-_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
-_COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
-_GEMM_DEFAULT = -1
-# cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
-_NO_NARROW_SUMS = 16
-
-
 # Streams in use at once, as objects.
 _STREAMS_HELD = 64
 # Does nothing, for any thread, any number of times.
@@ -124,13 +116,13 @@ def import_foreign(value: Any, name: str) -> Any:
     """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (device memory) or a NumPy one, uncopied."""
     try:
         if hasattr(value, "__cuda_array_interface__"):
-            return _cupy().asarray(value)
+            return cupy_module().asarray(value)
         kind, _ = value.__dlpack_device__()
         if kind == 1:  # kDLCPU (dlpack.h)
             import numpy
 
             return numpy.from_dlpack(value)
-        return _cupy().from_dlpack(value)
+        return cupy_module().from_dlpack(value)
     # What libraries raise for a protocol that is half there, or for a device that is not.
     except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
         raise BadInput(
@@ -161,7 +153,7 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
         if fill is not None:
             tensor.fill_(fill)
         return tensor, tensor.data_ptr()
-    cupy = _cupy()
+    cupy = cupy_module()
     with _current(cupy, place.device):
         array = cupy.empty(shape, dtype)
         if fill is not None:
@@ -181,7 +173,7 @@ def read_back(array: Array) -> Any:
 
     Where that stream is being captured there is nothing to read yet: None.
     """
-    if _is_capturing(array):
+    if is_capturing(array):
         return None
     if array.library == "torch":
         return array.owner.cpu().numpy()
@@ -193,13 +185,13 @@ def int64_beside(like: Array, array: Array) -> Array:
 
     Raises BadInput for an array in host memory while the stream is being captured, when nothing can be copied from there.
     """
-    if array.device is None and _is_capturing(like):
+    if array.device is None and is_capturing(like):
         raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
     given = as_numpy(array) if array.device is None else array.owner
     if like.library == "torch":
         torch = sys.modules["torch"]
         return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
-    cupy = _cupy()
+    cupy = cupy_module()
     with cupy.cuda.Device(like.device):
         return inspect(cast(cupy.asarray(given), "int64"), array.name)
 
@@ -215,7 +207,7 @@ def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
         steps = sys.modules["torch"].arange(time, device=x.owner.device)
         beyond = steps.reshape(along_time) >= lengths.owner.reshape(along_batch)
         return inspect(x.owner.masked_fill(beyond, 0), x.name)
-    cupy = _cupy()
+    cupy = cupy_module()
     with cupy.cuda.Device(x.device):
         within = cupy.arange(time).reshape(along_time) < lengths.owner.reshape(along_batch)
         # As words, which are selected alike whatever the dtype.
@@ -223,10 +215,11 @@ def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
         return inspect(words.astype(f"u{x.itemsize}", copy=False).view(numpy_dtype(x.dtype)), x.name)
 
 
-def _is_capturing(like: Array) -> bool:
-    runtime = _cupy().cuda.runtime
+def is_capturing(like: Array) -> bool:
+    """Say whether the current stream of the library of `like` is recording a graph."""
+    runtime = cupy_module().cuda.runtime
     stream = current_stream(like)
-    with _cupy().cuda.Device(like.device):
+    with cupy_module().cuda.Device(like.device):
         try:
             return bool(runtime.streamIsCapturing(stream))
         except runtime.CUDARuntimeError:
@@ -239,9 +232,23 @@ def current_stream(like: Placed) -> int:
     assert like.device is not None
     if like.library == "torch":
         return torch_stream(like.device)
-    cupy = _cupy()
+    cupy = cupy_module()
     with _current(cupy, like.device):
         return int(cupy.cuda.get_current_stream().ptr)
+
+
+def on_device(device: int) -> Any:
+    """Return a context in which CuPy's current device is `device`; it gives that device."""
+    return cupy_module().cuda.Device(device)
+
+
+def load_cublas() -> None:
+    """Load cuBLAS into the process, from where CuPy finds it; raises ToolchainMissing where it does not."""
+    cupy_module()
+    try:
+        from cupy_backends.cuda.libs import cublas  # noqa: F401
+    except ImportError as missing:
+        raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])") from missing
 
 
 def _current(cupy: Any, device: int | None) -> AbstractContextManager[Any]:
@@ -252,17 +259,17 @@ def _current(cupy: Any, device: int | None) -> AbstractContextManager[Any]:
 
 def to_device(array: Any) -> Any:
     """Copy a NumPy array to the current device, as a CuPy array."""
-    return _cupy().asarray(array)
+    return cupy_module().asarray(array)
 
 
 def to_host(array: Any) -> Any:
     """Copy a CuPy array to a NumPy array, after everything before it on the current stream."""
-    return _cupy().asnumpy(array)
+    return cupy_module().asnumpy(array)
 
 
 def synchronize() -> None:
     """Wait for everything on the current device."""
-    _cupy().cuda.Device().synchronize()
+    cupy_module().cuda.Device().synchronize()
 
 
 @dataclass
@@ -286,13 +293,20 @@ class LoadedKernel:
         `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars.
         """
         assert like.device is not None
-        function = self._functions.get(like.device) or self._load(like.device)
-        stream = _stream(current_stream(like))
-        with _current(_cupy(), like.device):
-            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, stream)
+        self.launch_on(like.device, current_stream(like), blocks, threads, arguments)
+
+    def launch_on(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """Launch on a stream of `device`."""
+        function = self.function(device)
+        with _current(cupy_module(), device):
+            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _stream(stream))
+
+    def function(self, device: int) -> Any:
+        """Return the function on `device`, loaded there if it was not yet."""
+        return self._functions.get(device) or self._load(device)
 
     def _load(self, device: int) -> Any:
-        cupy = _cupy()
+        cupy = cupy_module()
         with self._lock, cupy.cuda.Device(device):
             capability = cupy.cuda.Device(device).compute_capability
             compiled_for = self.arch.removeprefix("sm_")
@@ -313,9 +327,9 @@ class LoadedKernel:
             return kernel.kernel
 
 
-def loaded_kernel(cubin: bytes, plan: KernelPlan) -> LoadedKernel:
-    """Return the kernel of `plan`, to be loaded on first use."""
-    return LoadedKernel(cubin, plan.entry, plan.arch, plan.shared_bytes, plan.variables.get("cluster_blocks", 1))
+def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKernel:
+    """Return the kernel of `plan`, to be loaded on first use; `part` is the end of its name where the plan has several."""
+    return LoadedKernel(cubin, plan.entry + part, plan.arch, plan.shared_bytes, plan.variables.get("cluster_blocks", 1))
 
 
 def _allow_large_clusters(function: int) -> None:
@@ -341,55 +355,15 @@ def _stream(handle: int) -> _Stream:
     return _Stream(handle)
 
 
-@dataclass(frozen=True)
-class Factor:
-    """A matrix of a product, in rows of `row` elements; `stride` elements from one of a batch to the next."""
-
-    array: Array
-    row: int
-    stride: int = 0
-    transposed: bool = False
-
-
-def multiply(
-    like: Array,
-    sizes: tuple[int, int, int],
-    left: Factor,
-    right: Factor,
-    result: Array,
-    batch: int = 1,
-    adds: bool = False,
-) -> None:
-    """Multiply matrices by cuBLAS on the stream of `like`: result [m, n] = left [m, k] right [k, n], `sizes` being m, n, k.
-
-    Accumulates in fp32 (fp64). cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it gets
-    resultᵀ = rightᵀ leftᵀ.
-    """
-    cupy = _cupy()
-    from cupy_backends.cuda.libs import cublas
-
-    m, n, k = sizes
-    is_double = result.dtype == "float64"
-    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)
-    one, beta = scalar(1.0), scalar(1.0 if adds else 0.0)
-    # CuPy gives the handle its own current stream before every product, so that is the one to change.
-    with cupy.cuda.Device(like.device) as device, cupy.cuda.Stream.from_external(_Stream(current_stream(like))):
-        handle = device.cublas_handle
-        mode = cublas.getMathMode(handle)
-        cublas.setMathMode(handle, _NO_NARROW_SUMS)
-        try:
-            cublas.gemmStridedBatchedEx(
-                handle, int(right.transposed), int(left.transposed), n, m, k, ctypes.addressof(one),
-                right.array.pointer, _CUDA_TYPES[right.array.dtype], right.row, right.stride,
-                left.array.pointer, _CUDA_TYPES[left.array.dtype], left.row, left.stride, ctypes.addressof(beta),
-                result.pointer, _CUDA_TYPES[result.dtype], n, m * n, batch, compute, _GEMM_DEFAULT,
-            )  # fmt: skip
-        finally:
-            cublas.setMathMode(handle, mode)
+@lru_cache(maxsize=_STREAMS_HELD)
+def external_stream(handle: int) -> Any:
+    """Return the stream of another library as one of CuPy's."""
+    return cupy_module().cuda.Stream.from_external(_stream(handle))
 
 
 @cache
-def _cupy() -> Any:
+def cupy_module() -> Any:
+    """Import CuPy; raises ToolchainMissing where it is not installed."""
     try:
         import cupy
     except ImportError as missing:

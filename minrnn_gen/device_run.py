@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Contract, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.contract import Contract
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.forms import Reading
@@ -69,7 +70,7 @@ class DeviceRun:
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
         kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
-        steps = Steps(call.x, call.reading)
+        steps = self._steps(call.x, call.reading)
         outputs = Outputs(
             y=steps.new_array(shape, storage, fill=fill),
             kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
@@ -78,10 +79,7 @@ class DeviceRun:
         projected = self._projected(steps, call, contract.preactivation_axes)
         if call.batch:
             for run, part in runs_of(contract, projected):
-                its = outputs_of_run(contract, outputs, run)
-                loaded, plan = self._load("forward", self._regime(part, kept, part.x, its.y, *its.kept))
-                workspace = steps.workspace(workspace_bytes_of(plan, part))
-                steps.launch(loaded, forward_launch_of(plan, part, its, workspace), plan.threads)
+                self._run_forward(steps, part, outputs_of_run(contract, outputs, run), kept)
         forward = Forward(call, projected, outputs)
         played = self._tapes.keep(steps.played((outputs.y, *outputs.kept, *outputs.final), forward))
         return replace(forward, played=played)
@@ -114,8 +112,7 @@ class DeviceRun:
         runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
         if call.bias is not None or call.parameters:
             parts = {parts_of(one.plan, call.time) for one in runs} or {1}
-            count = len(contract.gates) + len(contract.parameters)
-            shape = (len(contract.runs_reversed), max(parts), count, call.batch, contract.hidden_size)
+            shape = (len(contract.runs_reversed), max(parts), contract.summed_count, call.batch, contract.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             gradients = replace(gradients, sums=steps.new_array(shape, carried, fill=0 if len(parts) > 1 else None))
         for run, one in enumerate(runs):
@@ -143,6 +140,16 @@ class DeviceRun:
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
         return cuda.cast(gradient.reshape(array.shape), array.dtype)
+
+    def _steps(self, like: Array, reading: Reading | None) -> Steps:
+        """Begin a run."""
+        return Steps(like, reading)
+
+    def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
+        """Run a call of one direction."""
+        loaded, plan = self._load("forward", self._regime(part, kept, part.x, outputs.y, *outputs.kept))
+        workspace = steps.workspace(workspace_bytes_of(plan, part))
+        steps.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
 
     def _with_sequences_beside_x(self, call: Call) -> Call:
         lengths, cu_seqlens = (
@@ -213,20 +220,23 @@ class DeviceRun:
 
     def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
         key = (kernel_pass, regime)
-        loaded = self._loaded.get(key)
-        if loaded is None:
-            with self._lock:
-                if key not in self._built:
-                    self._built[key] = self._builder.build(kernel_pass, regime)
-                built = self._built[key]
-                if built.cubin is None:
-                    raise ToolchainMissing(
-                        "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
-                    )
-                plan = built.plan
-                loaded = cuda.loaded_kernel(built.cubin, plan)
-                self._loaded[key] = loaded
-        return loaded, self._built[key].plan
+        if key not in self._loaded:
+            cubin, plan = self._compiled(kernel_pass, regime)
+            self._loaded.setdefault(key, cuda.loaded_kernel(cubin, plan))
+        return self._loaded[key], self._built[key].plan
+
+    def _compiled(self, kernel_pass: KernelPass, regime: Regime) -> tuple[bytes, KernelPlan]:
+        """Return a kernel, built if it was not yet; raises ToolchainMissing where there is no NVRTC to compile it."""
+        key = (kernel_pass, regime)
+        with self._lock:
+            if key not in self._built:
+                self._built[key] = self._builder.build(kernel_pass, regime)
+            built = self._built[key]
+        if built.cubin is None:
+            raise ToolchainMissing(
+                "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
+            )
+        return built.cubin, built.plan
 
 
 @dataclass(frozen=True, slots=True)

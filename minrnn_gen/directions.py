@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from minrnn_gen.arguments import Y_AXES, Call, Contract, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import Y_AXES, Contract
 
 
 def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
@@ -17,6 +18,7 @@ def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
             if bias is not None:
                 # One axis, or three.
                 bias = bias.narrowed(0, run * (bias.shape[0] // 2), bias.shape[0] // 2)
+            R, recurrent_bias = _selected_given((call.R, call.recurrent_bias), run)
             yield (
                 run,
                 replace(
@@ -25,8 +27,10 @@ def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
                     x_axes=call.x_axes.replace("d", ""),
                     bias=bias,
                     parameters=_selected(call.parameters, run),
-                    initial=tuple(None if one is None else one.selected(0, run) for one in call.initial),
+                    initial=_selected_given(call.initial, run),
                     reverse=reverse,
+                    R=R,
+                    recurrent_bias=recurrent_bias,
                 ),
             )
         else:
@@ -48,8 +52,7 @@ def incoming_of_run(contract: Contract, incoming: IncomingGradient, run: int) ->
     """Return one run's part of the gradients that a backward starts from."""
     if not contract.directions:
         return incoming
-    dfinal = tuple(None if one is None else one.selected(0, run) for one in incoming.dfinal)
-    return IncomingGradient(channels_of_run(contract, incoming.dy, run), dfinal)
+    return IncomingGradient(channels_of_run(contract, incoming.dy, run), _selected_given(incoming.dfinal, run))
 
 
 def gradients_of_run(contract: Contract, x_axes: str, gradients: Gradients, run: int) -> Gradients:
@@ -64,6 +67,10 @@ def channels_of_run(contract: Contract, y: Array, run: int) -> Array:
     """Return one run's channels of an array with the axes of y."""
     axis = Y_AXES[contract.layout].index("h")
     return y.narrowed(axis, run * contract.hidden_size, contract.hidden_size) if contract.directions else y
+
+
+def _selected_given(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:
+    return tuple(None if one is None else one.selected(0, run) for one in arrays)
 
 
 def _selected(arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:

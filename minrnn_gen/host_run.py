@@ -1,24 +1,28 @@
-"""Running calls whose arrays are in host memory: as NumPy views, time first and in the order it runs, for the CPU target."""
+"""Running calls whose arrays are in host memory on the CPU target, run by run and stretch by stretch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numpy
 
 from minrnn_gen import cpu, cuda
-from minrnn_gen.arguments import Y_AXES, Call, Contract, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.build import Builder
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
-from minrnn_gen.cpu import StepMarks
-from minrnn_gen.cpu_backward import run_scan_backward
+from minrnn_gen.contract import Contract
+from minrnn_gen.cpu_backward import ScanGradients, run_scan_backward
+from minrnn_gen.cpu_product import RecurrentProduct
 from minrnn_gen.cpu_recurrence import ScanMethod, Values
+from minrnn_gen.cpu_steps import run_steps
+from minrnn_gen.cpu_steps_backward import StepsGradients, run_steps_backward
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.gradients import RawGradients
+from minrnn_gen.host_views import gates_by_time, initial_of, stretches_of, vectors_of, within_lengths, y_by_time
 from minrnn_gen.plan.kernel_plan import KeptStates
 from minrnn_gen.saved import Forward
 
@@ -30,10 +34,14 @@ class HostRun:
     contract: Contract
     builder: Builder
 
-    def forward(self, call: Call, kept: KeptStates) -> Forward:
-        """Run over time; states are kept in the arithmetic dtype, however `kept`."""
+    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
+        """Run over time; states are kept in the arithmetic dtype, however `kept`.
+
+        Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
+        """
         precision = self.contract.precision
-        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps=kept != "none")
+        keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
 
     def reference(self, call: Call, keeps: bool) -> Outputs:
         """Run over time sequentially in float64; the outputs are NumPy arrays in float64."""
@@ -62,8 +70,8 @@ class HostRun:
             dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
             sums=None,
         )
-        count = len(contract.gates) + len(contract.parameters)
-        sums = numpy.zeros((len(contract.runs_reversed), count, contract.hidden_size))
+        sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
+        dR = None if call.R is None else numpy.zeros(contract.R_shape)
         for run, part in runs_of(contract, projected):
             self._run_backward(
                 part,
@@ -71,12 +79,13 @@ class HostRun:
                 incoming_of_run(contract, incoming, run),
                 gradients_of_run(contract, projected.x_axes, gradients, run),
                 sums[run],
+                None if dR is None else dR.reshape(-1, *contract.R_shape[-4:])[run],
             )
         initial = [one.owner for one in gradients.dinitial]
         if call.weight is None:
-            return RawGradients(gradients.dx.owner, None, initial, sums)
+            return RawGradients(gradients.dx.owner, None, initial, sums, dR)
         dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
-        return RawGradients(dx.owner, dweight, initial, sums)
+        return RawGradients(dx.owner, dweight, initial, sums, dR)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:
@@ -99,8 +108,8 @@ class HostRun:
         projected = _projected(contract, call, arithmetic)
         for run, part in runs_of(contract, projected):
             its = outputs_of_run(contract, outputs, run)
-            kept = {name: self._y_by_time(one) for name, one in zip(contract.states, its.kept, strict=False)}
-            self._run(part, self._y_by_time(its.y), kept, its.final, arithmetic, method)
+            kept = {name: y_by_time(contract, one) for name, one in zip(contract.states, its.kept, strict=False)}
+            self._run(part, y_by_time(contract, its.y), kept, its.final, arithmetic, method)
         return Forward(call, projected, outputs)
 
     def _run(
@@ -113,13 +122,16 @@ class HostRun:
         method: ScanMethod | None,
     ) -> None:
         """Run a call of one direction; `y` and `kept` are [T, B, H]."""
-        gates, vectors, initial = _gates_by_time(call), self._vectors(call), self._initial(call, arithmetic)
+        contract, lowered = self.contract, self.builder.lowered
+        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, arithmetic)
         last = [as_numpy(one) for one in final]
-        lowered = self.builder.lowered
-        assert isinstance(lowered, LoweredScan)
-        for stretch in _stretches(call):
-            found = cpu.run_scan(
-                lowered,
+        run: Callable[..., dict[str, Values]]
+        if isinstance(lowered, LoweredScan):
+            run = partial(cpu.run_scan, lowered, method=method)
+        else:
+            run = partial(run_steps, lowered, product=_product_of(call, arithmetic))
+        for stretch in stretches_of(call):
+            found = run(
                 stretch.of(gates),
                 **vectors,
                 initial={name: one[stretch.sequences] for name, one in initial.items()},
@@ -127,29 +139,32 @@ class HostRun:
                 y=stretch.of(y),
                 all_states={name: stretch.of(one) for name, one in kept.items()},
                 marks=stretch.marks,
-                method=method,
             )
-            for name, one in zip(self.contract.states, last, strict=True):
+            for name, one in zip(contract.states, last, strict=True):
                 one[stretch.sequences] = found[name]
 
     def _run_backward(
-        self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values
+        self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values, dR: Values | None
     ) -> None:
-        """Run back through a call of one direction, and add to `sums` [gates + parameters, H]."""
+        """Run back through a call of one direction, and add to `sums` [gates + recurrent gates + parameters, H] and `dR`."""
         contract, lowered = self.contract, self.builder.lowered_backward
-        assert isinstance(lowered, LoweredScanBackward)
         carried = contract.precision.arithmetic_dtype
-        gates, vectors, initial = _gates_by_time(call), self._vectors(call), self._initial(call, carried)
+        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, carried)
         dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])
-        dy = self._y_by_time(incoming.dy)
-        states = {name: self._y_by_time(one) for name, one in zip(contract.states, outputs.kept, strict=False)}
-        if lowered.output_state is not None:
-            states[lowered.output_state] = self._y_by_time(outputs.y)
+        dy = y_by_time(contract, incoming.dy)
+        states = {name: y_by_time(contract, one) for name, one in zip(contract.states, outputs.kept, strict=False)}
+        run: Callable[..., ScanGradients | StepsGradients]
+        if isinstance(lowered, LoweredScanBackward):
+            run = partial(run_scan_backward, lowered)
+            if lowered.output_state is not None:
+                states[lowered.output_state] = y_by_time(contract, outputs.y)
+        else:
+            product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
+            run = partial(run_steps_backward, lowered, product=product, clip=clip)
         dfinal = {name: as_numpy(one) for name, one in zip(contract.states, incoming.dfinal, strict=True) if one is not None}
         first = [as_numpy(one) for one in gradients.dinitial]
-        for stretch in _stretches(call):
-            found = run_scan_backward(
-                lowered,
+        for stretch in stretches_of(call):
+            found = run(
                 stretch.of(gates),
                 **vectors,
                 initial={name: one[stretch.sequences] for name, one in initial.items()},
@@ -162,72 +177,17 @@ class HostRun:
             )
             for name, one in zip(contract.states, first, strict=True):
                 one[stretch.sequences] = found.initial[name]
-            sums += numpy.concatenate([found.bias, *(found.parameters[name][None] for name in contract.parameters)])
-
-    def _y_by_time(self, y: Array) -> Values:
-        """View an array with the axes of y as [T, B, H]."""
-        axes = Y_AXES[self.contract.layout]
-        view: Values = as_numpy(y).transpose([axes.index(axis) for axis in "tbh"])
-        return view
-
-    def _vectors(self, call: Call) -> dict[str, Any]:
-        contract = self.contract
-        shape = (len(contract.gates), contract.hidden_size)
-        return {
-            "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
-            "parameters": {name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
-        }
-
-    def _initial(self, call: Call, arithmetic: str) -> dict[str, Values]:
-        zeros = numpy.zeros((call.batch, self.contract.hidden_size), numpy_dtype(arithmetic))
-        given = zip(self.contract.states, call.initial, strict=True)
-        return {name: zeros if one is None else as_numpy(one) for name, one in given}
+            sums += found.sums
+            if dR is not None and isinstance(found, StepsGradients):
+                dR += found.R
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """Sequences that are run at once: their steps and rows in x and y, and their places among the states."""
-
-    steps: slice
-    rows: slice
-    sequences: slice
-    reverse: bool
-    marks: StepMarks
-
-    def of(self, array: Values) -> Values:
-        """View the part of an array [T, rows, ...] in the order in which it is run."""
-        part = array[self.steps, self.rows]
-        return part[::-1] if self.reverse else part
-
-
-def _stretches(call: Call) -> Iterator[_Stretch]:
-    """Yield all sequences of a call of one direction as one stretch, or packed ones as one each."""
-    sequences, order = call.sequences, slice(None, None, -1 if call.reverse else 1)
-    resets = None if sequences.resets is None else as_numpy(sequences.resets).T
-    if sequences.cu_seqlens is not None:
-        ends = as_numpy(sequences.cu_seqlens).tolist()
-        for index, (begin, end) in enumerate(pairwise(ends)):
-            marks = StepMarks(None if resets is None else resets[begin:end][order])
-            yield _Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
-        return
-    within = None if sequences.lengths is None else _within(sequences.lengths, call.time)
-    marks = StepMarks(*(None if one is None else one[order] for one in (resets, within)))
-    yield _Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
-
-
-def _within(lengths: Array, time: int) -> Values:
-    """Return [T, B]: which steps lie within their sequence."""
-    within: Values = numpy.arange(time)[:, None] < as_numpy(lengths)
-    return within
-
-
-def _gates_by_time(call: Call) -> Values:
-    """View pre-activations as [T, B, G, H], a single step as T = 1."""
-    x, axes = as_numpy(call.x), call.x_axes
-    if "t" not in axes:
-        x, axes = x[None], "t" + axes
-    view: Values = x.transpose([axes.index(axis) for axis in "tbgh"])
-    return view
+def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
+    """Return the recurrent product of a call of one direction, if it has one."""
+    if call.R is None:
+        return None
+    bias = None if call.recurrent_bias is None else as_numpy(call.recurrent_bias)
+    return RecurrentProduct.prepared(as_numpy(call.R), bias, numpy_dtype(arithmetic))
 
 
 def _projected(contract: Contract, call: Call, arithmetic: str) -> Call:
@@ -245,7 +205,7 @@ def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) 
     gradient = gradient.reshape(*x.shape[:-1], weight.shape[0])
     if lengths is not None:
         # What lies beyond a length has no gradient, but a NaN there times zero would have.
-        within = _within(lengths, call.time)
+        within = within_lengths(lengths, call.time)
         x = numpy.where((within if axes[0] == "t" else within.T)[..., None], x, x.dtype.type(0))
     rows, flat = x.reshape(-1, x.shape[-1]).astype(gradient.dtype), gradient.reshape(-1, weight.shape[0])
     dx = cuda.new_array(call.x, call.x.shape, call.x.dtype)

@@ -8,13 +8,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Contract, Given, check_call, check_gradient
+from minrnn_gen.alternating_run import AlternatingRun
+from minrnn_gen.arguments import Call, Given, check_call, check_gradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
 from minrnn_gen.compiler import KernelResources
+from minrnn_gen.contract import Contract
 from minrnn_gen.device_run import DeviceRun
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, NotGenerated
 from minrnn_gen.explain import explain
 from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import gradients_by_name
@@ -41,10 +43,11 @@ class Kernel:
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
+        """Serve the spec of `builder` with what it built, the hinted forward first; with nothing built, host arrays alone."""
         self._builder = builder
-        self._hinted = built[0]
+        self._built_first = built
         spec = builder.spec
-        cell = self._hinted.cell
+        cell = built[0].cell if built else builder.cell_shape
         self._contract = Contract(
             layout=spec.layout,
             precision=precision_of(spec.precision),
@@ -54,8 +57,18 @@ class Kernel:
             states=cell.states,
             parameters=cell.parameters,
             direction=spec.direction,
+            recurrent_gates=cell.recurrent_gates,
+            heads=spec.heads,
+            takes_recurrent_bias=builder.takes_recurrent_bias,
         )
-        self._on_device = DeviceRun(self._contract, builder, built)
+        run = AlternatingRun if cell.kind == "dense" else DeviceRun
+        self._on_device = run(self._contract, builder, built)
+
+    @property
+    def _hinted(self) -> BuiltKernel:
+        if not self._built_first:
+            raise NotGenerated(f"{self._builder.cell_source.name} runs on host arrays alone; no kernel is generated for it yet")
+        return self._built_first[0]
 
     @cached_property
     def _on_host(self) -> HostRun:
@@ -123,7 +136,8 @@ class Kernel:
 
     def __repr__(self) -> str:
         spec = self.spec
-        return f"Kernel({self.plan.model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={self.plan.gpu})"
+        model, gpu = self._builder.cell_source.name, self._builder.target.profile.name
+        return f"Kernel({model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={gpu})"
 
     def __call__(
         self,
@@ -146,20 +160,24 @@ class Kernel:
         [G * H, I]; storage dtype. bias [G, H] and parameters {name: [H]}: storage dtype or float32. state {name: [B, H]}:
         float32 (float64 for fp64), zeros where None. y [B, T, H] (TBD: [T, B, H]; BDT: [B, H, T]) in the storage dtype.
 
+        Of a dense cell with gates R.g, and of no other: R [Gr, N, D, D] (gate, head, out, in; H = N * D) in the storage dtype,
+        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None.
+
         resets: bool [B, T] in every layout; all states are set to 0 before such a step. lengths: int32 or int64 [B]; y is 0
         beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths; sequence s is steps cu_seqlens[s] to
         cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead of the final state, the states after
         every step, each shaped like y.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
-        bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], parameters [2, H],
-        states [2, B, H], forward first, and y [B, T, 2 * H], forward before reverse.
+        bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], forward first, and y [B, T, 2 * H], forward before
+        reverse.
 
         Raises BadInput for an array that does not fit.
         """
-        self._refuse(R, recurrent_bias)
         kept: KeptStates = "arithmetic" if _flag(all_states, "all_states") else "none"
-        (y, *states), _ = self._forward(Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens), kept)
+        given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
+        (y, *states), _ = self._forward(given, kept, saves=False)
         return y, dict(zip(self.states, states, strict=False))  # those that are kept come before the final ones
 
     def step(
@@ -177,10 +195,9 @@ class Kernel:
 
         Of a reverse kernel it is the next earlier step. Raises what a call does, and BadInput where the spec is bidirectional.
         """
-        self._refuse(R, recurrent_bias)
         if self._contract.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        given = Given(x_t, weight, bias, parameters, state)
+        given = Given(x_t, R, weight, bias, recurrent_bias, parameters, state)
         reading = read_call(self._contract, ("step",), given)
         played = self._on_device.again(reading)
         if played is None:
@@ -212,13 +229,12 @@ class Kernel:
         """
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
-        self._refuse(R, recurrent_bias)
         returns_all = _flag(all_states, "all_states")
         kept: KeptStates = "none"
         if returns_all or self._backward_reads_kept:
-            kept = "arithmetic" if returns_all else "storage"
-        given = Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens)
-        (y, *states), forward = self._forward(given, kept)
+            kept = "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
+        given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
+        (y, *states), forward = self._forward(given, kept, saves=True)
         if not returns_all:
             states = states[-len(self.states) :]  # behind those that only the backward needs
         return y, dict(zip(self.states, states, strict=False)), Saved(self, forward)
@@ -228,9 +244,9 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "weight", "bias" and "parameters" {name: [H]}, each of the shape and dtype of its array; sums over batch and time are
-        accumulated in float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is
-        released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape and dtype of its array; sums
+        over batch and time are accumulated in float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit
+        and for a `saved` that is released or another kernel's.
         """
         before = saved.open_for(self)
         played = before if isinstance(before, Played) else None
@@ -248,9 +264,11 @@ class Kernel:
     def reference(
         self,
         x: Any,
+        R: Any = None,
         *,
         weight: Any = None,
         bias: Any = None,
+        recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         resets: Any = None,
@@ -263,25 +281,20 @@ class Kernel:
         Takes the arrays that a call takes, in the dtypes that a call takes; the yardstick of every error in this package.
         Raises BadInput for arrays on a GPU.
         """
-        call = self._checked(Given(x, weight, bias, parameters, state, resets, lengths, cu_seqlens))
+        call = self._checked(Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens))
         if call.x.device is not None:
             raise BadInput(f"x is on CUDA device {call.x.device}; the reference runs on host arrays, so copy it there")
         outputs = self._on_host.reference(call, _flag(all_states, "all_states"))
         return outputs.y.owner, self._named(outputs.kept or outputs.final)
 
-    def _refuse(self, R: Any, recurrent_bias: Any) -> None:
-        for name, value in (("R", R), ("recurrent_bias", recurrent_bias)):
-            if value is not None:
-                raise BadInput(f"{name} was given, but {self.plan.model} has no recurrent product; leave it out")
-
-    def _forward(self, given: Given, kept: KeptStates) -> tuple[list[Any], Forward | Played]:
-        """Run over time; return y, the states that are kept and the final ones, and what a backward needs."""
+    def _forward(self, given: Given, kept: KeptStates, saves: bool) -> tuple[list[Any], Forward | Played]:
+        """Run over time; return y, the states that are kept and the final ones, and what a backward needs where it is saved."""
         reading = read_call(self._contract, ("forward", kept), given)
         played = self._on_device.again(reading)
         if played is not None:
             return played.results, played
         call = self._checked(given, reading)
-        forward = self._run_of(call).forward(call, kept)
+        forward = self._on_host.forward(call, kept, saves) if call.x.device is None else self._on_device.forward(call, kept)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.arguments import Y_AXES, Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import Y_AXES
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
@@ -63,8 +64,8 @@ def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs, workspace:
         *_inputs(plan, call),
         outputs.y.address,
         *_row_strides(plan, call, outputs.y),
-        *_pointers(outputs.kept),
-        *_pointers(outputs.final),
+        *pointers_of(outputs.kept),
+        *pointers_of(outputs.final),
         *_workspace(plan, workspace),
         call.batch,
         call.time,
@@ -86,14 +87,14 @@ def backward_launch_of(
     """
     arguments = (
         *_inputs(plan, call),
-        *_pointers(read_states),
+        *pointers_of(read_states),
         incoming.dy.address,
         *_row_strides(plan, call, incoming.dy),
-        *_pointers(incoming.dfinal),
+        *pointers_of(incoming.dfinal),
         gradients.dx.address,
         *_x_strides(plan, call, gradients.dx),
-        *_pointers(gradients.dinitial),
-        *_pointers((gradients.sums,)),
+        *pointers_of(gradients.dinitial),
+        *pointers_of((gradients.sums,)),
         *_workspace(plan, workspace),
         call.batch,
         call.time,
@@ -108,9 +109,9 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
         call.x.address,
         *(strides[axis] for axis in "bgh"),
         *_vectors(call),
-        *_pointers(call.initial),
+        *pointers_of(call.initial),
         outputs.y.address,
-        *_pointers(outputs.final),
+        *pointers_of(outputs.final),
         call.batch,
     )
     return _checked(-(-call.batch * plan.hidden_size // plan.threads), arguments)
@@ -122,7 +123,7 @@ def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
         call.x.address,
         *_x_strides(plan, call, call.x),
         *_vectors(call),
-        *_pointers(call.initial),
+        *pointers_of(call.initial),
     )
     sequences = call.sequences
     if sequences.resets is not None:
@@ -133,7 +134,7 @@ def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
         return (*arguments, begins.address, begins.address + begins.itemsize)
     # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
     no_begins = () if plan.layout == "BDT" else (0,)
-    return (*arguments, *no_begins, *_pointers((sequences.lengths,)))
+    return (*arguments, *no_begins, *pointers_of((sequences.lengths,)))
 
 
 def _columns(plan: KernelPlan, call: Call) -> int:
@@ -156,7 +157,7 @@ def _blocks(plan: KernelPlan, call: Call) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> tuple[int, ...]:
-    return _pointers((workspace,)) if plan.variables.get("splits_time") else ()
+    return pointers_of((workspace,)) if plan.variables.get("splits_time") else ()
 
 
 def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
@@ -184,14 +185,19 @@ def _checked(blocks: int, arguments: tuple[Any, ...]) -> Launch:
     return Launch(blocks, arguments)
 
 
-def _pointers(arrays: tuple[Array | None, ...]) -> tuple[int, ...]:
+def pointers_of(arrays: tuple[Array | None, ...]) -> tuple[int, ...]:
+    """Return the addresses of arrays, 0 for those that are not there."""
     return tuple(array.address if array is not None else 0 for array in arrays)
 
 
 def _vectors(call: Call) -> tuple[Any, ...]:
     """The bias, the parameters, and the mask that says which of them are float32."""
+    vectors = (call.bias, *call.parameters)
+    return (*pointers_of(vectors), mask_of(vectors))
+
+
+def mask_of(vectors: tuple[Array | None, ...]) -> Any:
+    """Return the mask that says, bit by bit, which vectors are float32."""
     import numpy
 
-    vectors = (call.bias, *call.parameters)
-    mask = sum(1 << bit for bit, vector in enumerate(vectors) if vector is not None and vector.dtype == "float32")
-    return (*_pointers(vectors), numpy.uint32(mask))
+    return numpy.uint32(sum(1 << bit for bit, vector in enumerate(vectors) if vector is not None and vector.dtype == "float32"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from minrnn_gen.arrays import Array
-from minrnn_gen.cuda import Factor, multiply
+from minrnn_gen.cublas import Matrix, Product, factor, multiply
+from minrnn_gen.cuda import current_stream
 
 
 def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
@@ -16,9 +17,9 @@ def project(x: Array, weight: Array, result: Array, time_is_last: bool) -> None:
     outputs, inputs = weight.shape
     if time_is_last:
         batch, _, time = x.shape
-        multiply(x, (outputs, time, inputs), Factor(weight, inputs), Factor(x, time, inputs * time), result, batch)
+        _multiply(x, (outputs, time, inputs), factor(weight, inputs), factor(x, time, inputs * time), result, batch)
     else:
-        multiply(x, (_rows(x), outputs, inputs), Factor(x, inputs), Factor(weight, inputs, transposed=True), result)
+        _multiply(x, (_rows(x), outputs, inputs), factor(x, inputs), factor(weight, inputs, transposed=True), result)
 
 
 def project_x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool) -> None:
@@ -26,10 +27,10 @@ def project_x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: 
     outputs, inputs = weight.shape
     if time_is_last:
         batch, _, time = dx.shape
-        transposed = Factor(weight, inputs, transposed=True)
-        multiply(dx, (inputs, time, outputs), transposed, Factor(gradient, time, outputs * time), dx, batch)
+        transposed = factor(weight, inputs, transposed=True)
+        _multiply(dx, (inputs, time, outputs), transposed, factor(gradient, time, outputs * time), dx, batch)
     else:
-        multiply(dx, (_rows(dx), inputs, outputs), Factor(gradient, outputs), Factor(weight, inputs), dx)
+        _multiply(dx, (_rows(dx), inputs, outputs), factor(gradient, outputs), factor(weight, inputs), dx)
 
 
 def project_weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool) -> None:
@@ -42,11 +43,21 @@ def project_weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_l
         batch, _, time = x.shape
         for sequence in range(batch):
             one, its_x = gradient.narrowed(0, sequence, 1), x.narrowed(0, sequence, 1)
-            turned = Factor(its_x, time, transposed=True)
-            multiply(x, (outputs, inputs, time), Factor(one, time), turned, dweight, adds=sequence > 0)
+            turned = factor(its_x, time, transposed=True)
+            _multiply(x, (outputs, inputs, time), factor(one, time), turned, dweight, adds=sequence > 0)
     else:
-        turned = Factor(gradient, outputs, transposed=True)
-        multiply(x, (outputs, inputs, _rows(x)), turned, Factor(x, inputs), dweight)
+        turned = factor(gradient, outputs, transposed=True)
+        _multiply(x, (outputs, inputs, _rows(x)), turned, factor(x, inputs), dweight)
+
+
+def _multiply(
+    like: Array, sizes: tuple[int, int, int], left: Matrix, right: Matrix, result: Array, batch: int = 1, adds: bool = False
+) -> None:
+    """Write result [m, n] = left right, `sizes` being m, n and k, on the stream of `like`."""
+    m, n, k = sizes
+    assert like.device is not None
+    product = Product(m, n, k, left, right, factor(result, n, m * n), batch, adds)
+    multiply(like.device, current_stream(like), product)
 
 
 def _rows(array: Array) -> int:

@@ -198,6 +198,10 @@ class _StepsNames(_CellNames):
         return self.lowered.recurrent_gates
 
     @property
+    def output_state(self) -> str | None:
+        return self.lowered.output_state
+
+    @property
     def output_place(self) -> int:
         """The place of the output among the states; -1 where it is none of them."""
         output = self.lowered.output_state

@@ -58,7 +58,7 @@ class Spec(BaseModel):
     )
     recurrent_bias: bool | None = Field(
         default=None,
-        description="Whether the recurrent product has a bias; null means as the cell has it: true for gru, else false.",
+        description="Whether the recurrent product has a bias; null means as the cell's file has it: true for gru, else false.",
     )
     scan_arithmetic: Literal["linear", "log"] = Field(
         default="linear",

@@ -11,8 +11,10 @@ import numpy as np
 from host_kernels import compiled_for_host
 from hypothesis import strategies as st
 from oracle import CELLS
-from plain_loops import TWO_STATES, Problem, cell_named
+from plain_loops import DIAGONAL_CELLS, TWO_STATES, Problem, cell_named
 
+# Cells that are not built in, by name.
+INLINE = {one["name"]: one for one in (TWO_STATES, *DIAGONAL_CELLS)}
 MODELS = (*(name for name in CELLS if name != "raw"), "two_states")
 HIDDEN = 3
 # From BTD to each layout: x with and without the axis of directions, and y.
@@ -30,7 +32,7 @@ Arguments = dict[str, Any]
 def kernel_of(model: str, direction: str = "forward", layout: str = "BTD", precision: str = "fp64", **more: Any) -> Any:
     """Return the kernel of a model of `MODELS`, for host arrays; the same for the same."""
     spec = {"hidden_size": HIDDEN, "precision": precision, "direction": direction, "layout": layout, **more}
-    return compiled_for_host({"model": TWO_STATES if model == "two_states" else model, **spec})
+    return compiled_for_host({"model": INLINE.get(model, model), **spec})
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,18 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, ...] = KINDS) -> tuple[str, Case]:
+def cases(
+    draw: st.DrawFn,
+    models: tuple[str, ...] = MODELS,
+    kinds: tuple[str, ...] = KINDS,
+    times: tuple[int, ...] = (0, 1, 2, 7),
+    hidden: int = HIDDEN,
+) -> tuple[str, Case]:
     model, kind, seed = draw(st.sampled_from(models)), draw(st.sampled_from(kinds)), draw(seeds)
-    time = draw(st.sampled_from((0, 1, 2, 7)))
-    random, cell = np.random.default_rng(seed), cell_named(TWO_STATES if model == "two_states" else model)
+    time = draw(st.sampled_from(times))
+    random, cell = np.random.default_rng(seed), cell_named(INLINE.get(model, model))
     rows = 1 if "packed" in kind else draw(st.integers(0, 3))
-    arguments: Arguments = {"x": random.normal(size=(rows, time, len(cell.gates), HIDDEN))}
+    arguments: Arguments = {"x": random.normal(size=(rows, time, len(cell.gates), hidden))}
     sequences = [(row, 0, time) for row in range(rows)]
     if "packed" in kind:
         # Some of them empty.
@@ -67,14 +75,14 @@ def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, .
         resets[:, :1] |= draw(st.booleans())
         resets[:, -1:] |= draw(st.booleans())
         arguments["resets"] = resets
-    arguments["bias"] = random.normal(size=(len(cell.gates), HIDDEN))
-    arguments["parameters"] = {name: random.normal(size=HIDDEN) for name in cell.parameters}
-    arguments["state"] = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
+    arguments["bias"] = random.normal(size=(len(cell.gates), hidden))
+    arguments["parameters"] = {name: random.normal(size=hidden) for name in cell.parameters}
+    arguments["state"] = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
     problem = Problem(
         cell, arguments["x"], arguments["bias"], arguments["parameters"], arguments["state"], resets, sequences, reverse=False
     )
-    dfinal = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
-    return model, Case(problem, arguments, random.normal(size=(rows, time, HIDDEN)), dfinal)
+    dfinal = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
+    return model, Case(problem, arguments, random.normal(size=(rows, time, hidden)), dfinal)
 
 
 def assert_close(found: Any, expected: Any, what: str = "") -> None:

@@ -53,7 +53,16 @@ def log_space_layer(torch: Any, x: Any, weight: Any) -> Any:
 
 
 class Inputs:
-    """Standard normal x and dy, a weight that keeps the variance of x, and what they should give."""
+    """Normal x and dy, a weight that keeps the variance of x, and what they should give.
+
+    The cell has a kink at W.h = 0, where a rounding would be another gradient and nobody's error. So x and weight are multiples
+    of so much that their products and all sums of these are exact in float32, in any order; and x is odd multiples, weight even
+    ones but for its first column, so that no sum is 0.
+    """
+
+    # A value has 7 bits behind its sign then, the digits of bfloat16; 1,024 products of two of them have 24.
+    STEP = 2.0**-4
+    LARGEST = 4.0
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
         self._problem, self._gpu = problem, gpu
@@ -71,9 +80,17 @@ class Inputs:
         assert problem.inputs is not None
         dtype = gpu.dtype(problem.precision)
         if name == "weight":
-            rows = len(self._cell.gates) * problem.channels
-            return (gpu.normal(rows, problem.inputs) / math.sqrt(problem.inputs)).to(dtype)
-        return gpu.normal(problem.batch, problem.time, problem.inputs if name == "x" else problem.channels).to(dtype)
+            weight = self._even(gpu.normal(len(self._cell.gates) * problem.channels, problem.inputs))
+            weight[:, 0] += self.STEP
+            # A power of two, so that what is a multiple stays one.
+            return (weight * 2.0 ** -round(math.log2(problem.inputs) / 2)).to(dtype)
+        if name == "x":
+            return (self._even(gpu.normal(problem.batch, problem.time, problem.inputs)) + self.STEP).to(dtype)
+        return gpu.normal(problem.batch, problem.time, problem.channels).to(dtype)
+
+    def _even(self, values: Any) -> Any:
+        """Return the nearest even multiples of `STEP`."""
+        return ((values / (2 * self.STEP)).round() * (2 * self.STEP)).clip(-self.LARGEST, self.LARGEST)
 
     def _expected(self) -> Arrays:
         torch = self._gpu.torch

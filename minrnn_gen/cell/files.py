@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from minrnn_gen.documents import Document, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.errors import nearest_name, shown
@@ -35,6 +35,7 @@ class CellFile(BaseModel):
     states: Names | None = Field(None, description="The order of the states; by default that of their first use.")
     output: StrictStr | None = Field(None, description="A state's name or an expression; by default the first state.")
     parameters: Names = Field((), description="Learned vectors of shape [H].")
+    recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 
@@ -44,12 +45,13 @@ class CellSource:
     """A cell before its equations are read.
 
     `document` is valid as a `CellFile`; `canonical` identifies the content in a cache key: the file's bytes, or the mapping as
-    JSON with sorted keys.
+    JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise.
     """
 
     name: str
     document: Document
     canonical: bytes
+    recurrent_bias: bool
 
 
 def library_names() -> tuple[str, ...]:
@@ -87,10 +89,11 @@ def _is_path(model: str) -> bool:
 def _from_file(path: Path, called: str, where: str) -> CellSource:
     content = read_bytes(path, f"{where}: model: {called}", ordinary=True)
     document = document_of(content, called)
-    return CellSource(validated(document, CellFile).name, document, content)
+    cell = validated(document, CellFile)
+    return CellSource(cell.name, document, content, cell.recurrent_bias)
 
 
 def _inline(document: Document) -> CellSource:
     cell = validated(document, CellFile)
     canonical = json.dumps(cell.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))
-    return CellSource(cell.name, document, canonical.encode())
+    return CellSource(cell.name, document, canonical.encode(), cell.recurrent_bias)

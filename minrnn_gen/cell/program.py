@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,16 @@ class Program:
         dtype = np.result_type(*arrays) if arrays else np.dtype(np.float64)
         held = {name: array.astype(dtype, copy=False) for name, array in zip(self.inputs, arrays, strict=True)}
         with np.errstate(all="ignore"):
-            for statement in self.statements:
-                held[statement.name] = np.asarray(_value(statement.expression, held, dtype))
+            for name, value in self._evaluations:
+                held[name] = np.asarray(value(held, dtype))
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        return {label: np.broadcast_to(held[name], shape) for label, name in self.results}
+        found = {label: held[name] for label, name in self.results}
+        return {label: one if one.shape == shape else np.broadcast_to(one, shape) for label, one in found.items()}
+
+    @cached_property
+    def _evaluations(self) -> tuple[tuple[str, _Evaluation], ...]:
+        # Made once: a program that is evaluated step by step would spend most of its time on looking at expressions.
+        return tuple((statement.name, _evaluation(statement.expression)) for statement in self.statements)
 
 
 def _count(expression: Expr, weight: Callable[[Expr], int]) -> int:
@@ -81,15 +88,21 @@ def _divisors(expression: Expr) -> Iterator[Expr]:
         yield from _divisors(operand)
 
 
-def _value(expression: Expr, held: Mapping[str, Array], dtype: np.dtype[Any]) -> Array:
+_Evaluation = Callable[[Mapping[str, Array], np.dtype[Any]], Array]
+
+
+def _evaluation(expression: Expr) -> _Evaluation:
+    """Return what computes `expression` from the values held so far, in their dtype."""
     if is_number(expression):
-        return np.asarray(float(expression), dtype)
+        number = float(expression)
+        return lambda _, dtype: np.asarray(number, dtype)
     name, operands = operation(expression)
     if name == "symbol":
-        return held[expression.name]
-    spelling = expression.cell_name if name == "call" else name
-    value: Array = _NUMPY[spelling](*(_value(operand, held, dtype) for operand in operands))
-    return value
+        symbol = expression.name
+        return lambda held, _: held[symbol]
+    function = _NUMPY[expression.cell_name if name == "call" else name]
+    inner = tuple(_evaluation(operand) for operand in operands)
+    return lambda held, dtype: function(*[one(held, dtype) for one in inner])
 
 
 def _sigmoid(x: Array) -> Array:

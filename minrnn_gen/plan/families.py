@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from minrnn_gen.errors import NotGenerated
 from minrnn_gen.plan import (
     alternating,
+    diagonal_backward,
+    diagonal_forward,
+    diagonal_step,
     scan_backward_channels,
     scan_backward_time,
     scan_forward_channels,
@@ -22,21 +24,35 @@ FAMILIES: tuple[Family, ...] = (
     scan_step.FAMILY,
     alternating.FORWARD,
     alternating.BACKWARD,
+    diagonal_forward.FAMILY,
+    diagonal_backward.FAMILY,
+    diagonal_step.FAMILY,
 )
 
 # The classes of cells that kernels exist for.
-GENERATED_KINDS = ("affine-diagonal", "dense")
+GENERATED_KINDS = ("affine-diagonal", "diagonal", "dense")
 
 
 def family_of(problem: Problem) -> Family:
-    """Return the family that serves `problem`; raises NotGenerated where there is none."""
-    if problem.cell.kind not in GENERATED_KINDS:
-        raise NotGenerated(f"{problem.cell.name} is a {problem.cell.kind} cell, for which no kernel is generated yet")
-    if problem.cell.kind == "dense":
-        # A single step is a forward of one.
-        return alternating.BACKWARD if problem.kernel_pass == "backward" else alternating.FORWARD
+    """Return the family that serves `problem`."""
+    match problem.cell.kind:
+        case "affine-diagonal":
+            return _family_of_scan(problem)
+        case "diagonal":
+            return _family_of_diagonal(problem)
+        case "dense":
+            # A single step is a forward of one.
+            return alternating.BACKWARD if problem.kernel_pass == "backward" else alternating.FORWARD
+
+
+def _family_of_scan(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
         return scan_step.FAMILY
     if problem.kernel_pass == "backward":
         return scan_backward_time.FAMILY if problem.layout == "BDT" else scan_backward_channels.FAMILY
     return scan_forward_time.FAMILY if problem.layout == "BDT" else scan_forward_channels.FAMILY
+
+
+def _family_of_diagonal(problem: Problem) -> Family:
+    families = {"forward": diagonal_forward, "backward": diagonal_backward, "step": diagonal_step}
+    return families[problem.kernel_pass].FAMILY

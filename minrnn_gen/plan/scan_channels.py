@@ -22,21 +22,21 @@ GROUP_TILES = 32
 PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_PACKET = 5
 
-# What follows was fitted to about 1,800 candidates of 25 problems, both passes, on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = 5.2
-INSTRUCTIONS_PER_SHUFFLE = 26.0  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 28.0  # a block's composition sent, received and applied
-INSTRUCTIONS_PER_FOLD = 6.0  # one warp's composition read and applied
-INSTRUCTIONS_PER_TILE = 30.0
-INSTRUCTIONS_PER_ROUND = 175.0  # of a cluster, besides
+# What follows was fitted to the candidates of 22 passes of problems on an H200 (docs/performance.md).
+INSTRUCTIONS_PER_TRANSCENDENTAL = 3.5
+INSTRUCTIONS_PER_SHUFFLE = 15.3  # a pair exchanged and composed, and waited for
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 29.0  # a block's composition sent, received and applied
+INSTRUCTIONS_PER_FOLD = 6.6  # one warp's composition read and applied
+INSTRUCTIONS_PER_TILE = 3.6
+INSTRUCTIONS_PER_ROUND = 118.0  # of a cluster, besides
 PARTITIONS = 4
 CYCLES_PER_INSTRUCTION = 2.3  # of one warp by itself
-CYCLES_PER_WARP_OF_PARTITION = 1.6  # where the warps of a block share a partition's scheduler
+CYCLES_PER_WARP_OF_PARTITION = 1.73  # where the warps of a block share a partition's scheduler
 # To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
-CYCLES_PER_HANDOVER = 16000.0
-READ_SHARE_OF_TILE = 0.25  # of the time of a tile, until its slot has been read
+CYCLES_PER_HANDOVER = 28000.0
+READ_SHARE_OF_TILE = 0.113  # of the time of a tile, until its slot has been read
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.13, tiles_not_overlapped=0.11, narrow_share=0.2
+    loaded_latency_factor=2.37, missing_power=0.32, excess_share=0.07, tiles_not_overlapped=0.256, narrow_share=0.139
 )
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from minrnn_gen import cuda
 from minrnn_gen.addresses import Gap
-from minrnn_gen.arguments import X_AXES, Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
+from minrnn_gen.contract import X_AXES
 from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass, Sizes

@@ -21,6 +21,8 @@ RawPrecision = PrecisionName | ComplexName
 KERNELS_HELD = 256
 # Planned for as many channels as 8 sequences of a layer 1536 wide have: scans that matter fill the GPU.
 TYPICAL_CHANNELS = 8 * 1536
+# And for long ones: with few steps the start of a kernel decides, and all candidates are alike.
+TYPICAL_TIME = 16384
 
 _EQUATIONS = {False: "h[t] = W.a * h[t-1] + W.b", True: "h[t] = exp(W.a) * h[t-1] + W.b"}
 
@@ -78,5 +80,6 @@ def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, lo
         precision=precision,
         layout=layout,
         batch=max(1, TYPICAL_CHANNELS // hidden_size),
+        time=TYPICAL_TIME,
     )
     return Builder(spec, target, Store(cache_folder()))

@@ -113,6 +113,7 @@ functional = SimpleNamespace(
 torch = SimpleNamespace(
     **{name: getattr(np, name) for name in ("empty_like", "exp", "flip", "logaddexp", "ones_like", "tanh", "where")},
     zeros_like=np.zeros_like,
+    equal=np.array_equal,
     concatenate=lambda arrays: tensor(np.concatenate([np.asarray(array) for array in arrays])),
     cat=lambda arrays, dim: tensor(np.concatenate(arrays, axis=dim)),
     stack=_stack,

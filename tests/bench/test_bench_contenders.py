@@ -106,6 +106,18 @@ def test_peers_are_held_against_what_they_were_given() -> None:
     assert rows["no carry"].worst_error > 0.01, "half of the channels remember for hundreds of steps"
 
 
+def test_whoever_writes_into_what_others_read_is_out() -> None:
+    def careless(a: Any, b: Any) -> Tensor:
+        y = scan_over(a, b, 2)
+        a[0, 0, 0] = np.nan
+        return y
+
+    peers = [peer("careless", "B,C,T", careless), peer("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
+    rows = measured(raw_problem(), raw.contenders(raw_problem(), FakeGpu(), peers, {}))
+    assert rows["careless"].failure is not None and raw.OVERWRITES in rows["careless"].failure
+    assert rows["careful"].is_right
+
+
 def test_a_peer_without_gradients_says_so() -> None:
     problem = raw_problem("forward + backward")
     rows = measured(problem, raw.contenders(problem, FakeGpu(), [peer("one way", "B,T,C", None, has_gradients=False)], {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -187,14 +187,11 @@ class CublasOnHost:
             to[...] = scale * left @ right + (keep * to if keep else 0)
 
 
-@contextlib.contextmanager
-def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
-    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched."""
-    launched: set[tuple[str, Regime]] = set()
+def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
+    """Return what stands for `DeviceRun._load`."""
     lowered, spec = kernel._builder.lowered_backward, kernel.spec
 
     def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
-        launched.add((kernel_pass, regime))
         plan = SimpleNamespace(
             layout=spec.layout,
             hidden_size=spec.hidden_size,
@@ -209,6 +206,22 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
         )
         return LoadedOnHost(kernel_pass, cell, plan), plan
 
+    return load
+
+
+@contextlib.contextmanager
+def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None) -> Iterator[set[tuple[str, Regime]]]:
+    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched.
+
+    `load` gives the kernels, with their plans; without it they are plain loops.
+    """
+    launched: set[tuple[str, Regime]] = set()
+    loaded = load or plain_loops_for(kernel)
+
+    def noted(run: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
+        launched.add((kernel_pass, regime))
+        return loaded(run, kernel_pass, regime)
+
     device = SimpleNamespace(cublas_handle=1)
     cublas = CublasOnHost()
     numpy_as_cupy = SimpleNamespace(
@@ -221,7 +234,7 @@ def as_if_on_a_device(kernel: Any) -> Iterator[set[tuple[str, Regime]]]:
         ),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceRun, "_load", load)
+        patch.setattr(DeviceRun, "_load", noted)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
         patch.setattr(cuda, "_cupy", lambda: numpy_as_cupy)
         patch.setattr(cuda, "_is_capturing", lambda _: False)

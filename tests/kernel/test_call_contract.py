@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs import LAYOUTS, arranged, drawn_gates, drawn_parameters, drawn_state
 
-from minrnn_gen import Kernel
+from minrnn_gen import Kernel, compile
 from minrnn_gen.arrays import inspect_array, numpy_dtype
 from minrnn_gen.errors import BadInput, MinrnnError, NotGenerated
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -25,6 +25,7 @@ RAW_X = np.zeros((BATCH, TIME, INPUTS), np.float32)
 WEIGHT = np.zeros((2 * HIDDEN, INPUTS), np.float32)
 STATE = np.zeros((BATCH, HIDDEN), np.float32)
 DECAY = np.zeros(HIDDEN, np.float32)
+R_3 = np.zeros((3, 2, 2, 2), np.float32)  # of gru: r, z, n; of two heads
 
 
 class OnlyDlpack:
@@ -52,6 +53,30 @@ class NoSuchDevice:
 # (what is wrong, model, arguments, what the sentence has to name: the array, what it is, what is allowed)
 BAD = (
     ("R without a product", "min_gru", {"R": np.zeros((1, 1, 4, 4), np.float32)}, ("R", "no recurrent product")),
+    ("no R", "gru", {"x": X_3}, ("R is missing", "[gates, heads, out, in] = [3, 2, 2, 2]")),
+    ("R as one matrix", "gru", {"x": X_3, "R": np.zeros((12, 4), np.float32)}, ("R", "[12, 4]", "[3, 2, 2, 2]")),
+    ("R without heads", "gru", {"x": X_3, "R": np.zeros((3, 1, 4, 4), np.float32)}, ("R", "[3, 1, 4, 4]", "[3, 2, 2, 2]")),
+    ("a wider R", "gru", {"x": X_3, "R": R_3.astype(float)}, ("R", "float64", "float32")),
+    ("R turned", "gru", {"x": X_3, "R": R_3.swapaxes(2, 3)}, ("R", "[8, 4, 1, 2]", "[8, 4, 2, 1]", "contiguous")),
+    ("a list of R", "gru", {"x": X_3, "R": [[1.0]]}, ("R", "list", "array")),
+    (
+        "a short recurrent bias",
+        "gru",
+        {"x": X_3, "R": R_3, "recurrent_bias": np.zeros((3, 4), np.float32)},
+        ("recurrent_bias", "[3, 4]", "[3, 2, 2]"),
+    ),
+    (
+        "a wide recurrent bias",
+        "gru",
+        {"x": X_3, "R": R_3, "recurrent_bias": np.zeros((3, 2, 2))},
+        ("recurrent_bias", "float64", "float32"),
+    ),
+    (
+        "a recurrent bias nobody asked for",
+        "elman",
+        {"x": X[:, :, :1], "R": R_3[:1], "recurrent_bias": np.zeros((1, 2, 2), np.float32)},
+        ("recurrent_bias", "recurrent_bias: false", "leave it out"),
+    ),
     ("its bias as well", "min_gru", {"recurrent_bias": np.zeros((1, 1, 4), np.float32)}, ("recurrent_bias", "leave it out")),
     ("a list", "min_gru", {"x": [[1.0]]}, ("x", "list", "NumPy")),
     ("nothing", "min_gru", {"x": None}, ("x", "NoneType", "array")),
@@ -143,11 +168,10 @@ BAD_SEQUENCES = (
 
 
 def kernel_of(model: str) -> Kernel:
-    return (
-        host_kernel("min_gru", HIDDEN, "fp32", input_size=INPUTS)
-        if model == "projected"
-        else host_kernel(model, HIDDEN, "fp32")
-    )
+    if model == "projected":
+        return host_kernel("min_gru", HIDDEN, "fp32", input_size=INPUTS)
+    heads = 2 if model in ("gru", "elman") else 1
+    return host_kernel(model, HIDDEN, "fp32", heads=heads)
 
 
 def one_sentence(error: MinrnnError) -> str:
@@ -210,7 +234,7 @@ def test_a_cell_without_logarithms_is_named() -> None:
 @pytest.mark.parametrize(("model", "kind"), [("ind_rnn", "diagonal")])
 def test_cells_without_a_kernel_are_named(model: str, kind: str) -> None:
     with pytest.raises(NotGenerated) as caught:
-        host_kernel(model, HIDDEN, "fp32")
+        compile({"model": model, "hidden_size": HIDDEN}, gpu="h200")
     assert model in one_sentence(caught.value) and kind in str(caught.value)
 
 

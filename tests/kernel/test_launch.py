@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minrnn_gen.arguments import X_AXES, Y_AXES, Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.build import Builder, Target
+from minrnn_gen.contract import X_AXES, Y_AXES
 from minrnn_gen.gpu_profile import load_profile
 from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of

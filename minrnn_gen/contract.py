@@ -1,0 +1,106 @@
+"""What a kernel accepts: the sizes of its spec, the names of its cell, and the shapes of arrays that follow from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from minrnn_gen.precision import Precision
+
+# The axes of x and y in each layout: batch, time, gate, hidden (channel), input.
+X_AXES = {"BTD": "btgh", "TBD": "tbgh", "BDT": "bght"}
+Y_AXES = {"BTD": "bth", "TBD": "tbh", "BDT": "bht"}
+INPUT_AXES = {"BTD": "bti", "TBD": "tbi", "BDT": "bit"}
+# For each direction of a spec, whether time runs in reverse in each of its runs.
+RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a kernel accepts: the spec's sizes and the cell's names.
+
+    Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
+    front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
+    A dense cell, and no other, has `recurrent_gates`.
+    """
+
+    layout: str
+    precision: Precision
+    hidden_size: int
+    input_size: int | None
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    direction: str = "forward"
+    recurrent_gates: tuple[str, ...] = ()
+    heads: int = 1
+    takes_recurrent_bias: bool = False
+
+    @property
+    def runs_reversed(self) -> tuple[bool, ...]:
+        """For each run over time, whether it is in reverse."""
+        return RUNS_REVERSED[self.direction]
+
+    @property
+    def directions(self) -> tuple[int, ...]:
+        """The axis of directions in front of vectors and states: none for a single one."""
+        return (2,) if len(self.runs_reversed) == 2 else ()
+
+    @property
+    def gate_axes(self) -> str:
+        """The axes of the pre-activations of one step of one sequence."""
+        return "dgh" if self.directions else "gh"
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of pre-activations in the layout."""
+        return X_AXES[self.layout].replace("gh", self.gate_axes)
+
+    @property
+    def x_axes(self) -> str:
+        """The axes of x in the layout."""
+        return INPUT_AXES[self.layout] if self.input_size else self.preactivation_axes
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The shape of a parameter."""
+        return (*self.directions, self.hidden_size)
+
+    @property
+    def head_dim(self) -> int:
+        """D, the units of one head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def R_shape(self) -> tuple[int, ...]:
+        """The shape of R: [gate, head, unit of the gate, unit of the previous output]."""
+        return (*self.recurrent_bias_shape, self.head_dim)
+
+    @property
+    def recurrent_bias_shape(self) -> tuple[int, ...]:
+        """The shape of the recurrent bias: [gate, head, unit]."""
+        return (*self.directions, len(self.recurrent_gates), self.heads, self.head_dim)
+
+    @property
+    def summed_count(self) -> int:
+        """How many vectors have gradients that are sums over batch and time: of both biases' gates, then parameters."""
+        return len(self.gates) + len(self.recurrent_gates) + len(self.parameters)
+
+    @property
+    def weight_rows(self) -> int:
+        """How many pre-activations one step of one sequence has."""
+        return math.prod(self.directions) * len(self.gates) * self.hidden_size
+
+    def shape(self, axes: str, batch: int, time: int) -> tuple[int, ...]:
+        """Return the sizes of `axes`; the hidden axis of y, which both directions share, is not among them."""
+        sizes = {"b": batch, "t": time, "d": 2, "g": len(self.gates), "h": self.hidden_size, "i": self.input_size or 0}
+        return tuple(sizes[axis] for axis in axes)
+
+    def y_shape(self, batch: int, time: int) -> tuple[int, ...]:
+        """Return the shape of y in the layout."""
+        channels = math.prod(self.directions) * self.hidden_size
+        return tuple({"b": batch, "t": time, "h": channels}[axis] for axis in Y_AXES[self.layout])
+
+    def state_shape(self, sequences: int) -> tuple[int, ...]:
+        """Return the shape of a state of so many sequences."""
+        return (*self.directions, sequences, self.hidden_size)

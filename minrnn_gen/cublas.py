@@ -1,0 +1,101 @@
+"""Matrix products by cuBLAS, on any stream, also while a graph is being recorded there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from minrnn_gen import cuda
+from minrnn_gen.arrays import Array
+from minrnn_gen.errors import ToolchainMissing
+
+# cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
+_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
+_GEMM_DEFAULT = -1
+# cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
+_NO_NARROW_SUMS = 16
+_LIBRARIES = ("cublas64_13.dll", "cublas64_12.dll") if sys.platform == "win32" else ("libcublas.so.13", "libcublas.so.12")
+# What cuBLAS asks for on sm_90 and later (cuBLAS documentation, cublasSetWorkspace).
+WORKSPACE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in rows of `row` elements; `stride` elements from one of a batch to the next; `transposed` as it is read."""
+
+    pointer: int
+    dtype: str
+    row: int
+    stride: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: added to what is there."""
+
+    m: int
+    n: int
+    k: int
+    left: Matrix
+    right: Matrix
+    result: Matrix
+    batch: int = 1
+    adds: bool = False
+
+
+def factor(array: Array, row: int, stride: int = 0, transposed: bool = False) -> Matrix:
+    """Return an array as a matrix."""
+    return Matrix(array.pointer, array.dtype, row, stride, transposed)
+
+
+def multiply(device: int, stream: int, product: Product, workspace: int = 0) -> None:
+    """Enqueue a product on `stream`; accumulates in fp32 (fp64).
+
+    `workspace`: WORKSPACE_BYTES of memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only
+    a stream that nobody records may use. cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it
+    gets resultᵀ = rightᵀ leftᵀ. Raises ToolchainMissing where cuBLAS refuses.
+    """
+    left, right, result = product.left, product.right, product.result
+    is_double = result.dtype == "float64"
+    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)
+    one, beta = scalar(1.0), scalar(1.0 if product.adds else 0.0)
+    library, pointer, int64 = _library(), ctypes.c_void_p, ctypes.c_longlong
+    with cuda.on_device(device) as current:
+        # The thread's own handle, which CuPy prepares anew before each use of its own.
+        handle = pointer(current.cublas_handle)
+        _check(library.cublasSetStream_v2(handle, pointer(stream)))
+        if workspace:
+            _check(library.cublasSetWorkspace_v2(handle, pointer(workspace), ctypes.c_size_t(WORKSPACE_BYTES)))
+        _check(library.cublasSetMathMode(handle, _NO_NARROW_SUMS))
+        status = library.cublasGemmStridedBatchedEx(
+            handle, int(right.transposed), int(left.transposed), product.n, product.m, product.k, ctypes.byref(one),
+            pointer(right.pointer), _CUDA_TYPES[right.dtype], right.row, int64(right.stride),
+            pointer(left.pointer), _CUDA_TYPES[left.dtype], left.row, int64(left.stride), ctypes.byref(beta),
+            pointer(result.pointer), _CUDA_TYPES[result.dtype], result.row, int64(result.stride),
+            product.batch, compute, _GEMM_DEFAULT,
+        )  # fmt: skip
+        library.cublasSetMathMode(handle, 0)
+    _check(status)
+
+
+def _check(status: int) -> None:
+    if status:
+        raise ToolchainMissing(f"cuBLAS refused a matrix product with status {status}; 'minrnn-gen doctor' looks closer")
+
+
+@cache
+def _library() -> Any:
+    """Return the library that CuPy has loaded, wherever it was found."""
+    cuda.load_cublas()
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
+        except OSError:
+            continue
+    raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")

@@ -1,0 +1,162 @@
+"""The search space of diagonal_forward.cu.j2 and diagonal_backward.cu.j2: a thread walks the time of its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan import scan
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import Quantity
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+REGISTER_BYTES = 4
+# Addresses, strides and loop state; the backward has pointers to twice as many arrays. Read off compiled kernels.
+REGISTERS_FIXED = 40
+BACKWARD_REGISTERS_FIXED = 24
+
+# Of a result that the next instruction waits for (arXiv 1804.06826, table 4.1), and of a special function with the conversions
+# around it. How much of a step is such a chain is not known here: all of it is assumed to be.
+CYCLES_PER_OPERATION = 4.0
+CYCLES_PER_TRANSCENDENTAL = 24.0
+INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
+# The latency under load as of the scans with lanes along the channels, whose accesses have the same form (plan/scan_channels.py).
+# The first tile arrives, and the last one is walked, without overlap.
+MEMORY = scan.MemoryModel(
+    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.0, tiles_not_overlapped=1.0, narrow_share=0.2
+)
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    return {
+        "threads": (32, 64, 128, 256),
+        # With time contiguous a thread's vectors are steps of one channel.
+        "channels_per_lane": (1,) if problem.layout == "BDT" else (1, 2, 4, 8),
+        "prefetch_steps": (1, 2, 4, 8, 16, 32, 64),
+    }
+
+
+def _vector_values(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+    """Values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
+    if problem.layout == "BDT":
+        return min(problem.regime.alignment_bytes // problem.precision.storage_bytes, prefetch_steps)
+    return channels_per_lane
+
+
+def _vectors(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+    """Vectors of a tile and array."""
+    return prefetch_steps * channels_per_lane // _vector_values(problem, channels_per_lane, prefetch_steps)
+
+
+def _registers(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+    """The tile that is walked and the one under way, what is carried from step to step, and one step's own values."""
+    cell, precision = problem.cell, problem.precision
+    words = precision.arithmetic_bytes // REGISTER_BYTES
+    vector_bytes = _vector_values(problem, channels_per_lane, prefetch_steps) * precision.storage_bytes
+    stream = _vectors(problem, channels_per_lane, prefetch_steps) * max(1, vector_bytes // REGISTER_BYTES)
+    resets = prefetch_steps if problem.regime.resets else 0
+    carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    fixed = REGISTERS_FIXED
+    if problem.kernel_pass == "backward":
+        fixed += BACKWARD_REGISTERS_FIXED
+        carried += 2 * len(cell.gates) + len(cell.parameters)
+    return fixed + 2 * (cell.read_count * stream + resets) + words * channels_per_lane * carried
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
+    tile = ("channels_per_lane", "prefetch_steps")
+    return (
+        Constraint(
+            "vector_divides_channels",
+            "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
+            ("channels_per_lane",),
+            lambda channels_per_lane: hidden_size % channels_per_lane,
+            lambda _: 0,
+            "channels left over",
+        ),
+        Constraint(
+            "vector_width",
+            "a lane's vector of channels is moved by one load or store",
+            ("channels_per_lane",),
+            lambda channels_per_lane: channels_per_lane * storage_bytes,
+            lambda _: problem.regime.alignment_bytes,
+            "bytes",
+        ),
+        Constraint(
+            "channels_per_block",
+            "a block much wider than the hidden size is dominated: its lanes idle",
+            ("threads", "channels_per_lane"),
+            # With time contiguous a block takes channels of several sequences.
+            lambda threads, channels_per_lane: 0 if problem.layout == "BDT" else threads * channels_per_lane,
+            lambda *_: max(2 * hidden_size - 1, scan.WARP_LANES),
+            "channels",
+            drops_dominated=True,
+        ),
+        *scan.hardware_constraints(
+            problem.gpu,
+            Quantity(("threads",), lambda threads: threads),
+            Quantity(tile, lambda *of_tile: _registers(problem, *of_tile)),
+            Quantity(("threads",), lambda _: 0),
+        ),
+        scan.unrolled_constraint(problem, Quantity(tile, lambda channels_per_lane, steps: channels_per_lane * steps)),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "prefetch_steps"))
+    return scan.resident(
+        problem,
+        threads=threads,
+        channels_per_block=threads * channels_per_lane,
+        registers_estimated=_registers(problem, channels_per_lane, steps),
+        shared_map={},
+        tile_steps=steps,
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    """The chain is the longer of a tile's steps, one after the other, and of the memory's latency that they have to hide."""
+    cell, gpu, taken = problem.cell, problem.gpu, resources(problem, candidate)
+    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "prefetch_steps"))
+    elements = steps * channels_per_lane
+    vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
+    instructions = (
+        elements * scan.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + scan.INSTRUCTIONS_PER_TILE
+    )
+    step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
+    walked_cycles = scan.CYCLES_PER_TILE + max(steps * step_cycles, instructions * scan.CYCLES_PER_INSTRUCTION)
+    memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
+    is_by_time = problem.layout == "BDT"
+    blocks = (
+        -(-problem.batch * problem.hidden_size // threads)
+        if is_by_time
+        else problem.batch * -(-problem.hidden_size // taken.channels_per_block)
+    )
+    return scan.predicted_us(
+        problem,
+        taken,
+        scan.Walk(
+            blocks=blocks,
+            warps=threads // scan.WARP_LANES,
+            tile_steps=steps,
+            in_flight_bytes=threads * elements * cell.read_count * problem.precision.storage_bytes,
+            instructions=instructions,
+            latency_cycles=max(walked_cycles, memory_cycles),
+            elements_per_lane=elements,
+            memory=MEMORY,
+            row_bytes=(steps if is_by_time else taken.channels_per_block) * problem.precision.storage_bytes,
+        ),
+    )
+
+
+def family(name: str) -> Family:
+    """Return the family of the template `name`, "diagonal_forward" or "diagonal_backward"."""
+    return Family(
+        name=name,
+        template=f"{name}.cu.j2",
+        entry=name,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
