@@ -259,7 +259,7 @@ def by_rows(case: Case, array: Array) -> Array:
 
 
 def run_backward(case: Case, saved: dict[str, Array]) -> Backward:
-    """Run the backward kernels on what a forward saved, {state: [B, T, H] in storage}."""
+    """Run the backward kernels on what a forward saved, {state: [B, T, H]}."""
     kernels, cell, count = case.kernels, case.kernels.cell, len(case.sequences)
     lowered = kernels.lowered["backward"]
     products, inner = len(cell.recurrent_gates), (kernels.heads, len(cell.recurrent_gates), HEAD_DIM)
@@ -284,7 +284,7 @@ def run_backward(case: Case, saved: dict[str, Array]) -> Backward:
         transposed = np.einsum("gnoi,sngo->sni", case.R.astype(np.float64), dproduct.astype(np.float64))
         dhidden[...] = transposed.reshape(dhidden.shape)
 
-    saved_arrays = [in_layout(saved[name].astype(np.float64), case.layout, kernels.storage) for name in lowered.read_states]
+    saved_arrays = [in_layout(saved[name], case.layout, saved[name].dtype) for name in lowered.read_states]
     like_y = of_sequence(case, case.empty_like(case.dy))
     dfinal = [None if case.dfinal is None else case.dfinal[name] for name in cell.states]
     real = ctypes.c_double if kernels.real == np.float64 else ctypes.c_float
@@ -365,8 +365,10 @@ def check_forward(case: Case) -> None:
 
 
 def saved_of(case: Case) -> dict[str, Array]:
-    """What a forward would save, in storage; rows of no sequence are poisoned."""
-    return {name: one.astype(case.kernels.storage) for name, one in loops_forward(case).kept.items()}
+    """What a forward would save: y in storage, the other states unrounded; rows of no sequence are poisoned."""
+    kernels, output = case.kernels, case.kernels.lowered["backward"].output_state
+    kept = loops_forward(case).kept
+    return {name: one.astype(kernels.storage if name == output else kernels.real) for name, one in kept.items()}
 
 
 def check_backward(case: Case) -> None:

@@ -231,13 +231,6 @@ def test_a_cell_without_logarithms_is_named() -> None:
     assert "scan_arithmetic: 'log'" in one_sentence(caught.value)
 
 
-@pytest.mark.parametrize(("model", "kind"), [("ind_rnn", "diagonal")])
-def test_cells_without_a_kernel_are_named(model: str, kind: str) -> None:
-    with pytest.raises(NotGenerated) as caught:
-        compile({"model": model, "hidden_size": HIDDEN}, gpu="h200")
-    assert model in one_sentence(caught.value) and kind in str(caught.value)
-
-
 JUNK = st.one_of(
     st.none(),
     st.integers(),
