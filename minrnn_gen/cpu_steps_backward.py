@@ -71,13 +71,16 @@ def run_steps_backward(
                 # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
                 output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
                 rows = output.reshape(output.shape[0] * batch, hidden)
-                products = product.of(rows).reshape(-1, *output.shape) if cell.read_products else ()
-                values |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=False)}
+                if cell.read_products:
+                    products = product.of(rows)
+                    values |= {
+                        f"R_{gate}": one.reshape(output.shape) for gate, one in zip(cell.recurrent_gates, products, strict=True)
+                    }
             found, arriving = walk.back(values, arriving, marked)
             dx[part] = found[walk.of_gates].transpose(1, 2, 0, 3)
             sums += numpy.stack([sum_over_batch_and_time(one) for one in found])
             if product is not None:
-                dR += product.to_matrix(found[walk.of_products].reshape(-1, *rows.shape), rows)
+                dR += product.to_matrix(found[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR)
 
 

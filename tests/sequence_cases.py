@@ -11,10 +11,15 @@ import numpy as np
 from host_kernels import compiled_for_host
 from hypothesis import strategies as st
 from oracle import CELLS
-from plain_loops import TWO_STATES, Problem, cell_named
+from plain_loops import COUPLED, TWO_STATES, Problem, cell_named
 
 MODELS = (*(name for name in CELLS if name != "raw"), "two_states")
+DENSE_MODELS = ("elman", "lstm", "gru", "slstm")
+# Those that are no scan.
+STEP_MODELS = (*DENSE_MODELS, "ind_rnn", "coupled")
+INLINE = {"two_states": TWO_STATES, "coupled": COUPLED}
 HIDDEN = 3
+HEADS = {"elman": 3}  # else 1
 # From BTD to each layout: x with and without the axis of directions, and y.
 X_ORDERS = {"BTD": (0, 1, 2, 3), "TBD": (1, 0, 2, 3), "BDT": (0, 2, 3, 1)}
 X_ORDERS_OF_BOTH = {"BTD": (0, 1, 2, 3, 4), "TBD": (1, 0, 2, 3, 4), "BDT": (0, 2, 3, 4, 1)}
@@ -28,9 +33,11 @@ Arguments = dict[str, Any]
 
 @functools.cache
 def kernel_of(model: str, direction: str = "forward", layout: str = "BTD", precision: str = "fp64", **more: Any) -> Any:
-    """Return the kernel of a model of `MODELS`, for host arrays; the same for the same."""
+    """Return the kernel of a model of `MODELS` or `STEP_MODELS`, for host arrays; the same for the same."""
     spec = {"hidden_size": HIDDEN, "precision": precision, "direction": direction, "layout": layout, **more}
-    return compiled_for_host({"model": TWO_STATES if model == "two_states" else model, **spec})
+    if model in DENSE_MODELS:
+        spec |= {"recurrent_bias": True, "heads": HEADS.get(model, 1)}
+    return compiled_for_host({"model": INLINE.get(model, model), **spec})
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Case:
 def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, ...] = KINDS) -> tuple[str, Case]:
     model, kind, seed = draw(st.sampled_from(models)), draw(st.sampled_from(kinds)), draw(seeds)
     time = draw(st.sampled_from((0, 1, 2, 7)))
-    random, cell = np.random.default_rng(seed), cell_named(TWO_STATES if model == "two_states" else model)
+    random, cell = np.random.default_rng(seed), cell_named(INLINE.get(model, model))
     rows = 1 if "packed" in kind else draw(st.integers(0, 3))
     arguments: Arguments = {"x": random.normal(size=(rows, time, len(cell.gates), HIDDEN))}
     sequences = [(row, 0, time) for row in range(rows)]
@@ -70,8 +77,17 @@ def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, .
     arguments["bias"] = random.normal(size=(len(cell.gates), HIDDEN))
     arguments["parameters"] = {name: random.normal(size=HIDDEN) for name in cell.parameters}
     arguments["state"] = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
+    if model in DENSE_MODELS:
+        shape = (len(cell.recurrent_gates), HEADS.get(model, 1), HIDDEN // HEADS.get(model, 1))
+        arguments["R"], arguments["recurrent_bias"] = random.normal(size=(*shape, shape[2])), random.normal(size=shape)
     problem = Problem(
-        cell, arguments["x"], arguments["bias"], arguments["parameters"], arguments["state"], resets, sequences, reverse=False
+        cell,
+        *(arguments[name] for name in ("x", "bias", "parameters", "state")),
+        resets,
+        sequences,
+        reverse=False,
+        R=arguments.get("R"),
+        recurrent_bias=arguments.get("recurrent_bias"),
     )
     dfinal = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
     return model, Case(problem, arguments, random.normal(size=(rows, time, HIDDEN)), dfinal)
