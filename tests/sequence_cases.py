@@ -11,13 +11,14 @@ import numpy as np
 from host_kernels import compiled_for_host
 from hypothesis import strategies as st
 from oracle import CELLS
-from plain_loops import COUPLED, TWO_STATES, Problem, cell_named
+from plain_loops import DIAGONAL_CELLS, TWO_STATES, Problem, cell_named
 
+# Cells that are not built in, by name.
+INLINE = {one["name"]: one for one in (TWO_STATES, *DIAGONAL_CELLS)}
 MODELS = (*(name for name in CELLS if name != "raw"), "two_states")
 DENSE_MODELS = ("elman", "lstm", "gru", "slstm")
 # Those that are no scan.
-STEP_MODELS = (*DENSE_MODELS, "ind_rnn", "coupled")
-INLINE = {"two_states": TWO_STATES, "coupled": COUPLED}
+STEP_MODELS = (*DENSE_MODELS, "ind_rnn", *(one["name"] for one in DIAGONAL_CELLS))
 HIDDEN = 3
 HEADS = {"elman": 3}  # else 1
 # From BTD to each layout: x with and without the axis of directions, and y.
@@ -51,12 +52,18 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, ...] = KINDS) -> tuple[str, Case]:
+def cases(
+    draw: st.DrawFn,
+    models: tuple[str, ...] = MODELS,
+    kinds: tuple[str, ...] = KINDS,
+    times: tuple[int, ...] = (0, 1, 2, 7),
+    hidden: int = HIDDEN,
+) -> tuple[str, Case]:
     model, kind, seed = draw(st.sampled_from(models)), draw(st.sampled_from(kinds)), draw(seeds)
-    time = draw(st.sampled_from((0, 1, 2, 7)))
+    time = draw(st.sampled_from(times))
     random, cell = np.random.default_rng(seed), cell_named(INLINE.get(model, model))
     rows = 1 if "packed" in kind else draw(st.integers(0, 3))
-    arguments: Arguments = {"x": random.normal(size=(rows, time, len(cell.gates), HIDDEN))}
+    arguments: Arguments = {"x": random.normal(size=(rows, time, len(cell.gates), hidden))}
     sequences = [(row, 0, time) for row in range(rows)]
     if "packed" in kind:
         # Some of them empty.
@@ -74,11 +81,11 @@ def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, .
         resets[:, :1] |= draw(st.booleans())
         resets[:, -1:] |= draw(st.booleans())
         arguments["resets"] = resets
-    arguments["bias"] = random.normal(size=(len(cell.gates), HIDDEN))
-    arguments["parameters"] = {name: random.normal(size=HIDDEN) for name in cell.parameters}
-    arguments["state"] = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
+    arguments["bias"] = random.normal(size=(len(cell.gates), hidden))
+    arguments["parameters"] = {name: random.normal(size=hidden) for name in cell.parameters}
+    arguments["state"] = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
     if model in DENSE_MODELS:
-        shape = (len(cell.recurrent_gates), HEADS.get(model, 1), HIDDEN // HEADS.get(model, 1))
+        shape = (len(cell.recurrent_gates), HEADS.get(model, 1), hidden // HEADS.get(model, 1))
         arguments["R"], arguments["recurrent_bias"] = random.normal(size=(*shape, shape[2])), random.normal(size=shape)
     problem = Problem(
         cell,
@@ -89,8 +96,8 @@ def cases(draw: st.DrawFn, models: tuple[str, ...] = MODELS, kinds: tuple[str, .
         R=arguments.get("R"),
         recurrent_bias=arguments.get("recurrent_bias"),
     )
-    dfinal = {name: random.normal(size=(len(sequences), HIDDEN)) for name in cell.states}
-    return model, Case(problem, arguments, random.normal(size=(rows, time, HIDDEN)), dfinal)
+    dfinal = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
+    return model, Case(problem, arguments, random.normal(size=(rows, time, hidden)), dfinal)
 
 
 def assert_close(found: Any, expected: Any, what: str = "") -> None:

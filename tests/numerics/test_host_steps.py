@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from host_kernels import compiled_for_host, host_kernel
-from sequence_cases import DENSE_MODELS, STEP_MODELS, assert_same, cell_named
+from sequence_cases import DENSE_MODELS, assert_same, cell_named
 
 from minrnn_gen import BadInput
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
-MODELS = tuple(model for model in STEP_MODELS if model != "coupled")
+MODELS = (*DENSE_MODELS, "ind_rnn")
 BATCH, TIME, HIDDEN = 3, 20, 8
 # A step rounds a sum of HIDDEN products, and a few functions of 4 units in the last place each.
 STEP_ROUNDINGS = HIDDEN + 24

@@ -22,7 +22,7 @@ def drawn(random: Any, heads: int = 1) -> Arrays:
     head_dim = HIDDEN // heads
     return {
         "weight": random.normal(size=(2 * HIDDEN, INPUTS)),
-        "R": random.normal(size=(2, heads, head_dim, head_dim)) / np.sqrt(head_dim),
+        "R": random.normal(size=(2, heads, head_dim, head_dim)) / 2 / np.sqrt(head_dim),
         "bias": random.normal(size=(2, HIDDEN)),
         "leak": random.normal(size=HIDDEN) + 3,
     }
@@ -66,8 +66,8 @@ def test_the_sign_of_the_first_input_is_remembered() -> None:
         sign = np.sign(x[:, 0, 0])
         y, _, saved = kernel.forward(x, **called({name: one for name, one in arrays.items() if name != "readout"}))
         margin = sign * (y[:, -1] @ arrays["readout"])
-        losses.append(np.log1p(np.exp(-margin)).mean())
-        slope = -sign / (1 + np.exp(margin)) / BATCH
+        losses.append(np.logaddexp(0, -margin).mean())
+        slope = -sign * np.exp(-np.logaddexp(0, margin)) / BATCH
         dy = np.zeros_like(y)
         dy[:, -1] = slope[:, None] * arrays["readout"]
         gradients = kernel.backward(saved, dy)
