@@ -72,7 +72,8 @@ class Spec(BaseModel):
         description="How fp32 matrix products are made: three tf32 tensor-core products, or fused multiply-adds.",
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Bound on the magnitude of the gradient carried from step to step; null means none."
+        default=None,
+        description="Bound on each element of the gradient that R passes back to the previous output; null means none.",
     )
     gpu: _Name | None = Field(
         default=None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."

@@ -251,7 +251,7 @@ JUNK = st.one_of(
     ),
     states=st.one_of(JUNK, st.dictionaries(st.sampled_from(("h", "c", 1)), JUNK)),
     parameters=st.one_of(JUNK, st.dictionaries(st.sampled_from(("decay", "h", None)), JUNK)),
-    model=st.sampled_from(("min_gru", "rg_lru", "projected")),
+    model=st.sampled_from(("min_gru", "rg_lru", "gru", "projected")),
     is_step=st.booleans(),
 )
 def test_junk_is_refused_in_one_sentence(
