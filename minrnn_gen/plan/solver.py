@@ -113,6 +113,7 @@ class Solution:
             storage_bytes=problem.precision.storage_bytes,
             arithmetic_dtype=problem.precision.arithmetic_dtype,
             arithmetic_bytes=problem.precision.arithmetic_bytes,
+            functions=problem.precision.functions,
             state_count=len(problem.cell.states),
             regime=problem.regime,
             variables=candidate,
