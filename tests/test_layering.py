@@ -41,6 +41,7 @@ LAYERS = (
     Layer("cell.program", "expressions as a list of statements"),
     Layer("cell.ranges", "what values can be"),
     Layer("cell.numbering", "what is computed once"),
+    Layer("cell.uses", "which names are used"),
     Layer("cell.language", "text to Cell"),
     Layer("cell.analysis", "the proof of its class"),
     Layer("cell.gradient", "its vector-Jacobian product"),
