@@ -90,7 +90,7 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
 @given(trees(), trees())
 def test_a_program_computes_the_authors_operations_in_the_authors_order(early: Tree, tree: Tree) -> None:
     early = ("+", ("leaf", "W.x"), ("leaf", "W.y")) if "early" in tree_text(early) else early
-    first = f"early = {tree_text(early)}\n" if "early" in tree_text(tree) else ""
+    first = f"early = {tree_text(early)}\n" if "early" in tree_text(tree) else ""  # what nothing reads is refused
     equations = f"{first}h[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
     program = lower_step(cell_of(equations, parameters=["p"], gates=["x", "y"]))
     draws = np.random.default_rng(0).normal(size=(4, 33)) * np.array([[0.1], [1.0], [3.0], [0.5]])
