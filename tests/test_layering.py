@@ -48,6 +48,7 @@ LAYERS = (
     Layer("cell.program_names", "its symbols, each with its name in a program"),
     Layer("cell.lowering_steps", "one step of any cell to statements for every target"),
     Layer("cell.lowering", "a scan to statements for every target"),
+    Layer("cell.work cell.gradient_text", "what a step takes, and its gradient for people"),
     Layer("plan.kernel_plan plan.occupancy", "the decision, and how many blocks an SM holds"),
     Layer("plan.problem", "cell, sizes and GPU in one"),
     Layer("plan.solver", "every candidate, and the best of them"),

@@ -17,7 +17,7 @@ _PREFIXES = (
     ("gradient_R_", "dR.{0}"),
     ("gradient_previous_", "d.{0}[t-1]"),
     ("gradient_parameter_", "d.{0}"),
-    ("gradient_state_", "in.{0}"),
+    ("gradient_state_", "in.{0}[t]"),
     ("gradient_", "in.{0}"),
     ("shared_", "shared.{0}"),
     ("let_", "{0}"),
@@ -32,9 +32,9 @@ _PREFIXES = (
 def gradient_equations(cell: Cell) -> tuple[str, ...]:
     """Return the vector-Jacobian product of one step of `cell`, an equation each, every one after what it uses.
 
-    `in.y` is the gradient of the output, `in.h` what later steps pass on to the state h[t]. `d.` stands before the total gradient
-    of a named value, of a state and of a parameter, `dW.` and `dR.` before those of pre-activations and products; `d.h[t-1]` is
-    what this step passes on. `shared.` are values without a name that are used more than once.
+    `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h. `d.` stands before the total
+    gradient of a named value, of a state and of a parameter, `dW.` and `dR.` before those of pre-activations and products;
+    `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
     program = lower_steps_backward(cell).backward
     lines = [f"{_shown(each.name)} = {equation_text(_renamed(each.expression))}" for each in program.statements]

@@ -29,15 +29,15 @@ class Work:
 
 
 def forward_work(lowered: Lowered) -> Work:
-    """Return the work of a forward that saves nothing: it reads every gate and writes y; recurrent products stay on the chip."""
+    """Return the work of a forward that saves nothing: it reads every gate and writes y; products with R stay on the chip."""
     return Work(len(lowered.gates), 1, lowered.operation_count, lowered.transcendental_count)
 
 
 def backward_work(lowered: LoweredBackward) -> Work:
     """Return the work of a backward.
 
-    It reads dy and those gates, products and states on which gradients depend, and writes the gradients of all gates, and of the
-    products where they are others.
+    It reads dy and those gates, products and states on which gradients depend, and writes the gradients of all gates, and of
+    the products where they are others.
     """
     products, gradients = 0, len(lowered.gates)
     if isinstance(lowered, LoweredStepsBackward):

@@ -74,8 +74,9 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     screen.print()
     screen.print(facts([(label, text) for label, text in rows if text]))
     screen.print()
-    incoming = ", ".join(f"in.{state} of {state}[t]" for state in cell.states)
-    screen.print(f"The gradient of one step; in.y is that of the output, and from later steps comes {incoming}:")
+    incoming = ", ".join(f"in.{state}[t]" for state in cell.states)
+    through = f"; through R comes R.{cell.recurrent_gates[0]}^T dR.{cell.recurrent_gates[0]} …" if cell.recurrent_gates else ""
+    screen.print(f"The gradient of one step; in.y is that of y, and later steps pass on {incoming}{through}:", soft_wrap=True)
     screen.print()
     for line in gradient:
         screen.print(f"    {line}", soft_wrap=True)

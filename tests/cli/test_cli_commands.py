@@ -214,6 +214,26 @@ def test_cells_show_proves_the_class(command: Command, tmp_path: Path) -> None:
     assert command("cells", "show", file, "--json").json["a"] == {"h": "0.5"}
 
 
+def test_cells_counts_what_a_step_takes(command: Command) -> None:
+    """The words of the scans are the least there can be: docs/kernels.md."""
+    work = {cell["name"]: cell["work"] for cell in command("cells", "--json").json["cells"]}
+    for name, words in {"min_gru": (3, 6), "min_lstm": (4, 8)}.items():
+        assert (work[name]["forward"]["words"], work[name]["backward"]["words"]) == words
+    assert all(one["operations"] >= one["special_functions"] >= 0 for each in work.values() for one in each.values())
+    assert "3 / 6" in command("cells").out
+
+
+def test_cells_show_derives_the_gradient(command: Command) -> None:
+    file = EXAMPLES / "leaky_light_gru.yaml"
+    report = command("cells", "show", file, "--json").json
+    assert report["equations"][0] == "z    = sigmoid(W.z + R.z)"
+    assert {"d.h[t] = in.h[t] + in.y", "dW.z = d.z * (z * shared.2)", "dR.z = dW.z"} <= set(report["gradient"])
+    assert (report["recurrent_gates"], report["saved_states"]) == (["z", "n"], [])
+    shown = command("cells", "show", file).out
+    assert all(f"    {line}\n" in shown for line in (*report["equations"], *report["gradient"]))
+    assert command("cells", "show", "lstm", "--json").json["saved_states"] == ["c"]
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_cache_lists_and_clears(command: Command, min_gru: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
