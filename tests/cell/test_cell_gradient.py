@@ -22,23 +22,24 @@ from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.text import equation_text
 
-LEAVES = ("W.x", "W.y", "R.x", "h[t-1]", "c[t-1]", "p", "early")
-INPUTS = ("W_x", "W_y", "R_x", "previous_h", "previous_c", "parameter_p")
-SYMBOLS = ("W.x", "W.y", "R.x", "h[t-1]", "c[t-1]", "p")
+SYMBOLS = ("W.x", "W.y", "R.x", "R.y", "h[t-1]", "c[t-1]", "n[t-1]", "p", "q")
+LEAVES = (*SYMBOLS, "early")
+INPUTS = ("W_x", "W_y", "R_x", "R_y", "previous_h", "previous_c", "previous_n", "parameter_p", "parameter_q")
 
 
 def random_cell(early: Tree, first: Tree, second: Tree) -> Cell:
-    """A cell with every kind of name: the trees are a let, and what is added to each of two states."""
+    """A cell with every kind of name, several of each: the trees are a let and what two of three states are made of."""
     used = " + ".join(SYMBOLS)
     equations = (
-        f"early = {tree_text(early)}\nc[t] = {tree_text(first)} + 0 * ({used})\nh[t] = {tree_text(second)} * c[t] + early"
+        f"early = {tree_text(early)}\nc[t] = {tree_text(first)} + 0 * ({used})\nn[t] = min(c[t], n[t-1]) * p\n"
+        f"h[t] = {tree_text(second)} * c[t] + early - n[t]"
     )
-    return cell_of(equations, parameters=["p"], gates=["x", "y"], states=["h", "c"])
+    return cell_of(equations, parameters=["p", "q"], gates=["x", "y"], states=["h", "c", "n"])
 
 
 small_cells = st.builds(random_cell, trees(SYMBOLS, depth=3), trees(LEAVES, depth=3), trees(LEAVES, depth=2))
 coordinates = st.integers(-300, 300).map(lambda hundredths: hundredths / 100)
-points = st.lists(coordinates, min_size=6, max_size=6)
+points = st.lists(coordinates, min_size=len(INPUTS), max_size=len(INPUTS))
 
 
 def loss_of(cell: Cell, values: Mapping[str, Any], weights: Mapping[str, Any], fixed: list[Any], *, replay: bool) -> Any:
@@ -81,15 +82,15 @@ def exactly(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @settings(max_examples=150)
-@given(small_cells, points, st.lists(st.integers(-3, 3), min_size=3, max_size=3))
+@given(small_cells, points, st.lists(st.integers(-3, 3), min_size=4, max_size=4))
 def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], incoming: list[int]) -> None:
     """In 400 digits a central difference is the derivative but for kinks, where the two sides differ."""
-    weights = dict(zip(("h", "c", "y"), incoming, strict=True))
+    weights = dict(zip(("h", "c", "n", "y"), incoming, strict=True))
     with mpmath.workdps(400):
         step = mpmath.mpf(10) ** -100
         at = {symbol: mpmath.mpf(value) for symbol, value in zip(SYMBOLS, point, strict=True)}
         inputs = {name: at[symbol] for name, symbol in zip(INPUTS, SYMBOLS, strict=True)}
-        inputs |= {"gradient_state_h": weights["h"], "gradient_state_c": weights["c"], "gradient_y": weights["y"]}
+        inputs |= {f"gradient_state_{state}": weights[state] for state in cell.states} | {"gradient_y": weights["y"]}
         fixed: list[Any] = []
         try:
             here = loss_of(cell, at, weights, fixed, replay=False)
@@ -129,12 +130,13 @@ def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
     held = dict(tensors)
     for symbol, expression in cell.definitions:
         held[symbol.name] = value_of(expression, held, functions)
-    loss = 2 * held["h[t]"] - held["c[t]"] + held["h[t]"]
+    loss = 2 * held["h[t]"] - held["c[t]"] + 3 * held["n[t]"] + held["h[t]"]
     assume(loss.isfinite())
     loss.backward()
 
     inputs = dict(zip(INPUTS, np.array(point), strict=True))
-    inputs |= {"gradient_state_h": np.array(2.0), "gradient_state_c": np.array(-1.0), "gradient_y": np.array(1.0)}
+    weights = {"gradient_state_h": 2.0, "gradient_state_c": -1.0, "gradient_state_n": 3.0, "gradient_y": 1.0}
+    inputs |= {name: np.array(weight) for name, weight in weights.items()}
     program = lower_step_backward(cell)
     everything = tuple((statement.name, statement.name) for statement in program.statements)
     inner = dataclasses.replace(program, results=everything).evaluate(inputs)
@@ -218,12 +220,16 @@ def test_an_input_that_reaches_no_result_has_the_gradient_zero() -> None:
 
 
 EXTREMES = (-1e4, -1e3, -104.0, -88.8, -20.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 20.0, 88.8, 104.0, 1e3, 1e4)
+DRAWN, REACHED_STEPS = 2000, 8
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", library_names())
 def test_no_preactivation_gives_nan_or_infinity(name: str, dtype: type) -> None:
-    """From states that the cell itself reaches, every pair of gates at every pair of extremes, the others drawn."""
+    """From states that the cell itself reaches: every pair of gates at every pair of extremes, the others drawn, and all drawn.
+
+    Of the drawn every magnitude is as likely as another.
+    """
     cell = built_in(name)
     step, backward = lower_step(cell), lower_step_backward(cell)
     random = np.random.default_rng(0)
@@ -234,11 +240,13 @@ def test_no_preactivation_gives_nan_or_infinity(name: str, dtype: type) -> None:
         drawn = random.choice(EXTREMES, (len(pairs), max(2, len(gates))))
         drawn[:, first], drawn[:, second] = pairs.T
         rows.append(drawn)
+    shape = (DRAWN, max(2, len(gates)))
+    rows.append(random.choice([-1, 1], shape) * np.minimum(10 ** random.uniform(-6, 4, shape), 1e4))
     drawn = np.concatenate(rows).astype(dtype)
     count = len(drawn)
     constants = {f"parameter_{key}": random.normal(size=count).astype(dtype) for key in cell.parameters}
     states = {f"previous_{state}": np.zeros(count, dtype) for state in cell.states}
-    for _ in range(4):
+    for _ in range(REACHED_STEPS):
         values = {gate: drawn[:, index] for index, gate in enumerate(gates)} | constants | states
         incoming = {key: np.ones(count, dtype) for key in backward.inputs if key.startswith("gradient_")}
         after, gradients = step.evaluate(values), backward.evaluate(values | incoming)
