@@ -47,6 +47,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
 def show(name: CellName, as_json: AsJson = False) -> None:
     """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
     from minrnn_gen.cell.gradient_text import gradient_equations
+    from minrnn_gen.cell.text import equation_text
 
     entry, file, cell = _entry(name)
     equations, gradient = cell.equations.strip("\n").splitlines(), gradient_equations(cell)
@@ -54,7 +55,7 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         print_json(entry | {"equations": equations, "gradient": list(gradient), "description": file.description})
         return
     rows = [
-        ("class", f"{entry['class']}; kernels are {'generated' if entry['generated'] else 'not generated yet'}"),
+        ("class", entry["class"]),
         ("proof", entry["proof"]),
         ("gates", ", ".join(entry["gates"])),
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
@@ -62,6 +63,7 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("output", entry["output"]),
         ("parameters", ", ".join(entry["parameters"])),
         *((each, _work_text(entry["work"][each])) for each in PASSES),
+        ("kernels", "generated" if entry["generated"] else "not generated yet"),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -75,8 +77,10 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     screen.print(facts([(label, text) for label, text in rows if text]))
     screen.print()
     incoming = ", ".join(f"in.{state}[t]" for state in cell.states)
-    through = f"; through R comes R.{cell.recurrent_gates[0]}^T dR.{cell.recurrent_gates[0]} …" if cell.recurrent_gates else ""
-    screen.print(f"The gradient of one step; in.y is that of y, and later steps pass on {incoming}{through}:", soft_wrap=True)
+    screen.print(f"The gradient of one step: in.y is that of y, and later steps pass on {incoming}.", soft_wrap=True)
+    if cell.recurrent_gates:
+        through = " + ".join(f"R.{gate}^T dR.{gate}" for gate in cell.recurrent_gates)
+        screen.print(f"Through R, {equation_text(cell.output).replace('[t]', '[t-1]')} gets {through} besides.", soft_wrap=True)
     screen.print()
     for line in gradient:
         screen.print(f"    {line}", soft_wrap=True)
