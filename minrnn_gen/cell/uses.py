@@ -46,28 +46,26 @@ def check_all_is_read(definitions: Definitions, output: Expr) -> None:
 
     A state that only its own next value reads is such a one: it would cost memory and time, and change nothing.
     """
+    reads = {name: _read_by(expression) for name, (_, expression) in definitions.items()}
     needed: set[str] = set()
-    waiting = [output]
+    waiting = list(_read_by(output))
     while waiting:
-        for name in _read_by(waiting.pop()):
-            if name in definitions and name not in needed:
-                needed.add(name)
-                waiting.append(definitions[name][1])
+        name = waiting.pop()
+        if name in reads and name not in needed:
+            needed.add(name)
+            waiting += reads[name]
     unread = [name for name in definitions if name not in needed]
     if unread:
-        name = next((each for each in unread if not _is_read_by_others(each, definitions)), unread[0])
+        by_others = {each for name in unread for each in reads[name] if each != name}
+        name = next((each for each in unread if each not in by_others), unread[0])
         raise definitions[name][0].error(
             f"{name} reaches neither the output nor a state that does; use it, or remove this equation"
         )
 
 
-def _is_read_by_others(name: str, definitions: Definitions) -> bool:
-    return any(name in _read_by(expression) for other, (_, expression) in definitions.items() if other != name)
-
-
 def _read_by(expression: Expr) -> Collection[str]:
     """The names that `expression` reads: of a state, at whichever step, the equation."""
-    return [symbol.name.replace("[t-1]", "[t]") for symbol in ex.symbols_of(expression)]
+    return {symbol.name.replace("[t-1]", "[t]") for symbol in ex.symbols_of(expression)}
 
 
 def _error_in_list(source: CellSource, key: str, listed: tuple[str, ...], position: int, message: str) -> BadInput:

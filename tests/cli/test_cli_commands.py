@@ -144,6 +144,13 @@ def test_run_with_a_projection_and_parameters(command: Command, min_gru: Path) -
     assert (answer.status, answer.json["x_shape"]) == (0, [2, 24, 9])
 
 
+def test_fast_functions_have_their_own_tolerance_where_storage_does_not_hide_them(command: Command, min_gru: Path) -> None:
+    arguments = ("run", min_gru, "--device", "cpu", "--gpu", "h100", "--batch", 1, "--time", 3, "--set", "hidden_size=8")
+    for precision, functions, has_own in (("fp32", "fast", True), ("fp32", "accurate", False), ("bf16", "fast", False)):
+        settings = ("--set", f"precision={precision}", "--set", f"functions={functions}")
+        assert ("for fast functions" in command(*arguments, *settings).out) == has_own
+
+
 def test_run_is_the_same_for_the_same_seed(command: Command, min_gru: Path) -> None:
     def errors(seed: int) -> tuple[float, float]:
         report = command("run", min_gru, "--device", "cpu", "--batch", 2, "--time", 20, "--seed", seed, "--json").json
