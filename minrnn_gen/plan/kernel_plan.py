@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from minrnn_gen.precision import FunctionAccuracy
+
 SEQUENTIAL_TERMS = ("fill_and_drain", "products", "pointwise", "launch")
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
@@ -78,6 +80,7 @@ class KernelPlan:
     storage_bytes: int
     arithmetic_dtype: str
     arithmetic_bytes: int
+    functions: FunctionAccuracy
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]
