@@ -38,6 +38,7 @@ using std::max;
 static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
 static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
 namespace minrnn_host {
+static long long opaque(long long value) { return value; }
 static float exp2(float x) { return std::exp2(x); }
 static float log2(float x) { return std::log2(x); }
 static float reciprocal(float x) { return 1 / x; }
