@@ -21,8 +21,8 @@ TEMPORARIES_MAX = 16
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 24.0
 INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
-# The latency under load as of the scans with lanes along the channels, whose accesses have the same form (plan/scan_channels.py).
-# The first tile arrives, and the last one is walked, without overlap.
+# The latency under load as of the scans with lanes along the channels, whose accesses have the same form. The first tile
+# arrives, and the last one is walked, without overlap.
 MEMORY = scan.MemoryModel(
     loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.0, tiles_not_overlapped=1.0, narrow_share=0.2
 )

@@ -210,9 +210,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def as_if_on_a_device(
-    kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None
-) -> Iterator[set[tuple[str, Regime]]]:
+def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None) -> Iterator[set[tuple[str, Regime]]]:
     """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched.
 
     `load` gives the kernels, with their plans; without it they are plain loops.

@@ -207,7 +207,7 @@ def test_a_cell_without_logarithms_is_named() -> None:
     assert "scan_arithmetic: 'log'" in one_sentence(caught.value)
 
 
-@pytest.mark.parametrize(("model", "kind"), [("gru", "dense"), ("lstm", "dense"), ("ind_rnn", "diagonal")])
+@pytest.mark.parametrize(("model", "kind"), [("gru", "dense"), ("lstm", "dense")])
 def test_cells_without_a_kernel_are_named(model: str, kind: str) -> None:
     with pytest.raises(NotGenerated) as caught:
         host_kernel(model, HIDDEN, "fp32")

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import LAYOUTS
 from kernels_as_host_code import HAS_COMPILER, loading
+from oracle import STEP_CELLS, assert_within, oracle
 from plain_loops import backward, forward
 from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import KINDS, X_ORDERS, Y_ORDERS, Case, assert_close, assert_same, cases, kernel_of
@@ -21,7 +22,9 @@ from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PRECISION_NAMES, Precision, precision_of
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none")
+pytestmark = pytest.mark.skipif(
+    not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
+)
 
 MODELS = ("ind_rnn", "entangled", "veiled", "rotating")
 
@@ -49,9 +52,7 @@ def as_stored(case: Case, precision: Precision, poisoned: Any) -> Case:
         given[name] = each(given[name], lambda one, dtype=dtype: one.astype(dtype))
     dy, dfinal = case.dy.astype(storage), each(case.dfinal, lambda one: one.astype(carried))
     exact = {name: each(given[name], lambda one: one.astype(float)) for name in ("x", "bias", "parameters", "state")}
-    problem = replace(
-        case.problem, x=exact["x"], bias=exact["bias"], parameters=exact["parameters"], initial=exact["state"]
-    )
+    problem = replace(case.problem, x=exact["x"], bias=exact["bias"], parameters=exact["parameters"], initial=exact["state"])
     given["x"] = np.where(poisoned[..., None, None], storage.type(np.nan), given["x"])
     return Case(problem, given, np.where(poisoned[..., None], storage.type(np.nan), dy), dfinal)
 
@@ -60,9 +61,7 @@ def each(tree: Any, change: Callable[[Any], Any]) -> Any:
     return {name: change(one) for name, one in tree.items()} if isinstance(tree, dict) else change(tree)
 
 
-def check(
-    kernel: Kernel, load: Any, case: Case, without: set[str], gap: int, keeps: bool, hold: Callable[..., None]
-) -> None:
+def check(kernel: Kernel, load: Any, case: Case, without: set[str], gap: int, keeps: bool, hold: Callable[..., None]) -> None:
     """Run forward and backward as on a GPU, and `hold(found, expected, what)` each result against plain loops."""
     layout, problem, arguments = kernel.spec.layout, case.problem, dict(case.arguments)
     problem = replace(problem, reverse=kernel.spec.direction == "reverse")
@@ -90,7 +89,7 @@ def check(
             hold(found[name], gradients[name], name)
 
 
-# (layout, direction, hidden size, the variables of the kernels, lengths around their tiles); fp64, where 16 bytes are two values.
+# (layout, direction, hidden size, variables of the kernels, lengths around their tiles); in fp64 16 bytes are two values.
 WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
     ("BTD", "forward", 3, {"threads": 32, "channels_per_lane": 1, "prefetch_steps": 4}, (0, 1, 2, 3, 4, 5, 8, 9)),
     ("BTD", "reverse", 70, {"threads": 32, "channels_per_lane": 2, "prefetch_steps": 2}, (0, 1, 2, 3, 5)),
@@ -167,13 +166,39 @@ def drawn_once(model: str, kind: str, time: int, hidden: int, precision: str) ->
 # In turn: aligned rows of several vectors and rows that start anywhere; every cell in every precision.
 @pytest.mark.parametrize("precision", PRECISION_NAMES)
 @pytest.mark.parametrize(
-    ("layout", "direction", "hidden", "time"), [("BTD", "reverse", 40, 67), ("TBD", "forward", 33, 70), ("BDT", "reverse", 5, 72)]
+    ("layout", "direction", "hidden", "time"),
+    [("BTD", "reverse", 40, 67), ("TBD", "forward", 33, 70), ("BDT", "reverse", 5, 72)],
 )
 def test_every_precision(precision: str, layout: str, direction: str, hidden: int, time: int, folder: Path) -> None:
     for model, keeps in zip(MODELS, (False, True, False, True), strict=True):
         case = drawn_once(model, "lengths and resets", time, hidden, precision)
         kernel = kernel_of(model, direction, layout, precision, hidden_size=hidden)
         check(kernel, loaded(kernel, folder, {}), case, set(), 0, keeps, holding(precision))
+
+
+@pytest.mark.parametrize("precision", PRECISION_NAMES)
+@pytest.mark.parametrize("model", STEP_CELLS)
+def test_within_the_bound_of_the_oracle(model: str, precision: str, folder: Path) -> None:
+    """Element by element; the oracle has equations of its own."""
+    kernel = kernel_of(model, precision=precision, hidden_size=40)
+    arguments = dict(drawn_once(model, "none", 130, 40, precision).arguments)
+    del arguments["bias"]
+    # Below 1, so that no state of ind_rnn grows without bound.
+    arguments["parameters"] = {name: np.tanh(one) for name, one in arguments["parameters"].items()}
+    gates = arguments["x"].astype(float).transpose(2, 1, 0, 3)
+    expected = oracle(
+        np,
+        model,
+        dict(zip(kernel.gates, gates, strict=True)),
+        arguments["state"],
+        arguments["parameters"],
+        precision_of(precision),
+    )
+    with as_if_on_a_device(kernel, loaded(kernel, folder, {})):
+        y, state = kernel(**arguments)
+    assert_within(expected.y, expected.y_bound, y.transpose(1, 0, 2))
+    for name in kernel.states:
+        assert_within(expected.states[name], expected.state_bounds[name], state[name])
 
 
 @pytest.mark.parametrize("precision", PRECISION_NAMES)
