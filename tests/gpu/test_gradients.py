@@ -69,7 +69,7 @@ def plain_output(torch: Any, cell: str, W: list[Any], before: Any, h: Any) -> An
 
 
 def away_from_the_kink(torch: Any, x: Any, bias: Any, h: Any, u: Any) -> Any:
-    """Return gates [B, T, 1, H] of ind_rnn that leave no doubt, whatever is rounded to 16 bits, on which side of 0 a step is."""
+    """Return gates [B, T, 1, H] of ind_rnn that leave no doubt, though y is rounded, on which side of 0 a step is."""
     x, h, margin = x.clone(), h.double(), 1 / 16
     for t in range(x.shape[1]):
         rest = bias[0].double() + u.double() * h

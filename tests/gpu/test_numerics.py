@@ -1,4 +1,4 @@
-"""Every cell that is generated, on the GPU against the fp64 oracle, element by element, within the oracle's running error bound."""
+"""Every kind of cell on the GPU against the fp64 oracle, element by element, within the oracle's running error bound."""
 
 from __future__ import annotations
 
