@@ -16,8 +16,8 @@ BACKWARD_REGISTERS_FIXED = 24
 # Of the values of one step, those that are needed at once: about a quarter of its operations, in a long one fewer.
 TEMPORARIES_MAX = 16
 
-# Of a result that the next instruction waits for (arXiv 1804.06826, table 4.1), and of a special function with the conversions
-# around it. How much of a step is such a chain is not known here: all of it is assumed to be.
+# Of a result that the next instruction waits for (arXiv 1804.06826), and, assumed, of a special function with what prepares its
+# argument. How much of a step is such a chain is not known here: all of it is assumed to be.
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 24.0
 INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,14 +123,12 @@ def test_kernels_do_what_plain_loops_do(
     lengths = drawn.arguments.get("lengths", np.full(rows, time))
     case = as_stored(drawn, precision_of("fp64"), np.arange(time) >= lengths[:, None])
     kernel = kernel_of(model, direction, layout, hidden_size=hidden)
-    check(kernel, loaded(kernel, folder, variables), case, without, gap, keeps, assert_close)
+    check(kernel, loaded(kernel, folder, *variables.items()), case, without, gap, keeps, assert_close)
 
 
-LOADED: dict[Any, Any] = {}
-
-
-def loaded(kernel: Kernel, folder: Path, variables: dict[str, int]) -> Any:
-    return LOADED.setdefault((id(kernel), *variables.items()), loading(kernel._builder, folder, **variables))
+@functools.cache
+def loaded(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Any:
+    return loading(kernel._builder, folder, **dict(variables))
 
 
 # Relative error of a whole array. In 16 bits the states before each step are read back rounded, and dx is rounded once more.
@@ -173,7 +172,7 @@ def test_every_precision(precision: str, layout: str, direction: str, hidden: in
     for model, keeps in zip(MODELS, (False, True, False, True), strict=True):
         case = drawn_once(model, "lengths and resets", time, hidden, precision)
         kernel = kernel_of(model, direction, layout, precision, hidden_size=hidden)
-        check(kernel, loaded(kernel, folder, {}), case, set(), 0, keeps, holding(precision))
+        check(kernel, loaded(kernel, folder), case, set(), 0, keeps, holding(precision))
 
 
 @pytest.mark.parametrize("precision", PRECISION_NAMES)
@@ -194,7 +193,7 @@ def test_within_the_bound_of_the_oracle(model: str, precision: str, folder: Path
         arguments["parameters"],
         precision_of(precision),
     )
-    with as_if_on_a_device(kernel, loaded(kernel, folder, {})):
+    with as_if_on_a_device(kernel, loaded(kernel, folder)):
         y, state = kernel(**arguments)
     assert_within(expected.y, expected.y_bound, y.transpose(1, 0, 2))
     for name in kernel.states:
@@ -205,7 +204,7 @@ def test_within_the_bound_of_the_oracle(model: str, precision: str, folder: Path
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -> None:
     kernel = kernel_of(model, precision=precision)
-    load = loaded(kernel, folder, {})
+    load = loaded(kernel, folder)
     arguments = dict(drawn_once(model, "none", 1, 3, precision).arguments)
     with as_if_on_a_device(kernel, load):
         y, state = kernel(**arguments)
@@ -220,7 +219,7 @@ def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -
 def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, direction: str, folder: Path) -> None:
     """What no reset keeps apart is one channel of one sequence."""
     kernel = kernel_of("veiled", direction, layout, hidden_size=6)
-    load = loaded(kernel, folder, {})
+    load = loaded(kernel, folder)
     case = drawn_once("veiled", "lengths and resets", 12, 6, "fp64")
     resets, lengths = np.zeros((3, 12), bool), np.full(3, 12)
     resets[:, [4, 7]] = True
