@@ -32,6 +32,9 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "gpu": "h200", "hidden_size": 768, "precision": "fp32", "kernel_pass": "backward", "heads": 4},
     {"model": "slstm", "gpu": "t4", "hidden_size": 64, "precision": "fp64", "kernel_pass": "backward"},
     {"model": "elman", "gpu": "a100", "hidden_size": 256, "precision": "fp16", "kernel_pass": "step"},
+    {"model": "ind_rnn", "gpu": "h200", "hidden_size": 512, "precision": "fp32"},
+    {"model": "ind_rnn", "gpu": "h200", "hidden_size": 1536, "precision": "bf16", "kernel_pass": "backward"},
+    {"model": "ind_rnn", "gpu": "a100", "hidden_size": 512, "precision": "bf16", "layout": "BDT"},
 )
 # What is decided and what is promised; the predictions that led there change with every measurement.
 DECIDED = ("template", "arch", "variables", "threads", "copy_bytes", "copies_are_asynchronous", "functions")

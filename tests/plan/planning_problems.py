@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
-from minrnn_gen.plan.families import family_of
+from minrnn_gen.plan.families import GENERATED_KINDS, family_of
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
 from minrnn_gen.plan.solver import Solution, solve
@@ -20,6 +20,7 @@ from minrnn_gen.store import Store, cache_folder
 
 DENSE_CELLS = ("elman", "gru", "lstm", "slstm")
 SCAN_CELLS = ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "qrnn", "rg_lru")
+GENERATED_CELLS = (*SCAN_CELLS, "ind_rnn", *DENSE_CELLS)
 profile = functools.cache(load_profile)
 
 
@@ -57,11 +58,11 @@ def real_shape(model: str) -> CellShape:
 
 # Beyond the built-in cells: more gates, states and work than anybody has written, but no cell is refused for.
 shapes = st.one_of(
-    st.sampled_from((*SCAN_CELLS, *DENSE_CELLS)).map(real_shape),
+    st.sampled_from(GENERATED_CELLS).map(real_shape),
     st.builds(
         CellShape,
         name=st.just("drawn"),
-        kind=st.just("affine-diagonal"),
+        kind=st.sampled_from(GENERATED_KINDS),
         recurrent_gates=st.just(()),
         gates=st.integers(1, 6).map(lambda count: tuple(f"g{index}" for index in range(count))),
         states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
