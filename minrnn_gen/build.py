@@ -322,7 +322,7 @@ class Builder:
     def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
         kind = self._proved[1].kind
-        gates, precision = len(lowered.gates), precision_of(spec.precision)
+        gates, precision = len(lowered.gates), precision_of(spec.precision).with_functions(spec.functions)
         words = {
             "none": 0,
             "storage": 1,

@@ -73,9 +73,9 @@ def run_scan_backward(
             found = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in found.items()}
             for index, gate in enumerate(cell.gates):
                 dx[part, :, index] = found[f"gradient_W_{gate}"]
-                bias_sum[index] += sum_over_batch_and_time(found[f"gradient_W_{gate}"])
+                bias_sum[index] += _over_batch_and_time(found[f"gradient_W_{gate}"])
             for name in cell.parameters:
-                parameter_sums[name] += sum_over_batch_and_time(found[f"gradient_parameter_{name}"])
+                parameter_sums[name] += _over_batch_and_time(found[f"gradient_parameter_{name}"])
     return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum)
 
 
@@ -115,7 +115,6 @@ def _deltas(
     return result
 
 
-def sum_over_batch_and_time(gradient: Values) -> Values:
-    """Return the sum [H] of [T, B, H], in float64."""
+def _over_batch_and_time(gradient: Values) -> Values:
     total: Values = gradient.sum(axis=(0, 1), dtype=numpy.float64)
     return total

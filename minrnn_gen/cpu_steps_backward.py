@@ -10,7 +10,7 @@ import numpy
 
 from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
 from minrnn_gen.cpu import EVERY_STEP, StepMarks, gate_values, time_blocks
-from minrnn_gen.cpu_backward import history_of, sum_over_batch_and_time
+from minrnn_gen.cpu_backward import history_of
 from minrnn_gen.cpu_product import RecurrentProduct
 from minrnn_gen.cpu_recurrence import Values
 from minrnn_gen.cpu_steps import spread
@@ -66,18 +66,19 @@ def run_steps_backward(
                 if name in cell.read_states or (product is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                     values[f"previous_{name}"] = marked.cut_off(history[:-1])
-            rows = numpy.zeros((0, hidden))
+            rows = None
             if product is not None:
                 # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
                 output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
                 rows = output.reshape(output.shape[0] * batch, hidden)
-                products = product.of(rows).reshape(-1, *output.shape) if cell.read_products else ()
-                values |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=False)}
+                if cell.read_products:
+                    products = product.of(rows).reshape(len(cell.recurrent_gates), *output.shape)
+                    values |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=True)}
             found, arriving = walk.back(values, arriving, marked)
             dx[part] = found[walk.of_gates].transpose(1, 2, 0, 3)
-            sums += numpy.stack([sum_over_batch_and_time(one) for one in found])
-            if product is not None:
-                dR += product.to_matrix(found[walk.of_products].reshape(-1, *rows.shape), rows)
+            sums += found.sum((1, 2), dtype=numpy.float64)
+            if product is not None and rows is not None:
+                dR += product.to_matrix(found[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR)
 
 

@@ -54,7 +54,7 @@ def factor(array: Array, row: int, stride: int = 0, transposed: bool = False) ->
     return Matrix(array.pointer, array.dtype, row, stride, transposed)
 
 
-def multiply(device: int, stream: int, product: Product, workspace: int = 0) -> None:
+def multiply(device: int | None, stream: int, product: Product, workspace: int = 0) -> None:
     """Enqueue a product on `stream`; accumulates in fp32 (fp64).
 
     `workspace`: WORKSPACE_BYTES of memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only

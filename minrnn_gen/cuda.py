@@ -237,7 +237,7 @@ def current_stream(like: Placed) -> int:
         return int(cupy.cuda.get_current_stream().ptr)
 
 
-def on_device(device: int) -> Any:
+def on_device(device: int | None) -> Any:
     """Return a context in which CuPy's current device is `device`; it gives that device."""
     return cupy_module().cuda.Device(device)
 

@@ -294,7 +294,10 @@ class Kernel:
         if played is not None:
             return played.results, played
         call = self._checked(given, reading)
-        forward = self._on_host.forward(call, kept, saves) if call.x.device is None else self._on_device.forward(call, kept)
+        if self._run_of(call) is self._on_device:
+            forward = self._on_device.forward(call, kept)
+        else:
+            forward = self._on_host.forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 

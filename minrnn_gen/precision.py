@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
+FunctionAccuracy = Literal["accurate", "fast"]
 PrecisionName = Literal["fp64", "fp32", "fp16", "bf16"]
 # Numbers of the raw scan that no spec asks for: cells are equations over real numbers.
 ComplexName = Literal["complex64", "complex128"]
@@ -15,6 +16,8 @@ class Precision:
     """How values are stored and computed.
 
     `storage_*` describes x, R, weight and y; `arithmetic_*` describes the carried state and every operation.
+    `functions` is how the functions of equations are computed on a GPU: "accurate" to a few units in the last place, or "fast",
+    docs/numerics.md; the table has what is taken unless a spec chooses: fast where rounding to storage hides it.
     Roundoffs are the unit roundoff u = 2^-p of a format with p significand bits (IEEE 754-2019, table 3.5), of complex numbers
     that of each part.
     """
@@ -26,6 +29,11 @@ class Precision:
     arithmetic_bytes: int
     arithmetic_dtype: str
     arithmetic_roundoff: float
+    functions: FunctionAccuracy = "accurate"
+
+    def with_functions(self, functions: FunctionAccuracy | None) -> Precision:
+        """Return this row with the functions that a spec asks for; None asks for nothing."""
+        return self if functions is None else replace(self, functions=functions)
 
 
 _TABLE = {
@@ -33,8 +41,8 @@ _TABLE = {
     for precision in (
         Precision("fp64", 8, "float64", 2.0**-53, 8, "float64", 2.0**-53),
         Precision("fp32", 4, "float32", 2.0**-24, 4, "float32", 2.0**-24),
-        Precision("fp16", 2, "float16", 2.0**-11, 4, "float32", 2.0**-24),
-        Precision("bf16", 2, "bfloat16", 2.0**-8, 4, "float32", 2.0**-24),
+        Precision("fp16", 2, "float16", 2.0**-11, 4, "float32", 2.0**-24, "fast"),
+        Precision("bf16", 2, "bfloat16", 2.0**-8, 4, "float32", 2.0**-24, "fast"),
         Precision("complex64", 8, "complex64", 2.0**-24, 8, "complex64", 2.0**-24),
         Precision("complex128", 16, "complex128", 2.0**-53, 16, "complex128", 2.0**-53),
     )

@@ -55,7 +55,6 @@ def _multiply(
 ) -> None:
     """Write result [m, n] = left right, `sizes` being m, n and k, on the stream of `like`."""
     m, n, k = sizes
-    assert like.device is not None
     product = Product(m, n, k, left, right, factor(result, n, m * n), batch, adds)
     multiply(like.device, current_stream(like), product)
 

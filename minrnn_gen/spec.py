@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from minrnn_gen.documents import Document, document_from_mapping, read_document, validated
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.precision import PrecisionName
+from minrnn_gen.precision import FunctionAccuracy, PrecisionName
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
@@ -67,12 +67,20 @@ class Spec(BaseModel):
             "never negative."
         ),
     )
+    functions: FunctionAccuracy | None = Field(
+        default=None,
+        description=(
+            "How sigmoid, tanh, exp and log are computed on a GPU: to a few units in the last place, or as fast as it can; "
+            "null means fast for fp16 and bf16, else accurate; fp64 has no fast ones."
+        ),
+    )
     fp32_product: Literal["tf32x3", "fma"] = Field(
         default="tf32x3",
         description="How fp32 matrix products are made: three tf32 tensor-core products, or fused multiply-adds.",
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Bound on the magnitude of the gradient carried from step to step; null means none."
+        default=None,
+        description="Bound on each element of the gradient that R passes back to the previous output; null means none.",
     )
     gpu: _Name | None = Field(
         default=None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."
@@ -98,6 +106,13 @@ class Spec(BaseModel):
             nearest = min({*small, *(hidden_size // divisor for divisor in small)}, key=lambda each: (abs(each - heads), each))
             raise ValueError(f"{heads} does not divide hidden_size {hidden_size}; allowed: a divisor, the nearest is {nearest}")
         return heads
+
+    @field_validator("functions")
+    @classmethod
+    def _functions_exist(cls, functions: FunctionAccuracy | None, info: ValidationInfo) -> FunctionAccuracy | None:
+        if functions == "fast" and info.data.get("precision") == "fp64":
+            raise ValueError("'fast' is given, which precision fp64 does not have; allowed: accurate or null")
+        return functions
 
     def model_post_init(self, _context: Any) -> None:
         """Start as a spec that came from a dict in the working directory."""

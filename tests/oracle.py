@@ -226,6 +226,38 @@ CELLS = {
     "qrnn": AffineCell(("z", "f", "o"), _qrnn, state="c", output=lambda W, c: sigmoid(W["o"]) * c),
     "rg_lru": AffineCell(("r", "i", "x"), _rg_lru, parameters=("decay",)),
 }
+
+
+@dataclass(frozen=True)
+class StepCell:
+    """A cell of one state that is not affine in it: (h, y) = `step(W, h before, parameters)`."""
+
+    gates: tuple[str, ...]
+    step: Callable[[Values, Tracked, Values], tuple[Tracked, Tracked]]
+    state: str = "h"
+    parameters: tuple[str, ...] = ()
+
+
+def relu(x: Tracked) -> Tracked:
+    """Exact, and no error grows in it."""
+    return Tracked(x.arithmetic.xp.maximum(x.value, 0), x.error, x.arithmetic)
+
+
+def _ind_rnn(W: Values, h: Tracked, parameters: Values) -> tuple[Tracked, Tracked]:
+    new = relu(W["h"] + parameters["u"] * h)
+    return new, new
+
+
+def _veiled(W: Values, m: Tracked, _: Values) -> tuple[Tracked, Tracked]:
+    new = tanh(W["x"] * m + W["y"])
+    return new, sigmoid(W["o"]) * new + m
+
+
+# ind_rnn: arXiv 1803.04831; "veiled" is that of tests/plain_loops.py.
+STEP_CELLS = {
+    "ind_rnn": StepCell(("h",), _ind_rnn, parameters=("u",)),
+    "veiled": StepCell(("x", "y", "o"), _veiled, state="m"),
+}
 # What `minrnn_gen.compile` takes as the model of the cell "raw": a and b are the arrays themselves.
 RAW_CELL = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b"}
 
@@ -249,12 +281,16 @@ def oracle(
     precision: Precision,
     bias: Mapping[str, Array] | None = None,
 ) -> Expected:
-    """Run `cell`, one of `CELLS`, over time.
+    """Run `cell`, one of `CELLS` or `STEP_CELLS`, over time.
 
     `gates` {name: [T, B, H]}, the pre-activations as they are stored (or `Tracked` ones that were computed), `initial`
     {state: [B, H]}, `parameters` and `bias` {name: [H]}; any float dtype. The bounds hold for kernels of `precision`.
     """
-    formula, arithmetic = CELLS[cell], Arithmetic.of(xp, precision)
+    arithmetic = Arithmetic.of(xp, precision)
+    if cell in STEP_CELLS:
+        assert bias is None
+        return _step_after_step(STEP_CELLS[cell], arithmetic, gates, initial, parameters, precision)
+    formula = CELLS[cell]
     vectors = {name: arithmetic.exact(parameters[name]) for name in formula.parameters}
     state = xp.asarray(initial[formula.state]).astype(xp.float64)
     bound, magnitude = xp.zeros_like(state), abs(state)
@@ -278,6 +314,25 @@ def oracle(
         result = formula.output(W, Tracked(history, history_bound, arithmetic))
         y[part], y_bound[part] = result.value, _stored(precision, result)
     return Expected(y, {formula.state: state}, y_bound, {formula.state: state_bound})
+
+
+def _step_after_step(
+    formula: StepCell,
+    arithmetic: Arithmetic,
+    gates: Mapping[str, Array | Tracked],
+    initial: Mapping[str, Array],
+    parameters: Mapping[str, Array],
+    precision: Precision,
+) -> Expected:
+    """As a kernel that composes nothing does it: every operation of every step brings its own rounding."""
+    vectors = {name: arithmetic.exact(parameters[name]) for name in formula.parameters}
+    state, time, xp = arithmetic.exact(initial[formula.state]), len(gates[formula.gates[0]]), arithmetic.xp
+    y, y_bound = xp.empty((time, *state.value.shape)), xp.empty((time, *state.value.shape))
+    for t in range(time):
+        W = {name: _part(arithmetic, gates[name], t) for name in formula.gates}
+        state, result = formula.step(W, state, vectors)
+        y[t], y_bound[t] = result.value, SECOND_ORDER * _stored(precision, result)
+    return Expected(y, {formula.state: state.value}, y_bound, {formula.state: SECOND_ORDER * state.error})
 
 
 def raw_gradients(
@@ -308,7 +363,7 @@ def raw_gradients(
     }
 
 
-def _part(arithmetic: Arithmetic, gate: Array | Tracked, part: slice) -> Tracked:
+def _part(arithmetic: Arithmetic, gate: Array | Tracked, part: slice | int) -> Tracked:
     if isinstance(gate, Tracked):
         return Tracked(gate.value[part], gate.error[part], arithmetic)
     return arithmetic.exact(gate[part])

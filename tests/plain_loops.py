@@ -27,6 +27,21 @@ TWO_STATES = {
     "output": "h[t] * c[t-1] + tanh(W.x)",
     "parameters": ["p"],
 }
+# Neither a scan nor dense: two states with a parameter that are not affine in each other, an output that is no state, and two
+# that are affine, but meet.
+DIAGONAL_CELLS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "entangled",
+        "equations": "c[t] = tanh(W.x + p * h[t-1])\nh[t] = sigmoid(W.y) * h[t-1] + 0.5 * c[t] * c[t-1]",
+        "parameters": ["p"],
+    },
+    {"name": "veiled", "equations": "m[t] = tanh(W.x * m[t-1] + W.y)", "output": "sigmoid(W.o) * m[t] + m[t-1]"},
+    {
+        "name": "rotating",
+        "equations": "a = 0.7 * tanh(W.a)\nb = 0.7 * tanh(W.b)\n"
+        "c[t] = a * c[t-1] - b * s[t-1] + W.x\ns[t] = b * c[t-1] + a * s[t-1]",
+    },
+)
 
 # Neither a scan nor dense: two states with a parameter that are not affine in each other, an output that is no state, and two
 # that are affine, but meet.
@@ -61,6 +76,8 @@ class Problem:
     resets: Array
     sequences: list[tuple[int, int, int]]
     reverse: bool
+    R: Array = None  # [Gr, N, D, D] of a dense cell
+    recurrent_bias: Array = None  # [Gr, N, D]
 
     def steps(self, sequence: int) -> list[tuple[int, int]]:
         """The (row, t) of a sequence in the order in which time runs."""
@@ -93,7 +110,7 @@ def forward(problem: Problem) -> Results:
             if problem.resets[row, t]:
                 state = {name: np.zeros(hidden) for name in cell.states}
             results.entering[row, t] = state
-            after = step.evaluate(_inputs(problem, row, t) | {f"previous_{name}": one for name, one in state.items()})
+            after = step.evaluate(_inputs(problem, row, t, state))
             state = {name: after[f"state_{name}"] for name in cell.states}
             results.y[row, t] = after["y"]
             for name, one in state.items():
@@ -104,34 +121,49 @@ def forward(problem: Problem) -> Results:
 
 
 def backward(problem: Problem, results: Results, dy: Array, dfinal: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the gradients as a kernel does: "x", "bias", "parameters" and "state"."""
+    """Return the gradients as a kernel does: "x", "bias", "parameters" and "state", of dense cells "R", "recurrent_bias"."""
     cell, step = problem.cell, lower_step_backward(problem.cell)
     dx, dbias = np.zeros(problem.x.shape), np.zeros(problem.bias.shape)
     dparameters = {name: np.zeros(one.shape) for name, one in problem.parameters.items()}
     dinitial = {name: np.array(dfinal[name]) for name in cell.states}
+    recurrent = {} if problem.R is None else {"R": np.zeros(problem.R.shape), "recurrent_bias": np.zeros(problem.R.shape[:3])}
     for sequence in range(len(problem.sequences)):
         arriving = {name: dfinal[name][sequence] for name in cell.states}
         for row, t in reversed(problem.steps(sequence)):
-            inputs = _inputs(problem, row, t) | {f"previous_{name}": one for name, one in results.entering[row, t].items()}
-            inputs |= {f"gradient_state_{name}": one for name, one in arriving.items()} | {"gradient_y": dy[row, t]}
+            entering = results.entering[row, t]
+            inputs = _inputs(problem, row, t, entering) | {f"gradient_state_{name}": one for name, one in arriving.items()}
+            inputs["gradient_y"] = dy[row, t]
             found = step.evaluate(inputs)
             for index, gate in enumerate(cell.gates):
                 dx[row, t, index] = found[f"gradient_W_{gate}"]
             for name in cell.parameters:
                 dparameters[name] += found[f"gradient_parameter_{name}"]
             arriving = {name: found[f"gradient_previous_{name}"] for name in cell.states}
+            if problem.R is not None:
+                products = np.stack([found[f"gradient_R_{gate}"] for gate in cell.recurrent_gates]).reshape(problem.R.shape[:3])
+                output = entering[cell.states[0]].reshape(problem.R.shape[1:3])
+                recurrent["R"] += np.einsum("gno,ni->gnoi", products, output)
+                recurrent["recurrent_bias"] += products
+                through = np.einsum("gno,gnoi->ni", products, problem.R)
+                arriving[cell.states[0]] = arriving[cell.states[0]] + through.reshape(-1)
             if problem.resets[row, t]:
                 arriving = {name: np.zeros_like(one) for name, one in arriving.items()}
         for name, one in arriving.items():
             dinitial[name][sequence] = one
     dbias += dx.sum(axis=(0, 1))
-    return {"x": dx, "bias": dbias, "parameters": dparameters, "state": dinitial}
+    return {"x": dx, "bias": dbias, "parameters": dparameters, "state": dinitial, **recurrent}
 
 
-def _inputs(problem: Problem, row: int, t: int) -> dict[str, Array]:
-    gates = problem.x[row, t] + problem.bias
-    constants = {f"parameter_{name}": one for name, one in problem.parameters.items()}
-    return constants | {f"W_{gate}": gates[index] for index, gate in enumerate(problem.cell.gates)}
+def _inputs(problem: Problem, row: int, t: int, entering: Mapping[str, Array]) -> dict[str, Array]:
+    cell, gates = problem.cell, problem.x[row, t] + problem.bias
+    inputs = {f"parameter_{name}": one for name, one in problem.parameters.items()}
+    inputs |= {f"previous_{name}": one for name, one in entering.items()}
+    if problem.R is not None:
+        # The output of every dense cell here is its first state.
+        output = entering[cell.states[0]].reshape(problem.R.shape[1:3])
+        products = np.einsum("gnoi,ni->gno", problem.R, output) + problem.recurrent_bias
+        inputs |= {f"R_{gate}": one.reshape(-1) for gate, one in zip(cell.recurrent_gates, products, strict=True)}
+    return inputs | {f"W_{gate}": gates[index] for index, gate in enumerate(cell.gates)}
 
 
 def segments(problem: Problem) -> Iterator[list[tuple[int, int]]]:

@@ -16,7 +16,11 @@ from plain_loops import DIAGONAL_CELLS, TWO_STATES, Problem, cell_named
 # Cells that are not built in, by name.
 INLINE = {one["name"]: one for one in (TWO_STATES, *DIAGONAL_CELLS)}
 MODELS = (*(name for name in CELLS if name != "raw"), "two_states")
+DENSE_MODELS = ("elman", "lstm", "gru", "slstm")
+# Those that are no scan.
+STEP_MODELS = (*DENSE_MODELS, "ind_rnn", *(one["name"] for one in DIAGONAL_CELLS))
 HIDDEN = 3
+HEADS = {"elman": 3}  # else 1
 # From BTD to each layout: x with and without the axis of directions, and y.
 X_ORDERS = {"BTD": (0, 1, 2, 3), "TBD": (1, 0, 2, 3), "BDT": (0, 2, 3, 1)}
 X_ORDERS_OF_BOTH = {"BTD": (0, 1, 2, 3, 4), "TBD": (1, 0, 2, 3, 4), "BDT": (0, 2, 3, 4, 1)}
@@ -30,8 +34,10 @@ Arguments = dict[str, Any]
 
 @functools.cache
 def kernel_of(model: str, direction: str = "forward", layout: str = "BTD", precision: str = "fp64", **more: Any) -> Any:
-    """Return the kernel of a model of `MODELS`, for host arrays; the same for the same."""
+    """Return the kernel of a model of `MODELS` or `STEP_MODELS`, for host arrays; the same for the same."""
     spec = {"hidden_size": HIDDEN, "precision": precision, "direction": direction, "layout": layout, **more}
+    if model in DENSE_MODELS:
+        spec |= {"recurrent_bias": True, "heads": HEADS.get(model, 1)}
     return compiled_for_host({"model": INLINE.get(model, model), **spec})
 
 
@@ -78,8 +84,17 @@ def cases(
     arguments["bias"] = random.normal(size=(len(cell.gates), hidden))
     arguments["parameters"] = {name: random.normal(size=hidden) for name in cell.parameters}
     arguments["state"] = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
+    if model in DENSE_MODELS:
+        shape = (len(cell.recurrent_gates), HEADS.get(model, 1), hidden // HEADS.get(model, 1))
+        arguments["R"], arguments["recurrent_bias"] = random.normal(size=(*shape, shape[2])), random.normal(size=shape)
     problem = Problem(
-        cell, arguments["x"], arguments["bias"], arguments["parameters"], arguments["state"], resets, sequences, reverse=False
+        cell,
+        *(arguments[name] for name in ("x", "bias", "parameters", "state")),
+        resets,
+        sequences,
+        reverse=False,
+        R=arguments.get("R"),
+        recurrent_bias=arguments.get("recurrent_bias"),
     )
     dfinal = {name: random.normal(size=(len(sequences), hidden)) for name in cell.states}
     return model, Case(problem, arguments, random.normal(size=(rows, time, hidden)), dfinal)

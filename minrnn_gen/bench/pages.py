@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from minrnn_gen.bench.functions import FunctionRecord, functions_text
 from minrnn_gen.bench.plot import panels_of
 from minrnn_gen.bench.problems import TABLES, TITLES, TableName
 from minrnn_gen.bench.record import Record, Row
@@ -27,14 +28,22 @@ def filled(page: str, record: Record, name: str) -> str:
 
     A section begins with `<!-- measured: NAME -->` and ends with `<!-- end of measured -->`, each on a line of its own.
     """
+    return _filled(page, name, {section: partial(text, record) for section, text in SECTIONS.items()})
 
+
+def filled_functions(page: str, record: FunctionRecord | None, name: str) -> str:
+    """Return the text of a page with its section `functions` made anew, in the same way."""
+    return _filled(page, name, {"functions": partial(functions_text, record)})
+
+
+def _filled(page: str, name: str, sections: Mapping[str, Callable[[], str]]) -> str:
     def section(found: re.Match[str]) -> str:
-        if found["name"] not in SECTIONS:
-            allowed = ", ".join(SECTIONS)
+        if found["name"] not in sections:
+            allowed = ", ".join(sections)
             raise BadInput(
-                f"{name}: measured: '{found['name']}' is given{nearest_name(found['name'], SECTIONS)}; allowed: {allowed}"
+                f"{name}: measured: '{found['name']}' is given{nearest_name(found['name'], sections)}; allowed: {allowed}"
             )
-        return f"{found['name']}{found['opened']}\n{SECTIONS[found['name']](record)}\n"
+        return f"{found['name']}{found['opened']}\n{sections[found['name']]()}\n"
 
     return _SECTION.sub(section, page)
 

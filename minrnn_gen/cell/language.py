@@ -5,23 +5,24 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.files import NAME_LIMIT, CellFile, CellSource
+from minrnn_gen.cell.files import CellFile, CellSource
 from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, CellFunction, Comparison, Where, argument_count
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
     OPERATION_LIMIT,
     EquationText,
+    Place,
     equation_statements,
     located,
     node_text,
     output_expression,
 )
+from minrnn_gen.cell.uses import check_all_is_read, names_in_order
 from minrnn_gen.documents import validated
 from minrnn_gen.errors import BadInput, nearest_name
 
@@ -83,10 +84,10 @@ def parse_cell(source: CellSource) -> Cell:
     reader = _Reader(file, located(source.document, "equations", file.equations, file_text))
     for statement in equation_statements(reader.source):
         reader.read_statement(statement)
-    output = reader.read_output(
-        EquationText(source.document, "output", file.output.strip()) if file.output is not None else None
-    )
-    return reader.finished(source, output)
+    if file.output is None:
+        return reader.finished(source, None, None)
+    text = located(source.document, "output", file.output.strip(), file_text)
+    return reader.finished(source, text, reader.read_output(text))
 
 
 @dataclass
@@ -95,11 +96,11 @@ class _Reader:
 
     file: CellFile
     source: EquationText
-    gate_uses: dict[str, ast.expr] = field(default_factory=dict)
-    product_uses: dict[str, ast.expr] = field(default_factory=dict)
-    state_uses: dict[str, ast.expr] = field(default_factory=dict)
-    parameter_uses: set[str] = field(default_factory=set)
-    defined: dict[str, tuple[ast.expr, Expr]] = field(default_factory=dict)
+    gate_uses: dict[str, Place] = field(default_factory=dict)
+    product_uses: dict[str, Place] = field(default_factory=dict)
+    state_uses: dict[str, Place] = field(default_factory=dict)
+    parameter_uses: dict[str, Place] = field(default_factory=dict)
+    defined: dict[str, tuple[Place, Expr]] = field(default_factory=dict)
     measures: dict[Symbol, tuple[int, int]] = field(default_factory=dict)
     operation_count: int = 0
 
@@ -121,10 +122,10 @@ class _Reader:
             shown = node_text(self.source, target)
             raise self.source.error_at(target, f"'{shown}' cannot be defined; write `name = …` or `state[t] = …`")
         if name in self.defined:
-            line = self.defined[name][0].lineno - 1 + (self.source.first_line or 1)
+            line = self.defined[name][0].line
             raise self.source.error_at(target, f"{name} is defined twice, first on line {line}; give one of them another name")
         expression = self.expression(statement.value, 0)
-        self.defined[name] = (target, expression)
+        self.defined[name] = (Place(self.source, target), expression)
         self.measure(target, ex.named(name), expression)
 
     def check_new_name(self, node: ast.expr, name: str) -> None:
@@ -208,7 +209,7 @@ class _Reader:
 
     def name(self, node: ast.Name) -> Expr:
         if node.id in self.file.parameters:
-            self.parameter_uses.add(node.id)
+            self.parameter_uses.setdefault(node.id, Place(self.source, node))
             return ex.named(node.id)
         if node.id in self.defined:
             return ex.named(node.id)
@@ -232,9 +233,9 @@ class _Reader:
         if not _NAME.fullmatch(node.attr):
             raise self.source.error_at(node, f"'{node.attr[:40]}' is not a gate's name: a letter, then letters, digits or _")
         if node.value.id == "W":
-            self.gate_uses.setdefault(node.attr, node)
+            self.gate_uses.setdefault(node.attr, Place(self.source, node))
             return ex.gate(node.attr)
-        self.product_uses.setdefault(node.attr, node)
+        self.product_uses.setdefault(node.attr, Place(self.source, node))
         return ex.product(node.attr)
 
     def state_reference(self, node: ast.Subscript) -> str:
@@ -252,7 +253,7 @@ class _Reader:
             raise self.source.error_at(node, f"'{name}' is not a state; write it without [t], or give the state another name")
         if name in _RESERVED or not _NAME.fullmatch(name):
             raise self.source.error_at(node, f"'{name[:40]}' cannot be a state's name; choose another name")
-        self.state_uses.setdefault(name, node)
+        self.state_uses.setdefault(name, Place(self.source, node))
         return f"{name}[t-1]" if lag else f"{name}[t]"
 
     def state_value(self, node: ast.Subscript) -> Expr:
@@ -289,6 +290,11 @@ class _Reader:
     def call(self, node: ast.Call, depth: int) -> Expr:
         name = node.func.id if isinstance(node.func, ast.Name) else node_text(self.source, node.func)
         function = FUNCTIONS.get(name)
+        if name in ("W", "R") or name.startswith(("W.", "R.")):
+            what, multiplied = name[0], {"W": "the input", "R": "the previous output"}[name[0]]
+            raise self.source.error_at(
+                node, f"{what} takes no argument, it always multiplies {multiplied}; write {what}.<gate>"
+            )
         if function is None:
             raise self.source.error_at(
                 node,
@@ -311,10 +317,8 @@ class _Reader:
         left, right = self.expression(node.left, depth + 1), self.expression(node.comparators[0], depth + 1)
         return _COMPARISONS[type(node.ops[0])](left, right)
 
-    def read_output(self, text: EquationText | None) -> Expr | None:
-        """Return the expression of the key `output`; None when the first state is the output."""
-        if text is None:
-            return None
+    def read_output(self, text: EquationText) -> Expr:
+        """Return the expression of the key `output`."""
         name = text.text.strip()
         if name in self.state_names():
             return ex.current(name)
@@ -325,26 +329,31 @@ class _Reader:
         self.source = equations
         return output
 
-    def finished(self, source: CellSource, output: Expr | None) -> Cell:
-        document, file = source.document, self.file
-        for state, node in self.state_uses.items():
+    def finished(self, source: CellSource, output_text: EquationText | None, output: Expr | None) -> Cell:
+        """Return the cell, its output the first state where the file names none."""
+        file = self.file
+        for state, place in self.state_uses.items():
             if f"{state}[t]" not in self.defined:
-                raise self.source.error_at(node, f"the state {state} has no equation; add `{state}[t] = …`")
-        for gate, node in self.product_uses.items():
+                raise place.error(f"the state {state} has no equation; add `{state}[t] = …`")
+        for gate, place in self.product_uses.items():
             if gate not in self.gate_uses:
-                raise self.source.error_at(
-                    node, f"R.{gate} names no gate{nearest_name(gate, self.gate_uses)}; use W.{gate} as well"
-                )
+                raise place.error(f"R.{gate} names no gate{nearest_name(gate, self.gate_uses)}; use W.{gate} as well")
         if not self.gate_uses:
             raise self.source.error(1, 1, "no gate is used; an equation must read its input through W.<gate>")
         if not self.state_uses:
             raise self.source.error(1, 1, "there is no state; add an equation `h[t] = …`")
-        gates = _in_order(source, "gates", file.gates, self.gate_uses, "W.{0}")
-        states = _in_order(source, "states", file.states, self.state_uses, "{0}[t]")
-        _in_order(source, "parameters", file.parameters, self.parameter_uses, "{0}")
+        gates = names_in_order(source, "gates", file.gates, self.gate_uses, "W.{0}")
+        states = names_in_order(source, "states", file.states, self.state_uses, "{0}[t]")
+        names_in_order(source, "parameters", file.parameters, self.parameter_uses, "{0}")
         output = ex.current(states[0]) if output is None else output
-        if self.product_uses and output not in {ex.current(state) for state in states}:
-            raise document.error(("output",), "with R the output must be a state, because R multiplies the previous output")
+        if self.product_uses and output_text and output not in {ex.current(state) for state in states}:
+            raise output_text.error(
+                1,
+                1,
+                "with R the output must be a state, because R multiplies the previous output; define one above, "
+                "`name[t] = …`, and give its name here",
+            )
+        check_all_is_read(self.defined, output)
         return Cell(
             name=file.name,
             gates=gates,
@@ -355,28 +364,3 @@ class _Reader:
             output=output,
             equations=file.equations,
         )
-
-
-_Uses = TypeVar("_Uses", dict[str, ast.expr], set[str])
-
-
-def _in_order(source: CellSource, key: str, listed: tuple[str, ...] | None, used: _Uses, form: str) -> tuple[str, ...]:
-    """Return the names `used` in the order `listed`, which must name each of them once and nothing else."""
-    if len(used) > NAME_LIMIT:
-        raise source.document.error(("equations",), f"{len(used)} {key} are used; a cell has at most {NAME_LIMIT}")
-    if listed is None:
-        return tuple(used)
-    for position, name in enumerate(listed):
-        if name in listed[:position]:
-            raise source.document.error((key, position), f"'{name}' is listed twice; list each name once")
-        if name not in used:
-            shown = form.format(name)
-            raise source.document.error(
-                (key, position), f"'{name}' is never used as {shown}{nearest_name(name, used)}; remove it or use it"
-            )
-    for name in used:
-        if name not in listed:
-            raise source.document.error(
-                (key,), f"'{name}' is used in the equations but not listed; list every name of {key} or leave the key out"
-            )
-    return listed

@@ -16,6 +16,7 @@ DEPTH_LIMIT = 100
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.,()\[\]+\-*/<>=! \t\n]")
+_WITHOUT_GATE = re.compile(r"\b([WR])\s*\.(?!\s*[A-Za-z_])")
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _WORD_WITH_DIGITS = re.compile(r"[A-Za-z_]\w*|(?:\d|\.\d)(?:[eE][+-]|[\w.])*")
 
@@ -55,8 +56,28 @@ class EquationText:
         return self.error(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, message)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a name is used or defined: a node of the tree of a text."""
+
+    text: EquationText
+    node: ast.expr
+
+    @property
+    def line(self) -> int:
+        """The line in the author's file, or in the text where that is unknown."""
+        return self.node.lineno - 1 + (self.text.first_line or 1)
+
+    def error(self, message: str) -> BadInput:
+        """Return the error for this place."""
+        return self.text.error_at(self.node, message)
+
+
 def located(document: Document, key: str, text: str, file_text: str) -> EquationText:
-    """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is a literal block there."""
+    """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is written there as it is.
+
+    That is a literal block, or a single line beside its key, in quotes or without.
+    """
     own_lines = _LINE_END.split(text)
     own_indentation = min((_indentation(line) for line in own_lines if line.split("#", 1)[0].strip()), default=0)
     bare = "\n".join(line[own_indentation:] for line in own_lines)
@@ -67,6 +88,9 @@ def located(document: Document, key: str, text: str, file_text: str) -> Equation
             indentation = next((_indentation(each) for each in block if each.strip()), 0)
             if [each[indentation:].rstrip() for each in block] == [each.rstrip() for each in own_lines[:-1]]:
                 return EquationText(document, key, bare, index + 2, indentation)
+        beside = re.match(rf"{key}\s*:\s*['\"]?\s*{re.escape(bare)}", line)
+        if beside and bare.strip() and "\n" not in bare:
+            return EquationText(document, key, bare, index + 1, beside.end() - len(bare))
     return EquationText(document, key, bare, None, own_indentation)
 
 
@@ -116,6 +140,8 @@ def _check_characters(source: EquationText) -> None:
     for number, line in enumerate(source.lines, start=1):
         if foreign := _FOREIGN.search(line):
             raise source.error(number, foreign.start() + 1, f"the character {foreign[0]!r} has no meaning in an equation")
+        if bare := _WITHOUT_GATE.search(line):
+            raise source.error(number, bare.start() + 1, f"'{bare[1]}.' needs a gate's name; write {bare[1]}.<gate>")
         for word in _WORD_WITH_DIGITS.finditer(line):
             if not word[0][0].isalpha() and word[0][0] != "_" and not _NUMBER.fullmatch(word[0]):
                 shown = word[0][:40]

@@ -1,7 +1,8 @@
-"""`minrnn-gen cells`: the built-in cells, and what is proved of a cell."""
+"""`minrnn-gen cells`: the built-in cells, and what is proved and derived of a cell."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List the cells, or show one.", rich_markup_mode=None)
 
 CellName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A built-in cell, or the path of a cell file.", show_default=False)
+    str, typer.Argument(metavar="NAME_OR_FILE", help="A built-in cell, or the path of a cell file.", show_default=False)
 ]
+PASSES = ("forward", "backward")
 
 
 @app.callback(invoke_without_command=True)
 def cells(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the built-in cells: class, gates, states, parameters, and whether kernels are generated."""
+    """List the built-in cells: class, gates, states, parameters, and what an element takes in a step, forward / backward."""
     if context.invoked_subcommand is not None:
         return
     from minrnn_gen.cell.files import library_names
@@ -32,28 +34,36 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"cells": entries})
         return
-    table = new_table("cell", "class", "gates", "states", "parameters", "kernels")
+    counts = {"words": "words", "operations": "operations", "special_functions": "special functions"}
+    table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
     for entry in entries:
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
-        table.add_row(entry["name"], entry["class"], *listed, "generated" if entry["generated"] else "not yet")
+        numbers = [" / ".join(str(entry["work"][each][key]) for each in PASSES) for key in counts]
+        table.add_row(entry["name"], entry["class"], *listed, *numbers, "generated" if entry["generated"] else "not yet")
     console().print(table)
 
 
 @app.command()
 def show(name: CellName, as_json: AsJson = False) -> None:
-    """Show a cell: equations, class with its proof, gates, states, parameters, source."""
+    """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
+    from minrnn_gen.cell.gradient_text import gradient_equations
+    from minrnn_gen.cell.text import equation_text
+
     entry, file, cell = _entry(name)
+    equations, gradient = cell.equations.strip("\n").splitlines(), gradient_equations(cell)
     if as_json:
-        print_json(entry | {"equations": cell.equations.strip().splitlines(), "description": file.description})
+        print_json(entry | {"equations": equations, "gradient": list(gradient), "description": file.description})
         return
     rows = [
-        ("class", f"{entry['class']}; kernels are {'generated' if entry['generated'] else 'not generated yet'}"),
+        ("class", entry["class"]),
         ("proof", entry["proof"]),
         ("gates", ", ".join(entry["gates"])),
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
         ("states", ", ".join(entry["states"])),
         ("output", entry["output"]),
         ("parameters", ", ".join(entry["parameters"])),
+        *((each, _work_text(entry["work"][each])) for each in PASSES),
+        ("kernels", "generated" if entry["generated"] else "not generated yet"),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -61,24 +71,47 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     if file.description:
         screen.print(file.description)
     screen.print()
-    for line in cell.equations.strip().splitlines():
-        screen.print(f"    {line}", soft_wrap=True)
+    for line in equations:
+        screen.print(f"    {line}".rstrip(), soft_wrap=True)
     screen.print()
     screen.print(facts([(label, text) for label, text in rows if text]))
+    screen.print()
+    incoming = ", ".join(f"in.{state}[t]" for state in cell.states)
+    screen.print(f"The gradient of one step: in.y is that of y, and later steps pass on {incoming}.", soft_wrap=True)
+    if cell.recurrent_gates:
+        through = " + ".join(f"R.{gate}^T dR.{gate}" for gate in cell.recurrent_gates)
+        screen.print(f"Through R, {equation_text(cell.output).replace('[t]', '[t-1]')} gets {through} besides.", soft_wrap=True)
+    screen.print()
+    for line in gradient:
+        screen.print(f"    {line}", soft_wrap=True)
+
+
+def _work_text(work: dict[str, int]) -> str:
+    return (
+        f"{work['words_read']} words read and {work['words_written']} written per element and step, "
+        f"{work['operations']} operations, {work['special_functions']} special functions"
+    )
 
 
 def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
-    """Read and classify the cell `name`; raises BadInput where it is none."""
+    """Read, classify and lower the cell `name`; raises BadInput where it is none."""
     from minrnn_gen.cell.analysis import classify
     from minrnn_gen.cell.files import CellFile, find_cell
     from minrnn_gen.cell.language import parse_cell
+    from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
+    from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
     from minrnn_gen.cell.text import equation_text
+    from minrnn_gen.cell.work import backward_work, forward_work
     from minrnn_gen.documents import validated
     from minrnn_gen.plan.families import GENERATED_KINDS
 
     source = find_cell(name, Path.cwd(), "cells show")
     cell = parse_cell(source)
     recurrence = classify(cell)
+    is_scan = recurrence.kind == "affine-diagonal"
+    forward = lower_scan(cell, recurrence) if is_scan else lower_steps(cell)
+    backward = lower_scan_backward(cell, recurrence) if is_scan else lower_steps_backward(cell)
+    work = {"forward": forward_work(forward), "backward": backward_work(backward)}
     entry = {
         "name": cell.name,
         "class": recurrence.kind,
@@ -91,5 +124,7 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "a": {state: equation_text(a) for state, a in recurrence.a},
         "b": {state: equation_text(b) for state, b in recurrence.b},
         "proof": recurrence.proof,
+        "saved_states": list(backward.needs_saved_states),
+        "work": {each: asdict(one) | {"words": one.words} for each, one in work.items()},
     }
     return entry, validated(source.document, CellFile), cell

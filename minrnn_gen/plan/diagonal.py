@@ -13,14 +13,16 @@ REGISTER_BYTES = 4
 # Addresses, strides and loop state; the backward has pointers to twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = 40
 BACKWARD_REGISTERS_FIXED = 24
+# Of the values of one step, those that are needed at once: about a quarter of its operations, in a long one fewer.
+TEMPORARIES_MAX = 16
 
-# Of a result that the next instruction waits for (arXiv 1804.06826, table 4.1), and of a special function with the conversions
-# around it. How much of a step is such a chain is not known here: all of it is assumed to be.
+# Of a result that the next instruction waits for (arXiv 1804.06826), and, assumed, of a special function with what prepares its
+# argument. How much of a step is such a chain is not known here: all of it is assumed to be.
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 24.0
 INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
-# The latency under load as of the scans with lanes along the channels, whose accesses have the same form (plan/scan_channels.py).
-# The first tile arrives, and the last one is walked, without overlap.
+# The latency under load as of the scans with lanes along the channels, whose accesses have the same form. The first tile
+# arrives, and the last one is walked, without overlap.
 MEMORY = scan.MemoryModel(
     loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.0, tiles_not_overlapped=1.0, narrow_share=0.2
 )
@@ -51,15 +53,18 @@ def _registers(problem: Problem, channels_per_lane: int, prefetch_steps: int) ->
     """The tile that is walked and the one under way, what is carried from step to step, and one step's own values."""
     cell, precision = problem.cell, problem.precision
     words = precision.arithmetic_bytes // REGISTER_BYTES
-    vector_bytes = _vector_values(problem, channels_per_lane, prefetch_steps) * precision.storage_bytes
-    stream = _vectors(problem, channels_per_lane, prefetch_steps) * max(1, vector_bytes // REGISTER_BYTES)
-    resets = prefetch_steps if problem.regime.resets else 0
-    carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    values = prefetch_steps * channels_per_lane
+    vectors = _vectors(problem, channels_per_lane, prefetch_steps)
+    # What is walked may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
+    walked = values * max(1, precision.storage_bytes // REGISTER_BYTES)
+    under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
+    resets = 2 * prefetch_steps if problem.regime.resets else 0
+    carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     fixed = REGISTERS_FIXED
     if problem.kernel_pass == "backward":
         fixed += BACKWARD_REGISTERS_FIXED
         carried += 2 * len(cell.gates) + len(cell.parameters)
-    return fixed + 2 * (cell.read_count * stream + resets) + words * channels_per_lane * carried
+    return fixed + cell.read_count * (walked + under_way) + resets + words * channels_per_lane * carried
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -144,7 +149,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             latency_cycles=max(walked_cycles, memory_cycles),
             elements_per_lane=elements,
             memory=MEMORY,
-            row_bytes=(steps if is_by_time else taken.channels_per_block) * problem.precision.storage_bytes,
+            row_bytes=(steps if is_by_time else scan.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
         ),
     )
 

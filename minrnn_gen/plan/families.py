@@ -14,7 +14,7 @@ from minrnn_gen.plan import (
     scan_forward_time,
     scan_step,
 )
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import CellKind, Problem
 from minrnn_gen.plan.solver import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -33,7 +33,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 # The classes of cells that kernels exist for.
-GENERATED_KINDS = ("affine-diagonal", "diagonal", "dense")
+GENERATED_KINDS: tuple[CellKind, ...] = ("affine-diagonal", "diagonal", "dense")
 
 
 def families_of(problem: Problem) -> tuple[Family, ...]:
@@ -66,5 +66,6 @@ def _family_of_scan(problem: Problem) -> Family:
 
 
 def _family_of_diagonal(problem: Problem) -> Family:
-    families = {"forward": diagonal_forward, "backward": diagonal_backward, "step": diagonal_step}
-    return families[problem.kernel_pass].FAMILY
+    if problem.kernel_pass == "step":
+        return diagonal_step.FAMILY
+    return diagonal_backward.FAMILY if problem.kernel_pass == "backward" else diagonal_forward.FAMILY

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from minrnn_gen.precision import FunctionAccuracy
+
 SEQUENTIAL_TERMS = (
     "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "add_up", "look_ahead", "launch",
 )  # fmt: skip
@@ -80,6 +82,7 @@ class KernelPlan:
     storage_bytes: int
     arithmetic_dtype: str
     arithmetic_bytes: int
+    functions: FunctionAccuracy
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]

@@ -114,6 +114,7 @@ class Solution:
             storage_bytes=problem.precision.storage_bytes,
             arithmetic_dtype=problem.precision.arithmetic_dtype,
             arithmetic_bytes=problem.precision.arithmetic_bytes,
+            functions=problem.precision.functions,
             state_count=len(problem.cell.states),
             saved_values=problem.cell.saved_values,
             recomputed_values=problem.cell.recomputed_values,

@@ -97,6 +97,11 @@ def tree_text(tree: Tree) -> str:
     return f"{name}({', '.join(texts)})"
 
 
+def reading(text: str, *names: str) -> str:
+    """Return an expression that reads every one of `names`, a state's at either step: what nothing reads is refused."""
+    return text + "".join(f" + 0 * {name}" for name in names if name.removesuffix("]") not in text)
+
+
 # Where a function is undefined, or too large to be worth its digits: NaN, which a branch that is not taken may well have.
 EXP_LIMIT = 100
 

@@ -100,7 +100,7 @@ def test_an_inline_cell_given_as_a_document_has_its_line_in_messages(tmp_path: P
         ("name: mine\nequations: |\n  z = sigmoid(W.z)\n  h[t] = q * W.h\n", "mine.yaml:4:10: "),
         ("# a cell\nname: mine\nequations: |\n\n    # what\n    h[t] = q * W.h\ndescription: later\n", "mine.yaml:6:12: "),
         ("name: mine\r\nequations: |\r\n  z = sigmoid(W.z)\r\n  h[t] = q * W.h\r\n", "mine.yaml:4:10: "),
-        ("name: mine\nequations: 'h[t] = q * W.h'\n", "mine.yaml:2: equations: line 1, column 8: "),
+        ("name: mine\nequations: 'h[t] = q * W.h'\n", "mine.yaml:2:20: "),
     ],
 )
 def test_errors_in_equations_point_into_the_file(tmp_path: Path, text: str, place: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,23 +24,24 @@ from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.text import equation_text
 
-LEAVES = ("W.x", "W.y", "R.x", "h[t-1]", "c[t-1]", "p", "early")
-INPUTS = ("W_x", "W_y", "R_x", "previous_h", "previous_c", "parameter_p")
-SYMBOLS = ("W.x", "W.y", "R.x", "h[t-1]", "c[t-1]", "p")
+SYMBOLS = ("W.x", "W.y", "R.x", "R.y", "h[t-1]", "c[t-1]", "n[t-1]", "p", "q")
+LEAVES = (*SYMBOLS, "early")
+INPUTS = ("W_x", "W_y", "R_x", "R_y", "previous_h", "previous_c", "previous_n", "parameter_p", "parameter_q")
 
 
 def random_cell(early: Tree, first: Tree, second: Tree) -> Cell:
-    """A cell with every kind of name: the trees are a let, and what is added to each of two states."""
+    """A cell with every kind of name, several of each: the trees are a let and what two of three states are made of."""
     used = " + ".join(SYMBOLS)
     equations = (
-        f"early = {tree_text(early)}\nc[t] = {tree_text(first)} + 0 * ({used})\nh[t] = {tree_text(second)} * c[t] + early"
+        f"early = {tree_text(early)}\nc[t] = {tree_text(first)} + 0 * ({used})\nn[t] = min(c[t], n[t-1]) * p\n"
+        f"h[t] = {tree_text(second)} * c[t] + early - n[t]"
     )
-    return cell_of(equations, parameters=["p"], gates=["x", "y"], states=["h", "c"])
+    return cell_of(equations, parameters=["p", "q"], gates=["x", "y"], states=["h", "c", "n"])
 
 
 small_cells = st.builds(random_cell, trees(SYMBOLS, depth=3), trees(LEAVES, depth=3), trees(LEAVES, depth=2))
 coordinates = st.integers(-300, 300).map(lambda hundredths: hundredths / 100)
-points = st.lists(coordinates, min_size=6, max_size=6)
+points = st.lists(coordinates, min_size=len(INPUTS), max_size=len(INPUTS))
 
 
 def loss_of(cell: Cell, values: Mapping[str, Any], weights: Mapping[str, Any], fixed: list[Any], *, replay: bool) -> Any:
@@ -81,15 +84,15 @@ def exactly(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @settings(max_examples=150)
-@given(small_cells, points, st.lists(st.integers(-3, 3), min_size=3, max_size=3))
+@given(small_cells, points, st.lists(st.integers(-3, 3), min_size=4, max_size=4))
 def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], incoming: list[int]) -> None:
     """In 400 digits a central difference is the derivative but for kinks, where the two sides differ."""
-    weights = dict(zip(("h", "c", "y"), incoming, strict=True))
+    weights = dict(zip(("h", "c", "n", "y"), incoming, strict=True))
     with mpmath.workdps(400):
         step = mpmath.mpf(10) ** -100
         at = {symbol: mpmath.mpf(value) for symbol, value in zip(SYMBOLS, point, strict=True)}
         inputs = {name: at[symbol] for name, symbol in zip(INPUTS, SYMBOLS, strict=True)}
-        inputs |= {"gradient_state_h": weights["h"], "gradient_state_c": weights["c"], "gradient_y": weights["y"]}
+        inputs |= {f"gradient_state_{state}": weights[state] for state in cell.states} | {"gradient_y": weights["y"]}
         fixed: list[Any] = []
         try:
             here = loss_of(cell, at, weights, fixed, replay=False)
@@ -108,7 +111,8 @@ def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], 
 @settings(max_examples=150)
 @given(small_cells, points)
 def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
-    torch = pytest.importorskip("torch", reason="torch is no dependency of the tests; without it, only differences are tested")
+    import torch
+
     unary = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu")}
     functions = {
         **EXACT,
@@ -128,12 +132,13 @@ def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
     held = dict(tensors)
     for symbol, expression in cell.definitions:
         held[symbol.name] = value_of(expression, held, functions)
-    loss = 2 * held["h[t]"] - held["c[t]"] + held["h[t]"]
+    loss = 2 * held["h[t]"] - held["c[t]"] + 3 * held["n[t]"] + held["h[t]"]
     assume(loss.isfinite())
     loss.backward()
 
     inputs = dict(zip(INPUTS, np.array(point), strict=True))
-    inputs |= {"gradient_state_h": np.array(2.0), "gradient_state_c": np.array(-1.0), "gradient_y": np.array(1.0)}
+    weights = {"gradient_state_h": 2.0, "gradient_state_c": -1.0, "gradient_state_n": 3.0, "gradient_y": 1.0}
+    inputs |= {name: np.array(weight) for name, weight in weights.items()}
     program = lower_step_backward(cell)
     everything = tuple((statement.name, statement.name) for statement in program.statements)
     inner = dataclasses.replace(program, results=everything).evaluate(inputs)
@@ -217,12 +222,16 @@ def test_an_input_that_reaches_no_result_has_the_gradient_zero() -> None:
 
 
 EXTREMES = (-1e4, -1e3, -104.0, -88.8, -20.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 20.0, 88.8, 104.0, 1e3, 1e4)
+DRAWN, REACHED_STEPS = 2000, 8
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", library_names())
 def test_no_preactivation_gives_nan_or_infinity(name: str, dtype: type) -> None:
-    """From states that the cell itself reaches, every pair of gates at every pair of extremes, the others drawn."""
+    """From states that the cell itself reaches: every pair of gates at every pair of extremes, the others drawn, and all drawn.
+
+    Of the drawn every magnitude is as likely as another.
+    """
     cell = built_in(name)
     step, backward = lower_step(cell), lower_step_backward(cell)
     random = np.random.default_rng(0)
@@ -233,11 +242,13 @@ def test_no_preactivation_gives_nan_or_infinity(name: str, dtype: type) -> None:
         drawn = random.choice(EXTREMES, (len(pairs), max(2, len(gates))))
         drawn[:, first], drawn[:, second] = pairs.T
         rows.append(drawn)
+    shape = (DRAWN, max(2, len(gates)))
+    rows.append(random.choice([-1, 1], shape) * np.minimum(10 ** random.uniform(-6, 4, shape), 1e4))
     drawn = np.concatenate(rows).astype(dtype)
     count = len(drawn)
     constants = {f"parameter_{key}": random.normal(size=count).astype(dtype) for key in cell.parameters}
     states = {f"previous_{state}": np.zeros(count, dtype) for state in cell.states}
-    for _ in range(4):
+    for _ in range(REACHED_STEPS):
         values = {gate: drawn[:, index] for index, gate in enumerate(gates)} | constants | states
         incoming = {key: np.ones(count, dtype) for key in backward.inputs if key.startswith("gradient_")}
         after, gradients = step.evaluate(values), backward.evaluate(values | incoming)
@@ -300,3 +311,22 @@ def test_the_front_end_with_gradients_takes_less_than_a_second() -> None:
         return time.process_time() - started
 
     assert min(once() for _ in range(3)) < 0.4
+
+
+COLD = """
+import time
+from pathlib import Path
+from minrnn_gen.cell.files import find_cell
+from minrnn_gen.cell.language import parse_cell
+from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
+cell = parse_cell(find_cell("slstm", Path("."), "<test>"))
+lower_steps(cell), lower_steps_backward(cell)
+print(time.process_time())
+"""
+# Of a processor, SymPy's import included, a process takes 0.4 s; the target is 0.8 s. Beside other tests a processor is slower.
+COLD_SECONDS_MOST = 2.0
+
+
+def test_a_cold_process_has_the_forward_and_the_gradient_of_slstm_in_less_than_a_second() -> None:
+    answer = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=True)
+    assert float(answer.stdout) < COLD_SECONDS_MOST

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, tree_text, trees
+from cells_for_tests import Tree, built_in, cell_of, reading, tree_text, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cell_lowering import SCANS, scan_cells
@@ -108,7 +108,8 @@ def test_of_any_scan_too(early: Tree, gated: Tree, output: Tree, seed: int) -> N
         f"early = {tree_text(early)}\nc[t] = sigmoid(W.x) * c[t-1] + tanh({tree_text(gated)})\n"
         "h[t] = tanh(early) * h[t-1] + W.x * W.y * p"
     )
-    cell = cell_of(equations, parameters=["p"], gates=["x", "y"], states=["h", "c"], output=tree_text(output))
+    read = reading(tree_text(output), "h[t]", "c[t]")
+    cell = cell_of(equations, parameters=["p"], gates=["x", "y"], states=["h", "c"], output=read)
     problem = drawn_problem(cell, seed, 4)
     with np.errstate(all="ignore"):
         expected = gradients_by_steps(cell, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.files import library_names
+from minrnn_gen.cell.files import find_cell, library_names
+from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.text import equation_text
 from minrnn_gen.errors import BadInput
@@ -88,13 +90,14 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
 @given(trees(), trees())
 def test_a_program_computes_the_authors_operations_in_the_authors_order(early: Tree, tree: Tree) -> None:
     early = ("+", ("leaf", "W.x"), ("leaf", "W.y")) if "early" in tree_text(early) else early
-    equations = f"early = {tree_text(early)}\nh[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
+    first = f"early = {tree_text(early)}\n" if "early" in tree_text(tree) else ""  # what nothing reads is refused
+    equations = f"{first}h[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
     program = lower_step(cell_of(equations, parameters=["p"], gates=["x", "y"]))
     draws = np.random.default_rng(0).normal(size=(4, 33)) * np.array([[0.1], [1.0], [3.0], [0.5]])
     x, y, h, p = draws
     values = {"W.x": x, "W.y": y, "h[t-1]": h, "p": p}
     with np.errstate(all="ignore"):
-        values["early"] = plainly(early, values) + np.zeros(33)
+        values["early"] = np.broadcast_to(plainly(early, values), 33)
         expected = plainly(tree, values) + 0 * ((x + y) + p)
     found = program.evaluate({"W_x": x, "W_y": y, "previous_h": h, "parameter_p": p})["state_h"]
     np.testing.assert_array_equal(found, expected)  # equal to the last bit: nothing is rewritten
@@ -103,9 +106,9 @@ def test_a_program_computes_the_authors_operations_in_the_authors_order(early: T
 @settings(max_examples=200)
 @given(trees(depth=5))
 def test_an_expression_written_as_text_reads_back_as_itself(tree: Tree) -> None:
-    equations = "early = W.x + W.y + p\nh[t] = "
+    equations = "early = W.x + W.y + p\nh[t] = c[t-1] + early\nc[t] = "
     cell = cell_of(equations + tree_text(tree), parameters=["p"])
-    again = cell_of(equations + equation_text(cell.next_states[0][1]), parameters=["p"])
+    again = cell_of(equations + equation_text(cell.next_states[1][1]), parameters=["p"])
     assert again.next_states == cell.next_states
 
 
@@ -128,13 +131,13 @@ def test_numbers_are_exact(text: str, value: Rational) -> None:
 
 
 def test_names_default_to_the_order_of_first_use_and_the_output_to_the_first_state() -> None:
-    cell = cell_of("u = sigmoid(W.b) * n[t-1]\nm[t] = u + W.a\nn[t] = W.b + R.a * R.b")
+    cell = cell_of("u = sigmoid(W.b) * n[t-1]\nm[t] = u + W.a\nn[t] = W.b + R.a * R.b + m[t]")
     assert (cell.gates, cell.recurrent_gates, cell.states) == (("b", "a"), ("b", "a"), ("n", "m"))
     assert cell.output == ex.current("n")
 
 
 def test_the_output_may_be_a_state_or_an_expression() -> None:
-    text = "c[t] = W.f * c[t-1]\nd[t] = W.f"
+    text = "c[t] = W.f * c[t-1]\nd[t] = W.f + c[t]"
     assert cell_of(text, output="d").output == ex.current("d")
     assert equation_text(cell_of(text, output=" W.o * d[t] + c[t-1] ").output) == "W.o * d[t] + c[t-1]"
 
@@ -162,7 +165,21 @@ WRONG = [
     ("h[t] = W.__class__", 1, 8, "is not a gate's name"),
     ("h[t] = X.h", 1, 8, "a dot is only in W.<gate> and R.<gate>"),
     ("h[t] = W.h + R.g", 1, 14, "R.g names no gate"),
-    ("h[t] = W.h + R(h[t-1])", 1, 14, "'R' is not a function of the language"),
+    ("h[t] = W.h + R(h[t-1])", 1, 14, "R takes no argument, it always multiplies the previous output; write R.<gate>"),
+    ("h[t] = W.h + R.h(R.h)", 1, 14, "R takes no argument"),
+    ("h[t] = W.h + R.h(R.z)", 1, 14, "R takes no argument"),
+    ("h[t] = W(W.h)", 1, 8, "W takes no argument, it always multiplies the input; write W.<gate>"),
+    ("h[t] = W.h + R.(h[t-1])", 1, 14, "'R.' needs a gate's name; write R.<gate>"),
+    ("h[t] = W.h + R.", 1, 14, "'R.' needs a gate's name"),
+    ("h[t] = W . (h[t-1])", 1, 8, "'W.' needs a gate's name"),
+    ("h[t] = W.h + R * h[t-1]", 1, 14, "'R' needs a gate; write R.<gate>"),
+    ("h[t] = W.h + sigmoid(W)", 1, 22, "'W' needs a gate; write W.<gate>"),
+    ("h[t] = tanh(R) + W.h", 1, 13, "'R' needs a gate; write R.<gate>"),
+    ("h[t] = W.h + R.h[t-1]", 1, 14, "a state is written h[t-1] or h[t]"),
+    ("h[t] = W.h\nz = sigmoid(W.z)", 2, 1, "z reaches neither the output nor a state that does; use it, or remove"),
+    ("z = W.z\nu = z\nh[t] = W.h", 2, 1, "u reaches neither the output"),
+    ("h[t] = W.h\nc[t] = c[t-1] + W.h", 2, 1, "c[t] reaches neither the output nor a state that does"),
+    ("h[t] = W.h\nc[t] = d[t-1]\nd[t] = c[t-1] + h[t]", 2, 1, "c[t] reaches neither the output"),
     ("h[t] = W.h + R[t-1]", 1, 14, "'R' cannot be a state's name"),
     ("__import__('os')", 1, 12, 'the character "\'" has no meaning'),
     ("h[t] = __import__(os)", 1, 8, "'__import__' is not a function of the language"),
@@ -226,11 +243,11 @@ def test_what_is_no_equation_is_one_sentence_with_its_place(text: str, line: int
 @pytest.mark.parametrize(
     ("keys", "fragment"),
     [
-        ({"gates": ["z"]}, "model.gates: 'h' is used in the equations but not listed"),
+        ({"gates": ["z"]}, "line 2, column 31: 'h' is used here but not listed under gates"),
         ({"gates": ["z", "h", "q"]}, "model.gates.2: 'q' is never used as W.q"),
         ({"gates": ["z", "h", "z"]}, "model.gates.2: 'z' is listed twice"),
         ({"states": ["h", "c"]}, "model.states.1: 'c' is never used as c[t]"),
-        ({"states": []}, "model.states: 'h' is used"),
+        ({"states": []}, "line 2, column 1: 'h' is used here but not listed under states"),
         ({"parameters": ["u"]}, "model.parameters.0: 'u' is never used as u"),
         ({"parameters": ["z"]}, "'z' is a parameter and cannot be defined"),
         ({"parameters": ["h"]}, "'h' is not a state"),
@@ -238,10 +255,51 @@ def test_what_is_no_equation_is_one_sentence_with_its_place(text: str, line: int
         ({"output": "h[t"}, "model.output: line 1"),
         ({"output": ""}, "model.output: line 1"),
         ({"output": "z = 1"}, "model.output: line 1"),
-        ({"output": "R.z"}, "model.output: with R the output must be a state"),
+        ({"output": "R.z"}, "model.output: line 1, column 1: with R the output must be a state"),
+        ({"output": "W.o * h[t]", "gates": ["z", "h"]}, "model.output: line 1, column 1: 'o' is used here but not listed"),
+        ({"output": "h[t] * c[t-1]"}, "model.output: line 1, column 8: the state c has no equation"),
     ],
 )
 def test_keys_that_contradict_the_equations(keys: dict[str, Any], fragment: str) -> None:
     with pytest.raises(BadInput) as caught:
         cell_of("z = sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.h", **keys)
     assert fragment in str(caught.value) and "\n" not in str(caught.value)
+
+
+FILE = """\
+name: tried
+gates: [z, h]   # z first
+{keys}
+equations: |
+
+  z    = sigmoid(W.z + R.z)   # a gate
+  h[t] = (1 - z) * h[t-1] + z * W.h
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "start"),
+    [
+        ("", "  u    = z", "cell.yaml:8:3: u reaches neither the output nor a state that does"),
+        ("", "  c[t] = R(h[t-1])", "cell.yaml:8:10: R takes no argument"),
+        ("output: z * h[t]", "", "cell.yaml:3:9: with R the output must be a state"),
+        ("output: 'z * tanh(W)'", "", "cell.yaml:3:19: 'W' needs a gate"),
+        ("parameters: [u]", "", "cell.yaml:3:14: parameters: 'u' is never used as u"),
+        ("states:\n- h\n- c", "", "cell.yaml:5:3: states: 'c' is never used as c[t]"),
+        ("states: [c, h, c]", "  c[t] = h[t-1]", "cell.yaml:3:16: states: 'c' is listed twice"),
+        ("states: [h, h]", "", "cell.yaml:3:13: states: 'h' is listed twice"),
+        ("states: []", "", "cell.yaml:7:3: 'h' is used here but not listed under states"),
+    ],
+)
+def test_a_file_is_named_with_line_and_column(keys: str, more: str, start: str, tmp_path: Path) -> None:
+    (tmp_path / "cell.yaml").write_text(FILE.format(keys=keys, more=more))
+    with pytest.raises(BadInput) as caught:
+        parse_cell(find_cell("cell.yaml", tmp_path, "spec.yaml"))
+    assert str(caught.value).startswith(start) and "\n" not in str(caught.value)
+
+
+def test_what_a_state_that_reaches_the_output_reads_is_read() -> None:
+    """Through a state, a detached value and a condition, and for the products through the output itself."""
+    cell = cell_of("u = W.u\nn[t] = max(n[t-1], W.n)\nh[t] = where(u > 0, detach(c[t-1]), R.u)\nc[t] = n[t]", output="h")
+    assert cell.states == ("n", "h", "c")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, tree_text, trees
+from cells_for_tests import Tree, built_in, cell_of, reading, tree_text, trees
 from hypothesis import given, settings
 
 from minrnn_gen.cell import expressions as ex
@@ -42,8 +42,7 @@ MORE_SCANS = {
         parameters=["u"],
     ),
     "carried into a condition": cell_of("h[t] = W.f * h[t-1] + W.h", output="where(W.o < 0.5, h[t], tanh(W.o))"),
-    "state-free output": cell_of("h[t] = W.f * h[t-1] + W.h", output="tanh(W.o)"),
-    "constant": cell_of("two = 2\nh[t] = h[t-1] + W.h * 0.5 * two", output="two"),
+    "constant": cell_of("two = 2\nh[t] = h[t-1] + W.h * 0.5 * two", output="h[t] * two"),
     "renamed": cell_of("z = W.z\nh[t] = z * h[t-1] + z", output="h"),
     "used twice": cell_of("h[t] = W.f ** 3 * h[t-1] + W.f ** 2 * tanh(W.h) - tanh(W.h) / (W.f ** 2 + 1)"),
     "same-step state": cell_of("m[t] = tanh(W.m)\nh[t] = m[t] * h[t-1] + W.h", output="h[t] + m[t] * m[t-1]"),
@@ -104,7 +103,7 @@ def test_the_scan_and_the_step_agree(name: str, dtype: type) -> None:
 @given(trees(("W.x", "W.y", "p"), depth=2), trees(("W.x", "W.y", "p", "early"), depth=2), trees(depth=4))
 def test_any_output_of_a_scan_is_the_steps_to_the_last_bit(early: Tree, gated: Tree, output: Tree) -> None:
     equations = f"early = {tree_text(early)}\nh[t] = ({tree_text(gated)}) * h[t-1] + W.x * W.y * p"
-    cell = cell_of(equations, parameters=["p"], gates=["x", "y"], output=tree_text(output))
+    cell = cell_of(equations, parameters=["p"], gates=["x", "y"], output=reading(tree_text(output), "h[t]", "early"))
     lowered = lowered_scan(cell)
     x, y, h, p = np.random.default_rng(0).normal(size=(4, 33))
     whole = lower_step(cell).evaluate({"W_x": x, "W_y": y, "parameter_p": p, "previous_h": h})
@@ -119,7 +118,6 @@ def test_what_the_output_needs_of_the_gates_is_carried_and_nothing_else() -> Non
     assert carried["qrnn"] == ("let_o",)
     assert carried["carried"] == ("carried_0", "carried_1", "W_g")
     assert carried["carried into a condition"] == ("W_o", "carried_1")
-    assert carried["state-free output"] == ("carried_0",)
     assert carried["clashing names"] == ("W_if_", "carried_1")
     empty = set(SCANS) - {"qrnn"} | {"two states", "looks back", "constant", "renamed", "used twice", "same-step state"}
     assert all(carried[name] == () for name in empty)
@@ -249,7 +247,7 @@ def test_the_cuda_text_computes_what_numpy_computes(tmp_path: Path) -> None:
 
     collect()
     for index, tree in enumerate(collected):
-        text = f"{early}h[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)"
+        text = f"{early}h[t] = {reading(tree_text(tree), 'early')} + 0 * (W.x + W.y + p)"
         cell = cell_of(text, parameters=["p"], gates=["x", "y"])
         programs |= {f"random {index}": lower_step(cell), f"random {index}, backward": lower_step_backward(cell)}
     library = compiled(programs, tmp_path)

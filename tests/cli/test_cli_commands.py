@@ -144,6 +144,13 @@ def test_run_with_a_projection_and_parameters(command: Command, min_gru: Path) -
     assert (answer.status, answer.json["x_shape"]) == (0, [2, 24, 9])
 
 
+def test_fast_functions_have_their_own_tolerance_where_storage_does_not_hide_them(command: Command, min_gru: Path) -> None:
+    arguments = ("run", min_gru, "--device", "cpu", "--gpu", "h100", "--batch", 1, "--time", 3, "--set", "hidden_size=8")
+    for precision, functions, has_own in (("fp32", "fast", True), ("fp32", "accurate", False), ("bf16", "fast", False)):
+        settings = ("--set", f"precision={precision}", "--set", f"functions={functions}")
+        assert ("for fast functions" in command(*arguments, *settings).out) == has_own
+
+
 def test_run_is_the_same_for_the_same_seed(command: Command, min_gru: Path) -> None:
     def errors(seed: int) -> tuple[float, float]:
         report = command("run", min_gru, "--device", "cpu", "--batch", 2, "--time", 20, "--seed", seed, "--json").json
@@ -197,7 +204,7 @@ def test_cells_says_what_is_generated(command: Command) -> None:
     cells = {cell["name"]: cell for cell in command("cells", "--json").json["cells"]}
     assert set(cells) == set(library_names())
     assert {name for name, cell in cells.items() if cell["class"] == "dense"} == {"elman", "gru", "lstm", "slstm"}
-    assert all(cell["generated"] == (cell["class"] == "affine-diagonal") for cell in cells.values())
+    assert all(cell["generated"] for cell in cells.values())
     assert cells["min_lstm"]["gates"] == ["f", "i", "h"]
     assert all(name in command("cells").out for name in cells)
 
@@ -212,6 +219,29 @@ def test_cells_show_proves_the_class(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "leaky.yaml"
     file.write_text("name: leaky\nequations: 'h[t] = 0.5 * h[t-1] + W.v'\n")
     assert command("cells", "show", file, "--json").json["a"] == {"h": "0.5"}
+
+
+def test_cells_counts_what_a_step_takes(command: Command) -> None:
+    """The words of the scans are the least there can be: docs/kernels.md."""
+    work = {cell["name"]: cell["work"] for cell in command("cells", "--json").json["cells"]}
+    for name, words in {"min_gru": (3, 6), "min_lstm": (4, 8)}.items():
+        assert (work[name]["forward"]["words"], work[name]["backward"]["words"]) == words
+    assert all(one["operations"] >= one["special_functions"] >= 0 for each in work.values() for one in each.values())
+    assert "3 / 6" in command("cells").out
+
+
+def test_cells_show_derives_the_gradient(command: Command) -> None:
+    file = EXAMPLES / "leaky_light_gru.yaml"
+    report = command("cells", "show", file, "--json").json
+    assert report["equations"][0] == "z    = sigmoid(W.z + R.z)"
+    assert {"d.h[t] = in.h[t] + in.y", "dW.z = d.z * (z * shared.2)", "dR.z = dW.z"} <= set(report["gradient"])
+    assert (report["recurrent_gates"], report["saved_states"]) == (["z", "n"], [])
+    shown = command("cells", "show", file).out
+    assert all(f"    {line}\n" in shown for line in (*report["equations"], *report["gradient"]))
+    assert command("cells", "show", "lstm", "--json").json["saved_states"] == ["c"]
+    page = (EXAMPLES.parent / "docs" / "cells.md").read_text(encoding="utf-8")
+    block = page.partition("<!-- shown -->")[2].partition("<!-- end of shown -->")[0]
+    assert block.split("\n") == ["", *(f"    {line}".rstrip() for line in shown.splitlines() if "kernels" not in line), "", ""]
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -51,7 +51,6 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
         (["cells", "shwo", "gru"], 2, "did you mean 'show'"),
         (["cache"], 2, "missing command"),
         (["schema", "profile"], 2, "'spec', 'cell', 'gpu'"),
-        (["compile", str(EXAMPLES / "gru_with_projection.yaml")], 1, "not generated yet|no kernel is generated yet"),
         (["compile", SPEC, "--set", "scan_arithmetic=log"], 2, "never negative"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 from documentation import ROOT, code, table
 from test_layering import MODULES, level_of
@@ -15,9 +14,9 @@ from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu_profile import load_profile, profile_names
-from minrnn_gen.plan.families import FAMILIES, family_of
+from minrnn_gen.plan.families import FAMILIES, GENERATED_KINDS, family_of
 from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.plan.problem import CellShape, Problem
+from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 from minrnn_gen.spec import Spec
@@ -28,11 +27,16 @@ PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
 
 def problems() -> Iterator[tuple[Problem, Family]]:
     """Yield problems that between them make every family declare whatever it may declare."""
-    scan = CellShape(
+    for kind in GENERATED_KINDS:
+        yield from problems_of(kind)
+
+
+def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
+    cell = CellShape(
         "cell",
-        "affine-diagonal",
+        kind,
         gates=("z", "h"),
-        recurrent_gates=(),
+        recurrent_gates=("z",) if kind == "dense" else (),
         states=("h",),
         parameters=(),
         carried_count=0,
@@ -41,9 +45,7 @@ def problems() -> Iterator[tuple[Problem, Family]]:
         operation_count=4,
         transcendental_count=1,
     )
-    dense = replace(scan, kind="dense", recurrent_gates=("z",))
-    for cell, kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
-        (scan, dense),
+    for kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
         ("forward", "backward", "step"),
         ("BTD", "TBD", "BDT"),
         ("fp32", "bf16"),
@@ -93,8 +95,8 @@ def test_the_table_of_gpus_is_that_of_the_profiles() -> None:
 def test_the_cells_said_to_be_generated_are() -> None:
     (row,) = (row for row in table(README, "", "today") if row[0] == "cells")
     kinds = {name: classify(parse_cell(find_cell(name, ROOT, "test"))).kind for name in library_names()}
-    assert set(code(row[1])) == {name for name, kind in kinds.items() if kind == "affine-diagonal"}
-    assert set(code(row[2])) == {name for name, kind in kinds.items() if kind != "affine-diagonal"}
+    assert set(code(row[1])) == {name for name, kind in kinds.items() if kind in GENERATED_KINDS}
+    assert set(code(row[2])) == {name for name, kind in kinds.items() if kind not in GENERATED_KINDS}
 
 
 def test_the_precisions_are_those_of_the_table() -> None:

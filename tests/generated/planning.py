@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from plain_loops import DIAGONAL_CELLS
+
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
@@ -22,11 +24,13 @@ TWIN_CELL = {
     "parameters": ["u"],
 }
 RAW_CELL = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b"}
-# Every cell that is a scan, by name.
+# Every cell that is generated, by name.
 MODELS: dict[str, Any] = {
     **{name: name for name in ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "qrnn", "rg_lru")},
     "raw": RAW_CELL,
     "twin": TWIN_CELL,
+    "ind_rnn": "ind_rnn",
+    **{cell["name"]: cell for cell in DIAGONAL_CELLS},
 }
 profile = functools.cache(load_profile)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planning import MODELS
 
 import minrnn_gen
 from minrnn_gen.kernel import Kernel
@@ -22,11 +23,19 @@ CASES = (
     ("hgrn", "fp64", "TBD", "b200", 16),
     ("rg_lru", "fp16", "BDT", "rtx5090", 2),
     ("rg_lru", "fp32", "BTD", "h200", 16),
+    ("ind_rnn", "fp32", "BTD", "h200", 16),
+    ("ind_rnn", "bf16", "BDT", "t4", 16),
+    ("entangled", "fp16", "BTD", "b200", 2),
+    ("entangled", "bf16", "BDT", "h100", 4),
+    ("veiled", "fp64", "TBD", "a100", 8),
+    ("veiled", "bf16", "BTD", "h200", 8),
+    ("rotating", "fp32", "BDT", "rtx5090", 16),
+    ("rotating", "fp32", "BTD", "rtx3090", 4),
 )
 
 
 def kernel_for(model: str, precision: str, layout: str, gpu: str) -> Kernel:
-    spec: dict[str, Any] = {"model": model, "hidden_size": 96, "precision": precision, "layout": layout, "gpu": gpu}
+    spec: dict[str, Any] = {"model": MODELS[model], "hidden_size": 96, "precision": precision, "layout": layout, "gpu": gpu}
     return minrnn_gen.compile(spec)
 
 
@@ -36,5 +45,5 @@ def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, g
     built = builder.build("backward", Regime(alignment))
     assert built.resources is not None
     (kernel,) = built.resources
-    assert kernel.name == "scan_backward" and kernel.spill_bytes == 0
+    assert kernel.name == built.plan.entry and kernel.spill_bytes == 0
     assert kernel.registers <= built.plan.registers_per_thread and kernel.shared_bytes == built.plan.shared_bytes

@@ -9,6 +9,7 @@ import cupy
 import numpy as np
 from strategies import EVERY_WAY, kernel_taking, round_steps
 
+import minrnn_gen
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
@@ -18,6 +19,21 @@ from minrnn_gen.store import Store, cache_folder
 BATCH = 2
 # A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.
 CELLS = (("qrnn", "fp32", 40), ("rg_lru", "bf16", 34), ("min_gru", "fp16", 33))
+# Cells that are no scan: one way each, in every layout; the second keeps two states and has an output that looks back.
+NO_SCANS: tuple[tuple[Any, str, int], ...] = (
+    ("ind_rnn", "fp32", 40),
+    (
+        {
+            "name": "entangled",
+            "equations": "c[t] = tanh(W.x + p * h[t-1])\nh[t] = sigmoid(W.y) * h[t-1] + c[t] * c[t-1]",
+            "output": "h[t] - c[t-1]",
+            "parameters": ["p"],
+        },
+        "bf16",
+        33,
+    ),
+)
+LAYOUTS = ("BTD", "TBD", "BDT")
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -63,6 +79,13 @@ def main() -> None:
                     print(f"{layout} {precision}: {nothing}", flush=True)
                     continue
                 print(layout, strategy, model, precision, direction, flush=True)
+                run(kernel, has_sequences, all_states)
+    for layout in LAYOUTS:
+        for model, precision, hidden_size in NO_SCANS:
+            for direction, has_sequences, all_states in REGIMES:
+                spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
+                kernel = minrnn_gen.compile({**spec, "direction": direction})
+                print(layout, kernel.plan.model, precision, direction, flush=True)
                 run(kernel, has_sequences, all_states)
 
 

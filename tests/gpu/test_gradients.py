@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plain_loops import DIAGONAL_CELLS
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
@@ -47,11 +48,37 @@ def plain_step(torch: Any, cell: str, W: list[Any], h: Any, parameters: list[Any
     if cell == "qrnn":
         f = sigmoid(W[1])
         return f * h + (1 - f) * torch.tanh(W[0])
+    if cell == "ind_rnn":
+        return torch.relu(W[0] + parameters[0] * h)
+    if cell == "veiled":
+        return torch.tanh(W[0] * h + W[1])
     log_a = -8 * torch.nn.functional.softplus(parameters[0]) * sigmoid(W[0])
     return torch.exp(log_a) * h + torch.sqrt(-torch.expm1(2 * log_a)) * sigmoid(W[1]) * W[2]
 
 
-CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru")
+CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru", "ind_rnn", "veiled")
+# Cells that are not built in, by name.
+INLINE = {cell["name"]: cell for cell in DIAGONAL_CELLS}
+
+
+def plain_output(torch: Any, cell: str, W: list[Any], before: Any, h: Any) -> Any:
+    """y of a step, from the state before it and the one after."""
+    if cell == "qrnn":
+        return torch.sigmoid(W[2]) * h
+    return torch.sigmoid(W[2]) * h + before if cell == "veiled" else h
+
+
+def away_from_the_kink(torch: Any, x: Any, bias: Any, h: Any, u: Any) -> Any:
+    """Return gates [B, T, 1, H] of ind_rnn that leave no doubt, though y is rounded, on which side of 0 a step is."""
+    x, h, margin = x.clone(), h.double(), 1 / 16
+    for t in range(x.shape[1]):
+        rest = bias[0].double() + u.double() * h
+        total = x[:, t, 0].double() + rest
+        is_near = total.abs() < margin * (1 + h.abs())
+        beyond = torch.where(total < 0, -2 * margin, 2 * margin) * (1 + h.abs())
+        x[:, t, 0] = torch.where(is_near, beyond - rest, x[:, t, 0].double()).to(x.dtype)
+        h = torch.relu(x[:, t, 0].double() + rest)
+    return x
 
 
 def plain_run(torch: Any, cell: str, gates: Any, h: Any, parameters: list[Any]) -> tuple[Any, Any]:
@@ -59,8 +86,8 @@ def plain_run(torch: Any, cell: str, gates: Any, h: Any, parameters: list[Any]) 
     outputs = []
     for t in range(gates.shape[1]):
         W = list(gates[:, t].unbind(1))
-        h = plain_step(torch, cell, W, h, parameters)
-        outputs.append(torch.sigmoid(W[2]) * h if cell == "qrnn" else h)
+        before, h = h, plain_step(torch, cell, W, h, parameters)
+        outputs.append(plain_output(torch, cell, W, before, h))
     return torch.stack(outputs, 1), h
 
 
@@ -78,7 +105,7 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
     dtype = getattr(torch, DTYPES[precision])
     carried = torch.float64 if precision == "fp64" else torch.float32
     for batch, time, hidden in SHAPES:
-        kernel = compiled(model=cell, hidden_size=hidden, precision=precision, layout=layout)
+        kernel = compiled(model=INLINE.get(cell, cell), hidden_size=hidden, precision=precision, layout=layout)
         gates = len(kernel.gates)
         order = X_ORDER[layout]
 
@@ -87,7 +114,10 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
 
         x, dy = random(batch, time, gates, hidden), random(batch, time, hidden)
         bias, initial, dfinal = random(gates, hidden), random(batch, hidden, of=carried), random(batch, hidden, of=carried)
-        parameters = [random(hidden) for _ in kernel.parameters]
+        # Below 1, so that no state of ind_rnn grows without bound.
+        parameters = [random(hidden).tanh() for _ in kernel.parameters]
+        if cell == "ind_rnn":
+            x = away_from_the_kink(torch, x, bias, initial, parameters[0])
 
         exact = [value.double().clone().requires_grad_() for value in (x, bias, initial, *parameters)]
         outputs, h = plain_run(torch, cell, exact[0] + exact[1], exact[2], exact[3:])
@@ -119,7 +149,7 @@ def test_against_finite_differences(compiled: Callable[..., Kernel], cell: str) 
     torch = pytest.importorskip("torch")
     torch.manual_seed(7)
     time, hidden = 4, 3
-    kernel = compiled(model=cell, hidden_size=hidden, precision="fp64")
+    kernel = compiled(model=INLINE.get(cell, cell), hidden_size=hidden, precision="fp64")
     gates, (name_of_state,) = len(kernel.gates), kernel.states
 
     def random(*shape: int) -> Any:

@@ -1,4 +1,4 @@
-"""Every scan cell on the GPU against the fp64 oracle, element by element, within the oracle's running error bound."""
+"""Every kind of cell on the GPU against the fp64 oracle, element by element, within the oracle's running error bound."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy
 import pytest
 from device_arrays import Y_AXES, from_time_major, poison, random_gates, time_major
 from oracle import RAW_CELL, assert_within, oracle
+from plain_loops import DIAGONAL_CELLS
 
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.kernel import Kernel
@@ -17,7 +18,9 @@ from minrnn_gen.precision import precision_of
 
 pytestmark = pytest.mark.gpu
 
-CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru")
+CELLS = ("min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru", "ind_rnn", "veiled")
+# Cells that are not built in, by name.
+INLINE = {cell["name"]: cell for cell in DIAGONAL_CELLS}
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 LAYOUTS = ("BTD", "TBD", "BDT")
 # (batch, time, hidden): single elements, odd sizes in each place, and sizes around tiles of 2^k steps.
@@ -71,7 +74,8 @@ def inputs(
     initial = {name: cupy.asarray(generator.standard_normal((batch, hidden)).astype(carried)) for name in kernel.states}
     names = kernel.built[0].cell.parameters
     storage = numpy_dtype(precision_of(precision).storage_dtype)
-    parameters = {name: cupy.asarray(generator.standard_normal(hidden).astype(storage)) for name in names}
+    # Below 1, so that no state of ind_rnn grows without bound.
+    parameters = {name: cupy.asarray(numpy.tanh(generator.standard_normal(hidden)).astype(storage)) for name in names}
     return gates, initial, parameters or None
 
 
@@ -82,14 +86,14 @@ def test_small_and_odd_shapes(
     cupy: ModuleType, compiled: Callable[..., Kernel], cell: str, precision: str, layout: str
 ) -> None:
     for seed, shape in enumerate(SMALL_SHAPES):
-        kernel = compiled(model=cell, hidden_size=shape[2], precision=precision, layout=layout)
+        kernel = compiled(model=INLINE.get(cell, cell), hidden_size=shape[2], precision=precision, layout=layout)
         gates, initial, parameters = inputs(cupy, kernel, precision, shape, seed)
         check(cupy, kernel, cell, precision, gates, initial=initial, parameters=parameters)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
-@pytest.mark.parametrize("cell", ("min_gru", "min_lstm"))
+@pytest.mark.parametrize("cell", ("min_gru", "min_lstm", "ind_rnn"))
 def test_a_large_shape(cupy: ModuleType, compiled: Callable[..., Kernel], cell: str, precision: str, layout: str) -> None:
     batch, time, hidden = LARGE_SHAPE
     kernel = compiled(model=cell, hidden_size=hidden, precision=precision, layout=layout, batch=batch, time=time)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_loops import TWO_STATES
+from plain_loops import DIAGONAL_CELLS, TWO_STATES
 from strategies import EVERY_WAY, Strategy
 
 from minrnn_gen.arrays import numpy_dtype
@@ -22,6 +22,8 @@ SEQUENCES = ("none", "resets", "lengths", "both", "packed")
 # Relative error of a whole array; the host computes 16-bit precisions in float32 and keeps states in it too.
 TOLERANCE = {"fp64": 2.0**-40, "fp32": 2.0**-15, "bf16": 2.0**-5}
 Tree = Any
+# Cells that are not built in, by name.
+INLINE = {cell["name"]: cell for cell in DIAGONAL_CELLS}
 
 
 def mapped(convert: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -65,8 +67,10 @@ def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[s
         arguments["weight"] = (normal((contract.weight_rows, INPUTS), float) / INPUTS**0.5).astype(storage)
     if has_bias:
         arguments["bias"] = normal(contract.shape(contract.gate_axes, 0, 0))
-    if kernel.parameters:
-        arguments["parameters"] = {name: normal(contract.parameter_shape) for name in kernel.parameters}
+    if kernel.parameters:  # below 1, so that no state of ind_rnn grows without bound
+        arguments["parameters"] = {
+            name: np.tanh(normal(contract.parameter_shape, float)).astype(storage) for name in kernel.parameters
+        }
     arguments["state"] = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
     dstate = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
     return arguments, normal(contract.y_shape(rows, TIME)), dstate
@@ -82,6 +86,9 @@ def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[s
         ("qrnn", "bf16", "TBD"),
         ("min_lstm", "fp32", "BDT"),
         ("rg_lru", "fp64", "BDT"),
+        ("ind_rnn", "fp32", "BTD"),
+        ("entangled", "fp64", "BDT"),
+        ("veiled", "bf16", "TBD"),
     ],
 )
 def test_the_gpu_does_what_the_host_does(
@@ -91,8 +98,8 @@ def test_the_gpu_does_what_the_host_does(
     if sequences == "packed" and layout != "BTD":
         return
     for input_size in (None, INPUTS) if model == "min_lstm" else (None,):
-        spec = {"model": model, "hidden_size": HIDDEN, "precision": precision, "layout": layout, "direction": "bidirectional"}
-        kernel = compiled(**spec, **({"input_size": input_size} if input_size else {}))
+        spec = {"model": INLINE.get(model, model), "hidden_size": HIDDEN, "precision": precision, "layout": layout}
+        kernel = compiled(**spec, direction="bidirectional", **({"input_size": input_size} if input_size else {}))
         for keeps in (False, True):
             check_against_host(cupy, kernel, sequences, keeps)
 

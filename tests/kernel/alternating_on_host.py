@@ -28,11 +28,12 @@ from minrnn_gen.store import Store, cache_folder
 
 Array = Any
 
-# Every product and gate in another order, a gate without a product, and parameters of which one needs a kink.
+# A gate without a product in front of those with one, a kink, and parameters.
 LIGHT_GRU = {
     "name": "light_gru",
     "equations": (
-        "z = sigmoid(W.z + R.z + u)\na = W.c + R.c\nc = max(a, 0) + leak * min(a, 0)\nh[t] = z * h[t-1] + (1 - z) * c * tanh(W.o)"
+        "z = sigmoid(W.z + R.z + u)\na = W.c + R.c\nc = max(a, 0) + leak * min(a, 0)\n"
+        "h[t] = z * h[t-1] + (1 - z) * c * tanh(W.o)"
     ),
     "gates": ["o", "z", "c"],
     "parameters": ["leak", "u"],
@@ -40,7 +41,7 @@ LIGHT_GRU = {
 MODELS: dict[str, Any] = {**{name: name for name in ("elman", "gru", "lstm", "slstm")}, "light_gru": LIGHT_GRU}
 HEAD_DIM = 7
 
-# What the text needs of a CUDA compiler. Approximate instructions are exact here; a test of their own has them as wrong as allowed.
+# What the text needs of a CUDA compiler. Approximate instructions are exact here; test_cell_cuda_functions.py has them wrong.
 HOST = """
 #include <cmath>
 #include <cstring>
@@ -94,7 +95,7 @@ class HostKernels:
     def run(
         self, kernel_pass: KernelPass, arguments: tuple[Any, ...], batch: int, time: int, chunk: int, multiply: Any
     ) -> None:
-        """Run all steps of a pass, `multiply()` before each, as often as chunks of `chunk` steps hold all and the one behind."""
+        """Run all steps of a pass and the one behind them in chunks of `chunk` steps, `multiply()` before each."""
         # At most 8 bytes for each argument; more than there are, so that writing beyond them would be seen.
         call = np.full(len(arguments) + 8, 0x5A5A5A5A5A5A5A5A, np.int64)
         begin, step = (getattr(self.library, f"alternating_{kernel_pass}_{what}") for what in ("begin", "step"))
@@ -153,7 +154,6 @@ def strided(array: Array) -> tuple[Any, ...]:
 
 
 def bits_of_float32(*vectors: Array | None) -> ctypes.c_uint:
-    """Which of the optional vectors are float32 where the storage is something else, or float32 itself."""
-    return ctypes.c_uint(
-        sum(1 << bit for bit, vector in enumerate(vectors) if vector is not None and vector.dtype == np.float32)
-    )
+    """Which of the optional vectors are float32."""
+    are_float32 = [vector is not None and vector.dtype == np.float32 for vector in vectors]
+    return ctypes.c_uint(sum(1 << bit for bit, is_float32 in enumerate(are_float32) if is_float32))

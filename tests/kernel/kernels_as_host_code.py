@@ -38,6 +38,7 @@ using std::max;
 static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
 static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
 namespace minrnn_host {
+static long long opaque(long long value) { return value; }
 static float exp2(float x) { return std::exp2(x); }
 static float log2(float x) { return std::log2(x); }
 static float reciprocal(float x) { return 1 / x; }
@@ -65,7 +66,8 @@ template <typename To> static To argument(long long word) {
     else return static_cast<To>(word);
 }
 template <typename... Arguments, std::size_t... PLACE>
-static void run(void (*kernel)(Arguments...), long long blocks, long long threads, const long long* words, std::index_sequence<PLACE...>) {
+static void run(void (*kernel)(Arguments...), long long blocks, long long threads, const long long* words,
+                std::index_sequence<PLACE...>) {
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(argument<Arguments>(words[PLACE])...);
     }
@@ -101,7 +103,7 @@ class HostCode:
 
 
 def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tuple[HostCode, KernelPlan]]:
-    """Return what stands for `DeviceRun._load`: the best kernels of those that have as many of the wanted variables as there can be."""
+    """Return what stands for `DeviceRun._load`: the best kernels of those with most of the variables wanted."""
 
     @functools.cache
     def load(kernel_pass: KernelPass, regime: Regime) -> tuple[HostCode, KernelPlan]:

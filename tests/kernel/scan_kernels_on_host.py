@@ -7,8 +7,6 @@ memory pose as arrays on a device.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ import plain_loops
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from minrnn_gen import cuda
+from minrnn_gen import cublas, cuda, projection
 from minrnn_gen.arrays import as_numpy
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
@@ -147,34 +145,26 @@ class CublasOnHost:
     """The one product of cuBLAS that is used, of matrices in columns in float64, by addresses (cublasGemmStridedBatchedEx)."""
 
     def __init__(self) -> None:
-        self._stream, self._mode = 5, 3
+        self._stream, self._mode = 0, 0
 
-    @contextlib.contextmanager
-    def on_stream(self, stream: Any) -> Iterator[None]:
-        """In the place of a stream of CuPy: what is current there, as CuPy gives the handle its own current stream."""
-        before, self._stream = self._stream, stream.ptr
-        yield
-        self._stream = before
+    def cublasSetStream_v2(self, _handle: Any, stream: Any) -> int:
+        self._stream = stream.value or 0
+        return 0
 
-    @property
-    def is_as_it_was(self) -> bool:
-        return (self._stream, self._mode) == (5, 3)
-
-    def getMathMode(self, _handle: int) -> int:
-        return self._mode
-
-    def setMathMode(self, _handle: int, mode: int) -> None:
+    def cublasSetMathMode(self, _handle: Any, mode: int) -> int:
         self._mode = mode
+        return 0
 
-    def gemmStridedBatchedEx(
-        self, _handle: int, turns_a: int, turns_b: int, m: int, n: int, k: int, alpha: int, a: int, a_type: int, lda: int,
-        a_stride: int, b: int, b_type: int, ldb: int, b_stride: int, beta: int, c: int, c_type: int, ldc: int, c_stride: int,
+    def cublasGemmStridedBatchedEx(
+        self, _handle: Any, turns_a: int, turns_b: int, m: int, n: int, k: int, alpha: Any, a: Any, a_type: int, lda: int,
+        a_stride: Any, b: Any, b_type: int, ldb: int, b_stride: Any, beta: Any, c: Any, c_type: int, ldc: int, c_stride: Any,
         count: int, compute: int, _algorithm: int,
-    ) -> None:  # fmt: skip
+    ) -> int:  # fmt: skip
         assert (a_type, b_type, c_type, compute) == (1, 1, 1, 70)  # CUDA_R_64F, CUBLAS_COMPUTE_64F
         assert lda >= (k if turns_a else m) and ldb >= (n if turns_b else k) and ldc >= m
         assert (self._stream, self._mode) == (0, 16)
-        scale, keep = (ctypes.c_double.from_address(one).value for one in (alpha, beta))
+        a, b, c, a_stride, b_stride, c_stride = (one.value for one in (a, b, c, a_stride, b_stride, c_stride))
+        scale, keep = alpha._obj.value, beta._obj.value
         for index in range(count):
 
             def columns(start: int, height: int, width: int, leading: int, stride: int, index: int = index) -> Any:
@@ -185,6 +175,7 @@ class CublasOnHost:
             to = columns(c, m, n, ldc, c_stride)
             # As the library: with beta 0, C is not read.
             to[...] = scale * left @ right + (keep * to if keep else 0)
+        return 0
 
 
 def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
@@ -223,24 +214,19 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
         return loaded(run, kernel_pass, regime)
 
     device = SimpleNamespace(cublas_handle=1)
-    cublas = CublasOnHost()
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
         where=np.where,
-        cuda=SimpleNamespace(
-            Device=lambda _: contextlib.nullcontext(device),
-            Stream=SimpleNamespace(from_external=cublas.on_stream),
-        ),
+        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext(device)),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", noted)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
-        patch.setattr(cuda, "_cupy", lambda: numpy_as_cupy)
-        patch.setattr(cuda, "_is_capturing", lambda _: False)
+        patch.setattr(cuda, "cupy_module", lambda: numpy_as_cupy)
+        patch.setattr(cuda, "is_capturing", lambda _: False)
         patch.setattr(cuda, "current_stream", lambda _: 0)
-        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
-            patch.setitem(sys.modules, name, SimpleNamespace(cublas=cublas))
+        patch.setattr(projection, "current_stream", lambda _: 0)
+        patch.setattr(cublas, "_library", CublasOnHost)
         patch.setattr(cuda, "read_back", as_numpy)
         yield launched
-        assert cublas.is_as_it_was  # the handle is CuPy's

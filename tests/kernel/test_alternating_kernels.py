@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def cases(draw: st.DrawFn, models: tuple[str, ...] = tuple(MODELS), precisions: 
     sequences = [(row, 0, length) for row, length in enumerate(lengths)]
     if packed:
         cuts = [0, *sorted(draw(st.lists(st.integers(0, time), max_size=6))), time]
-        sequences = [(0, begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+        sequences = [(0, begin, end) for begin, end in pairwise(cuts)]
     vector_dtypes = st.sampled_from((None, kernels.storage, np.dtype(np.float32)))
 
     def vector(*shape: int) -> Array | None:
@@ -258,7 +259,7 @@ def by_rows(case: Case, array: Array) -> Array:
 
 
 def run_backward(case: Case, saved: dict[str, Array]) -> Backward:
-    """Run the backward kernels on what a forward saved, {state: [B, T, H] in storage}."""
+    """Run the backward kernels on what a forward saved, {state: [B, T, H]}."""
     kernels, cell, count = case.kernels, case.kernels.cell, len(case.sequences)
     lowered = kernels.lowered["backward"]
     products, inner = len(cell.recurrent_gates), (kernels.heads, len(cell.recurrent_gates), HEAD_DIM)
@@ -283,7 +284,7 @@ def run_backward(case: Case, saved: dict[str, Array]) -> Backward:
         transposed = np.einsum("gnoi,sngo->sni", case.R.astype(np.float64), dproduct.astype(np.float64))
         dhidden[...] = transposed.reshape(dhidden.shape)
 
-    saved_arrays = [in_layout(saved[name].astype(np.float64), case.layout, kernels.storage) for name in lowered.read_states]
+    saved_arrays = [in_layout(saved[name], case.layout, saved[name].dtype) for name in lowered.read_states]
     like_y = of_sequence(case, case.empty_like(case.dy))
     dfinal = [None if case.dfinal is None else case.dfinal[name] for name in cell.states]
     real = ctypes.c_double if kernels.real == np.float64 else ctypes.c_float
@@ -342,8 +343,8 @@ def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
     return Backward(dx, by_rows(case, dproducts), first_dproducts, dinitial, sums if case.with_sums else None)
 
 
-# Steps of few roundings each, of numbers of size 1, whose errors do not grow because R's norm is below 1; in bf16 one rounding that
-# falls the other way is a whole unit in the last place, 2 u, of what R multiplies, and of y.
+# Steps of few roundings each, of numbers of size 1, whose errors do not grow because R's norm is below 1; in bf16 one rounding
+# that falls the other way is a whole unit in the last place, 2 u, of what R multiplies, and of y.
 TOLERANCES = {"float64": 2.0**-53 * 2**10, "float32": 2.0**-24 * 2**10, "bfloat16": 2.0**-8 * 4}
 
 
@@ -364,8 +365,10 @@ def check_forward(case: Case) -> None:
 
 
 def saved_of(case: Case) -> dict[str, Array]:
-    """What a forward would save, in storage; rows of no sequence are poisoned."""
-    return {name: one.astype(case.kernels.storage) for name, one in loops_forward(case).kept.items()}
+    """What a forward would save: y in storage, the other states unrounded; rows of no sequence are poisoned."""
+    kernels, output = case.kernels, case.kernels.lowered["backward"].output_state
+    kept = loops_forward(case).kept
+    return {name: one.astype(kernels.storage if name == output else kernels.real) for name, one in kept.items()}
 
 
 def check_backward(case: Case) -> None:
@@ -409,7 +412,7 @@ def test_chunks_make_no_difference(case: Case, chunk: int) -> None:
 @settings(max_examples=40)
 @given(cases(), st.data())
 def test_nan_stays_in_its_sequence_and_behind_a_reset(case: Case, data: st.DataObject) -> None:
-    """Poisoned at one step: later steps up to the next reset may have it, and in the backward the earlier ones from the last on."""
+    """Poisoned at one step between two resets: no other step has it, forward or backward, nor has an initial gradient."""
     occupied = [sequence for sequence in range(len(case.sequences)) if case.rows(sequence)]
     if not occupied:
         return

@@ -79,6 +79,17 @@ def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler,
     assert all(dropped in explain(again) for dropped in built.dropped)
 
 
+def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Compiler, cache: Path) -> None:
+    """As it is built, and as it comes from the cache."""
+    for builds in range(2):
+        built = builder_of(cache).build("backward", REGIME)
+        assert (built.cached, compiler.calls) == (bool(builds), 1)
+        assert built.cell.saved_values == built.plan.saved_values == ("y",)
+        assert "  saved      y\n  recomputed z\n" in explain(built)
+    forward = builder_of(cache).build("forward", REGIME)
+    assert "recomputed" not in explain(forward)
+
+
 def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Compiler, cache: Path) -> None:
     compiler.spilling = 10**6
     with pytest.raises(CompileFailed) as caught:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs import LAYOUTS, arranged, drawn_gates, drawn_parameters, drawn_state
 
-from minrnn_gen import Kernel, compile
+from minrnn_gen import Kernel
 from minrnn_gen.arrays import inspect_array, numpy_dtype
 from minrnn_gen.errors import BadInput, MinrnnError, NotGenerated
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -231,13 +231,6 @@ def test_a_cell_without_logarithms_is_named() -> None:
     assert "scan_arithmetic: 'log'" in one_sentence(caught.value)
 
 
-@pytest.mark.parametrize(("model", "kind"), [("gru", "dense"), ("lstm", "dense"), ("ind_rnn", "diagonal")])
-def test_cells_without_a_kernel_are_named(model: str, kind: str) -> None:
-    with pytest.raises(NotGenerated) as caught:
-        compile({"model": model, "hidden_size": HIDDEN}, gpu="h200")
-    assert model in one_sentence(caught.value) and kind in str(caught.value)
-
-
 JUNK = st.one_of(
     st.none(),
     st.integers(),
@@ -258,7 +251,7 @@ JUNK = st.one_of(
     ),
     states=st.one_of(JUNK, st.dictionaries(st.sampled_from(("h", "c", 1)), JUNK)),
     parameters=st.one_of(JUNK, st.dictionaries(st.sampled_from(("decay", "h", None)), JUNK)),
-    model=st.sampled_from(("min_gru", "rg_lru", "projected")),
+    model=st.sampled_from(("min_gru", "rg_lru", "gru", "projected")),
     is_step=st.booleans(),
 )
 def test_junk_is_refused_in_one_sentence(

@@ -113,9 +113,9 @@ def test_while_a_graph_is_captured_sequences_are_not_read() -> None:
     kernel = kernel_of("min_gru")
     x = np.zeros((2, 3, 2, HIDDEN))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "_is_capturing", lambda _: True)
+        patch.setattr(cuda, "is_capturing", lambda _: True)
         with pytest.raises(BadInput, match=r"lengths is in host memory while a CUDA graph is captured; copy it"):
             kernel(x, lengths=np.array([1, 2]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "_is_capturing", lambda _: True)
+        patch.setattr(cuda, "is_capturing", lambda _: True)
         assert cuda.read_back(cuda.inspect(np.array([1]), "lengths")) is None

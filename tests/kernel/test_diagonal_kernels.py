@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import LAYOUTS
 from kernels_as_host_code import HAS_COMPILER, loading
+from oracle import STEP_CELLS, assert_within, oracle
 from plain_loops import backward, forward
 from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import KINDS, X_ORDERS, Y_ORDERS, Case, assert_close, assert_same, cases, kernel_of
@@ -88,7 +90,7 @@ def check(kernel: Kernel, load: Any, case: Case, without: set[str], gap: int, ke
             hold(found[name], gradients[name], name)
 
 
-# (layout, direction, hidden size, the variables of the kernels, lengths around their tiles); fp64, where 16 bytes are two values.
+# (layout, direction, hidden size, variables of the kernels, lengths around their tiles); in fp64 16 bytes are two values.
 WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
     ("BTD", "forward", 3, {"threads": 32, "channels_per_lane": 1, "prefetch_steps": 4}, (0, 1, 2, 3, 4, 5, 8, 9)),
     ("BTD", "reverse", 70, {"threads": 32, "channels_per_lane": 2, "prefetch_steps": 2}, (0, 1, 2, 3, 5)),
@@ -100,7 +102,7 @@ WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("layout", "direction", "hidden", "variables", "times"), WAYS)
-@settings(max_examples=50)
+@settings(max_examples=30)  # most bring kernels of their own, which take longer to compile than to run
 @given(data=st.data(), without=st.sets(st.sampled_from(("bias", "state"))), gap=st.integers(0, 1), keeps=st.booleans())
 def test_kernels_do_what_plain_loops_do(
     layout: str,
@@ -121,14 +123,12 @@ def test_kernels_do_what_plain_loops_do(
     lengths = drawn.arguments.get("lengths", np.full(rows, time))
     case = as_stored(drawn, precision_of("fp64"), np.arange(time) >= lengths[:, None])
     kernel = kernel_of(model, direction, layout, hidden_size=hidden)
-    check(kernel, loaded(kernel, folder, variables), case, without, gap, keeps, assert_close)
+    check(kernel, loaded(kernel, folder, *variables.items()), case, without, gap, keeps, assert_close)
 
 
-LOADED: dict[Any, Any] = {}
-
-
-def loaded(kernel: Kernel, folder: Path, variables: dict[str, int]) -> Any:
-    return LOADED.setdefault((id(kernel), *variables.items()), loading(kernel._builder, folder, **variables))
+@functools.cache
+def loaded(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Any:
+    return loading(kernel._builder, folder, **dict(variables))
 
 
 # Relative error of a whole array. In 16 bits the states before each step are read back rounded, and dx is rounded once more.
@@ -172,14 +172,39 @@ def test_every_precision(precision: str, layout: str, direction: str, hidden: in
     for model, keeps in zip(MODELS, (False, True, False, True), strict=True):
         case = drawn_once(model, "lengths and resets", time, hidden, precision)
         kernel = kernel_of(model, direction, layout, precision, hidden_size=hidden)
-        check(kernel, loaded(kernel, folder, {}), case, set(), 0, keeps, holding(precision))
+        check(kernel, loaded(kernel, folder), case, set(), 0, keeps, holding(precision))
+
+
+@pytest.mark.parametrize("precision", PRECISION_NAMES)
+@pytest.mark.parametrize("model", STEP_CELLS)
+def test_within_the_bound_of_the_oracle(model: str, precision: str, folder: Path) -> None:
+    """Element by element; the oracle has equations of its own."""
+    kernel = kernel_of(model, precision=precision, hidden_size=40)
+    arguments = dict(drawn_once(model, "none", 130, 40, precision).arguments)
+    del arguments["bias"]
+    # Below 1, so that no state of ind_rnn grows without bound.
+    arguments["parameters"] = {name: np.tanh(one) for name, one in arguments["parameters"].items()}
+    gates = arguments["x"].astype(float).transpose(2, 1, 0, 3)
+    expected = oracle(
+        np,
+        model,
+        dict(zip(kernel.gates, gates, strict=True)),
+        arguments["state"],
+        arguments["parameters"],
+        precision_of(precision),
+    )
+    with as_if_on_a_device(kernel, loaded(kernel, folder)):
+        y, state = kernel(**arguments)
+    assert_within(expected.y, expected.y_bound, y.transpose(1, 0, 2))
+    for name in kernel.states:
+        assert_within(expected.states[name], expected.state_bounds[name], state[name])
 
 
 @pytest.mark.parametrize("precision", PRECISION_NAMES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -> None:
     kernel = kernel_of(model, precision=precision)
-    load = loaded(kernel, folder, {})
+    load = loaded(kernel, folder)
     arguments = dict(drawn_once(model, "none", 1, 3, precision).arguments)
     with as_if_on_a_device(kernel, load):
         y, state = kernel(**arguments)
@@ -194,7 +219,7 @@ def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -
 def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, direction: str, folder: Path) -> None:
     """What no reset keeps apart is one channel of one sequence."""
     kernel = kernel_of("veiled", direction, layout, hidden_size=6)
-    load = loaded(kernel, folder, {})
+    load = loaded(kernel, folder)
     case = drawn_once("veiled", "lengths and resets", 12, 6, "fp64")
     resets, lengths = np.zeros((3, 12), bool), np.full(3, 12)
     resets[:, [4, 7]] = True

@@ -18,7 +18,9 @@ from torch_on_host import Device, Parameter, Tensor, as_arrays, as_tensors, torc
 
 from minrnn_gen import cuda, kernel, prepared
 from minrnn_gen.addresses import Address, Gap
+from minrnn_gen.arguments import Given
 from minrnn_gen.arrays import Array
+from minrnn_gen.call_forms import read_call
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
 from minrnn_gen.forms import read
@@ -349,3 +351,21 @@ def test_a_call_costs_the_host_little() -> None:
                 one(x, bias=bias, state=state)
             best = min(best, (time.perf_counter() - started) / 20)
     assert best < 250e-6
+
+
+def test_every_array_has_the_number_that_it_was_read_under() -> None:
+    one, random = kernel_of("gru", precision="fp32", input_size=INPUTS), np.random.default_rng(0)
+    shapes = {"x": (2, 5, INPUTS), "R": (3, 1, HIDDEN, HIDDEN), "weight": (3 * HIDDEN, INPUTS), "bias": (3, HIDDEN)}
+    shapes |= {"recurrent_bias": (3, 1, HIDDEN)}
+    arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    state, resets = {"h": np.zeros((2, HIDDEN), np.float32)}, np.zeros((2, 5), bool)
+    given = Given(**as_tensors(arrays | {"state": state, "resets": resets}))
+    reading = read_call(one.contract, ("forward", "none"), given)
+    assert reading is not None
+    call = one._checked(given, reading)
+    checked = {name: getattr(call, name) for name in shapes} | {"resets": call.sequences.resets}
+    for name, array in checked.items():
+        assert reading.arrays[array.address.number] is array.owner is getattr(given, name), name
+    assert reading.arrays[call.initial[0].address.number] is given.state["h"]
+    without = read_call(one.contract, ("forward", "none"), given._replace(recurrent_bias=None))
+    assert without is not None and without.form != reading.form

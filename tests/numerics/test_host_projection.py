@@ -25,7 +25,7 @@ def both_kernels(model: str, direction: str, layout: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=25)
-@given(drawn=cases(("min_gru", "rg_lru", "qrnn")), padding=st.sampled_from((0.0, np.nan)))
+@given(drawn=cases(("min_gru", "rg_lru", "qrnn", "gru")), padding=st.sampled_from((0.0, np.nan)))
 def test_are_those_of_the_product(layout: str, direction: str, drawn: tuple[str, Case], padding: float) -> None:
     model, case = drawn
     if "cu_seqlens" in case.arguments and layout != "BTD":
@@ -42,7 +42,8 @@ def test_are_those_of_the_product(layout: str, direction: str, drawn: tuple[str,
         shape = (rows, time, 2, gates, HIDDEN)
         for name in ("state", "parameters"):
             arguments[name] = {key: np.stack([one, -one]) for key, one in arguments[name].items()}
-        arguments["bias"] = np.stack([arguments["bias"], -arguments["bias"]])
+        vectors = [name for name in ("bias", "R", "recurrent_bias") if name in arguments]
+        arguments |= {name: np.stack([arguments[name], -arguments[name]]) for name in vectors}
         dy, dfinal = np.concatenate([dy, -dy], -1), {name: np.stack([one, one]) for name, one in dfinal.items()}
     y, final, saved = plain.forward((x @ weight.T).reshape(shape), **arguments)
     expected = plain.backward(saved, dy, dfinal)

@@ -14,6 +14,8 @@ from inputs import LAYOUTS
 from plain_loops import backward, forward, segments
 from sequence_cases import (
     HIDDEN,
+    MODELS,
+    STEP_MODELS,
     X_ORDERS,
     X_ORDERS_OF_BOTH,
     Y_ORDERS,
@@ -28,10 +30,14 @@ from sequence_cases import (
 from minrnn_gen import cpu
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
+ALL_MODELS = (*MODELS, *STEP_MODELS)
+# Arrays of dense cells.
+RECURRENT = ("R", "recurrent_bias")
+
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@settings(max_examples=200)
-@given(drawn=cases(), block=st.sampled_from((1, 10, 1 << 20)))
+@settings(max_examples=300)
+@given(drawn=cases(ALL_MODELS), block=st.sampled_from((1, 10, 1 << 20)))
 def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block: int) -> None:
     model, case = drawn
     kernel, problem = kernel_of(model, direction), replace(case.problem, reverse=direction == "reverse")
@@ -57,8 +63,8 @@ def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block:
             assert_close(state_reference, given_states)
 
 
-@settings(max_examples=200)
-@given(drawn=cases(), at=st.floats(0, 1, exclude_max=True), direction=st.sampled_from(("forward", "reverse")))
+@settings(max_examples=300)
+@given(drawn=cases(ALL_MODELS), at=st.floats(0, 1, exclude_max=True), direction=st.sampled_from(("forward", "reverse")))
 def test_nan_stays_between_cuts(drawn: tuple[str, Case], at: float, direction: str) -> None:
     """A NaN touches nothing before the reset that it follows, behind the next one, or in another sequence."""
     model, case = drawn
@@ -94,7 +100,7 @@ def test_nan_stays_between_cuts(drawn: tuple[str, Case], at: float, direction: s
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @settings(max_examples=40)
-@given(drawn=cases(kinds=("lengths", "lengths and resets")))
+@given(drawn=cases(ALL_MODELS, kinds=("lengths", "lengths and resets")))
 def test_what_lies_beyond_a_length_does_not_matter(direction: str, drawn: tuple[str, Case]) -> None:
     model, case = drawn
     kernel, lengths = kernel_of(model, direction), case.arguments["lengths"]
@@ -113,7 +119,7 @@ def test_what_lies_beyond_a_length_does_not_matter(direction: str, drawn: tuple[
 
 
 @settings(max_examples=40)
-@given(drawn=cases(kinds=("none", "resets")))
+@given(drawn=cases(ALL_MODELS, kinds=("none", "resets")))
 def test_reverse_is_the_forward_of_what_is_turned(drawn: tuple[str, Case]) -> None:
     model, case = drawn
     turned = case.arguments | {name: case.arguments[name][:, ::-1] for name in ("x", "resets") if name in case.arguments}
@@ -127,7 +133,7 @@ def test_reverse_is_the_forward_of_what_is_turned(drawn: tuple[str, Case]) -> No
 
 
 @settings(max_examples=40)
-@given(drawn=cases(("min_gru", "rg_lru", "two_states")), flat_bias=st.booleans(), keeps=st.booleans())
+@given(drawn=cases(("min_gru", "rg_lru", "two_states", "lstm", "elman")), flat_bias=st.booleans(), keeps=st.booleans())
 def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, keeps: bool) -> None:
     model, case = drawn
     runs = [kernel_of(model, direction) for direction in ("forward", "reverse")]
@@ -135,6 +141,7 @@ def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, kee
     both = [case.arguments, case.arguments | {"x": -case.arguments["x"], "bias": 2 * case.arguments["bias"]}]
     for name in ("parameters", "state"):
         both[1] = both[1] | {name: {key: one - 1 for key, one in case.arguments[name].items()}}
+    both[1] = both[1] | {name: 1 - both[0][name] for name in RECURRENT if name in both[0]}
     incoming = [(case.dy, case.dfinal), (case.dy + 1, {name: 3 * one for name, one in case.dfinal.items()})]
     found = [kernel.forward(**given, all_states=keeps) for kernel, given in zip(runs, both, strict=True)]
     expected = [kernel.backward(saved, *gradient) for kernel, (*_, saved), gradient in zip(runs, found, incoming, strict=True)]
@@ -144,7 +151,8 @@ def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, kee
 
     joined = dict(both[0])
     joined["x"] = np.stack([one["x"] for one in both], 2)
-    joined["bias"] = np.stack([one["bias"] for one in both])
+    vectors = [name for name in ("bias", *RECURRENT) if name in joined]
+    joined |= {name: np.stack([one[name] for one in both]) for name in vectors}
     joined["parameters"], joined["state"] = (stacked(*(one[name] for one in both)) for name in ("parameters", "state"))
     if flat_bias:
         joined["bias"] = joined["bias"].reshape(-1)
@@ -158,7 +166,8 @@ def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, kee
     dy = np.concatenate([incoming[0][0], incoming[1][0]], -1)
     gradients = kernel.backward(saved, dy, stacked(incoming[0][1], incoming[1][1]))
     assert_same(gradients["x"], np.stack([one["x"] for one in expected], 2))
-    assert_same(gradients["bias"], np.stack([one["bias"] for one in expected]).reshape(joined["bias"].shape))
+    for name in vectors:
+        assert_same(gradients[name], np.stack([one[name] for one in expected]).reshape(joined[name].shape))
     assert_same(gradients["state"], stacked(*(one["state"] for one in expected)))
     assert ("parameters" in gradients) == bool(kernel.parameters)
     if kernel.parameters:
@@ -168,7 +177,7 @@ def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, kee
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "BTD"])
 @settings(max_examples=15)
-@given(drawn=cases(("min_gru",), ("none", "lengths and resets")))
+@given(drawn=cases(("min_gru", "gru"), ("none", "lengths and resets")))
 def test_layouts_are_the_same_numbers(layout: str, direction: str, drawn: tuple[str, Case]) -> None:
     model, case = drawn
     arguments, dy, dfinal = case.arguments, case.dy, case.dfinal
@@ -177,6 +186,7 @@ def test_layouts_are_the_same_numbers(layout: str, direction: str, drawn: tuple[
         order = X_ORDERS_OF_BOTH[layout]
         arguments = arguments | {"x": np.stack([arguments["x"], -arguments["x"]], 2), "bias": None}
         arguments["state"] = {name: np.stack([one, -one]) for name, one in arguments["state"].items()}
+        arguments |= {name: np.stack([arguments[name], -arguments[name]]) for name in RECURRENT if name in arguments}
         dy, dfinal = np.concatenate([dy, -dy], -1), {name: np.stack([one, one]) for name, one in dfinal.items()}
     plain, other = kernel_of(model, direction), kernel_of(model, direction, layout)
     y, states, saved = plain.forward(**arguments, all_states=True)
@@ -190,11 +200,11 @@ def test_layouts_are_the_same_numbers(layout: str, direction: str, drawn: tuple[
 
 
 @settings(max_examples=40)
-@given(drawn=cases(kinds=("none", "resets")), at=st.floats(0, 1))
+@given(drawn=cases(ALL_MODELS, kinds=("none", "resets")), at=st.floats(0, 1))
 def test_a_cut_with_resets_changes_nothing(drawn: tuple[str, Case], at: float) -> None:
     model, case = drawn
     kernel, cut = kernel_of(model), int(at * case.dy.shape[1])
-    shared = {name: case.arguments[name] for name in ("bias", "parameters")}
+    shared = {name: case.arguments[name] for name in ("bias", "parameters", *RECURRENT) if name in case.arguments}
 
     def part(steps: slice) -> Arguments:
         return shared | {name: case.arguments[name][:, steps] for name in ("x", "resets") if name in case.arguments}

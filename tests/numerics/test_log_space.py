@@ -128,7 +128,9 @@ OWN = {
 
 @pytest.mark.parametrize("equations", OWN)
 def test_ones_own_cell_is_taken_if_its_signs_are_proved(equations: str) -> None:
-    spec = {"model": {"name": "own", "equations": equations}, "hidden_size": 4, "scan_arithmetic": "log"}
+    output = "h[t] - c[t]" if "c[t]" in equations else "h"
+    model = {"name": "own", "equations": equations, "output": output}
+    spec = {"model": model, "hidden_size": 4, "scan_arithmetic": "log"}
     if OWN[equations]:
         compiled_for_host(spec)
     else:

@@ -22,8 +22,8 @@ CELLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any], Step]] = {
     "two states that do not meet": (
         "h[t] = W.a * h[t-1] + W.b\nc[t] = W.b * c[t-1] + u",
         ("a", "b"),
-        {"parameters": ["u"]},
-        lambda W, s, u: (new := {"h": W["a"] * s["h"] + W["b"], "c": W["b"] * s["c"] + u}, new["h"]),
+        {"parameters": ["u"], "output": "h[t] - c[t]"},
+        lambda W, s, u: (new := {"h": W["a"] * s["h"] + W["b"], "c": W["b"] * s["c"] + u}, new["h"] - new["c"]),
     ),
     "an output of both, and of what was before": (
         "h[t] = W.a * h[t-1] + W.b\nc[t] = 2 * c[t-1] + W.b",
@@ -50,7 +50,7 @@ CELLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any], Step]] = {
     "an output that forgets the state": (
         "h[t] = W.a * h[t-1] + W.b",
         ("a", "b"),
-        {"output": "W.a - W.b"},
+        {"output": "W.a - W.b + 0 * h[t]"},
         lambda W, s, _: ({"h": W["a"] * s["h"] + W["b"]}, W["a"] - W["b"]),
     ),
 }

@@ -246,7 +246,8 @@ def test_a_broken_sequence_breaks_no_other() -> None:
 @given(cases())
 @settings(max_examples=40)
 def test_gradients_are_torchs(case: Case) -> None:
-    torch = pytest.importorskip("torch", reason="torch is no dependency of the tests; without it, the adjoint is tested")
+    import torch
+
     dtype = "complex128" if np.iscomplexobj(case.a) else "float64"
 
     def leaf(array: Any) -> Any:
@@ -274,7 +275,8 @@ def test_gradients_are_torchs(case: Case) -> None:
 
 
 def test_results_come_in_the_callers_library() -> None:
-    torch = pytest.importorskip("torch", reason="torch is no dependency of the tests")
+    import torch
+
     a = torch.rand(2, 5, 3).to(torch.bfloat16)
     y, final = minrnn_gen.scan(a, a)
     assert (y.dtype, final.dtype, y.shape, final.shape) == (torch.bfloat16, torch.float32, a.shape, (2, 3))
@@ -327,7 +329,8 @@ def test_a_backward_names_the_array_that_does_not_fit() -> None:
 
 
 def test_a_tensor_that_requires_grad_is_to_be_detached() -> None:
-    torch = pytest.importorskip("torch", reason="torch is no dependency of the tests")
+    import torch
+
     a = torch.ones(2, 5, 3, requires_grad=True)
     with pytest.raises(BadInput, match=r"a requires grad.*minrnn_gen\.torch\.scan, is not there yet; detach a"):
         minrnn_gen.scan(a, a)

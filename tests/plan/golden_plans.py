@@ -28,9 +28,16 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "min_gru_log", "gpu": "rtx3090", "hidden_size": 64, "precision": "fp16"},
     {"model": "min_lstm_log", "gpu": "l40s", "hidden_size": 1 << 20, "precision": "bf16"},
     {"model": "min_gru_tanh", "gpu": "rtx4090", "hidden_size": 512, "precision": "fp32", "kernel_pass": "step"},
+    {"model": "gru", "gpu": "h200", "hidden_size": 1024, "precision": "bf16"},
+    {"model": "lstm", "gpu": "h200", "hidden_size": 768, "precision": "fp32", "kernel_pass": "backward", "heads": 4},
+    {"model": "slstm", "gpu": "t4", "hidden_size": 64, "precision": "fp64", "kernel_pass": "backward"},
+    {"model": "elman", "gpu": "a100", "hidden_size": 256, "precision": "fp16", "kernel_pass": "step"},
+    {"model": "ind_rnn", "gpu": "h200", "hidden_size": 512, "precision": "fp32"},
+    {"model": "ind_rnn", "gpu": "h200", "hidden_size": 1536, "precision": "bf16", "kernel_pass": "backward"},
+    {"model": "ind_rnn", "gpu": "a100", "hidden_size": 512, "precision": "bf16", "layout": "BDT"},
 )
 # What is decided and what is promised; the predictions that led there change with every measurement.
-DECIDED = ("template", "arch", "variables", "threads", "copy_bytes", "copies_are_asynchronous")
+DECIDED = ("template", "arch", "variables", "threads", "copy_bytes", "copies_are_asynchronous", "functions")
 PROMISED = ("registers_per_thread", "shared_bytes", "blocks_per_sm")
 
 

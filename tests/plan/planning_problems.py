@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
-from minrnn_gen.plan.families import family_of
+from minrnn_gen.plan.families import GENERATED_KINDS, family_of
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
 from minrnn_gen.plan.solver import Solution, solve
@@ -17,14 +18,22 @@ from minrnn_gen.precision import PRECISION_NAMES, precision_of
 from minrnn_gen.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.store import Store, cache_folder
 
+DENSE_CELLS = ("elman", "gru", "lstm", "slstm")
 SCAN_CELLS = ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "qrnn", "rg_lru")
+GENERATED_CELLS = (*SCAN_CELLS, "ind_rnn", *DENSE_CELLS)
 profile = functools.cache(load_profile)
 
 
 def real_builder(
-    model: str | Mapping[str, str], gpu: str, hidden_size: int = 512, precision: str = "fp32", layout: str = "BTD"
+    model: str | Mapping[str, str],
+    gpu: str,
+    hidden_size: int = 512,
+    precision: str = "fp32",
+    layout: str = "BTD",
+    heads: int = 1,
 ) -> Builder:
-    spec = load_spec({"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout})
+    sizes = {"hidden_size": hidden_size, "heads": heads}
+    spec = load_spec({"model": model, "precision": precision, "layout": layout, **sizes})
     return Builder(spec, Target(profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
 
@@ -36,8 +45,9 @@ def real_solution(
     layout: str = "BTD",
     kernel_pass: KernelPass = "forward",
     alignment_bytes: int | None = None,
+    heads: int = 1,
 ) -> Solution:
-    builder = real_builder(model, gpu, hidden_size, precision, layout)
+    builder = real_builder(model, gpu, hidden_size, precision, layout, heads)
     return builder.solve(kernel_pass, Regime(alignment_bytes) if alignment_bytes else builder.hinted_regime)
 
 
@@ -48,11 +58,11 @@ def real_shape(model: str) -> CellShape:
 
 # Beyond the built-in cells: more gates, states and work than anybody has written, but no cell is refused for.
 shapes = st.one_of(
-    st.sampled_from(SCAN_CELLS).map(real_shape),
+    st.sampled_from(GENERATED_CELLS).map(real_shape),
     st.builds(
         CellShape,
         name=st.just("drawn"),
-        kind=st.just("affine-diagonal"),
+        kind=st.sampled_from(GENERATED_KINDS),
         recurrent_gates=st.just(()),
         gates=st.integers(1, 6).map(lambda count: tuple(f"g{index}" for index in range(count))),
         states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
@@ -62,7 +72,8 @@ shapes = st.one_of(
         written_count=st.integers(1, 6),
         operation_count=st.integers(0, 60),
         transcendental_count=st.integers(0, 6),
-    ),
+        saved_values=st.sampled_from(((), ("y", "state c"))),
+    ).flatmap(lambda shape: st.sampled_from((shape, replace(shape, kind="dense", recurrent_gates=shape.gates)))),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from golden_plans import CASES, FOLDER, decision, file_of
-from planning_problems import SCAN_CELLS
+from planning_problems import GENERATED_CELLS
 
 from minrnn_gen.gpu_profile import profile_names
 
@@ -23,5 +23,5 @@ def test_the_records_are_those_of_the_cases() -> None:
 
 
 def test_the_cases_cover_what_there_is() -> None:
-    assert {case["model"] for case in CASES} == set(SCAN_CELLS)
+    assert {case["model"] for case in CASES} == set(GENERATED_CELLS)
     assert {case["gpu"] for case in CASES} == set(profile_names())

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import SCAN_CELLS, problems, profile, real_solution, solved
+from planning_problems import GENERATED_CELLS, problems, profile, real_solution, solved
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.families import FAMILIES, family_of
@@ -144,7 +144,7 @@ def check_ranking(solution: Solution) -> None:
 @settings(max_examples=40)
 @given(problems())
 def test_every_problem_has_a_plan(problem: Problem) -> None:
-    """Whatever the size, precision, layout, alignment and GPU: no cell is too large for a scan."""
+    """Whatever the size, precision, layout, alignment and GPU: no cell is too large."""
     solution = solved(problem)
     check_ranking(solution)
     plan = solution.plan()
@@ -219,7 +219,7 @@ def test_families_declare_their_constraints(family: Family) -> None:
         assert set(constraint.over) <= set(variables)
 
 
-@pytest.mark.parametrize("model", SCAN_CELLS)
+@pytest.mark.parametrize("model", GENERATED_CELLS)
 def test_solving_is_quick(model: str, record_property: pytest.RecordProperty) -> None:
     problem = real_solution(model, "b200").problem
     started = time.process_time()

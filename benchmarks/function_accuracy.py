@@ -1,0 +1,104 @@
+"""Every function of the equation language, accurate and fast, against float64, on the GPU; from the checkout:
+
+`python -m benchmarks.function_accuracy OUT.json`; `python benchmarks/write_pages.py` then fills the table of docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minrnn_gen import __version__, cuda
+from minrnn_gen.bench.functions import (
+    ARGUMENT_COUNTS,
+    PUBLISHED_FUNCTIONS,
+    Array,
+    FunctionRecord,
+    error_of,
+    samples_of,
+)
+from minrnn_gen.build import Builder, Target
+from minrnn_gen.compiler import compile_source, nvrtc_version
+from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.precision import FunctionAccuracy
+from minrnn_gen.source import environment
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store, cache_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+CHOICES: tuple[FunctionAccuracy, ...] = ("accurate", "fast")
+THREADS = 256
+# One kernel for each function; `plan` and `cell` as in every template.
+TEXT = """\
+{% include "parts/types.cuh.j2" %}
+{% include "parts/functions.cuh.j2" %}
+{% for name, arguments in cell.calls %}
+// a, b, y: [count]; b of a function of one argument is a
+extern "C" __global__ void apply_{{ name }}(const real* a, const real* b, real* y, int64 count) {
+    const int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at < count) y[at] = fn_{{ name }}({{ arguments }});
+}
+{% endfor %}
+"""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What the text reads of the functions: (name, arguments) of each."""
+
+    calls: tuple[tuple[str, str], ...]
+
+
+def plan_for(profile: GpuProfile, accuracy: FunctionAccuracy) -> KernelPlan:
+    """Return a plan in float32 for the GPU with this choice of functions: all that the text and the compiler look at."""
+    spec = load_spec({"model": "min_gru", "hidden_size": 512, "precision": "fp32", "functions": accuracy})
+    builder = Builder(spec, Target(profile, b"", "device"), Store(cache_folder()))
+    return replace(builder.solve("forward", builder.hinted_regime).plan(), entry="functions", shared_bytes=0)
+
+
+def text_for(plan: KernelPlan) -> str:
+    """Return the CUDA text of one kernel for each function."""
+    calls = tuple((name, ", ".join(("a[at]", "b[at]")[:count])) for name, count in ARGUMENT_COUNTS.items())
+    return environment().from_string(TEXT).render(plan=plan, cell=Calls(calls), header=())
+
+
+def results(cubin: bytes, plan: KernelPlan, name: str, arguments: tuple[Array, ...]) -> Array:
+    """Launch one function on the GPU."""
+    kernel = cuda.LoadedKernel(cubin, f"apply_{name}", plan.arch, 0)
+    inputs = [cuda.inspect(cuda.to_device(argument), "sample") for argument in arguments]
+    count = len(arguments[0])
+    y = cuda.new_array(inputs[0], (count,), "float32")
+    pointers = [inputs[0].pointer, inputs[-1].pointer, y.pointer]
+    kernel.launch(inputs[0], -(-count // THREADS), THREADS, [*pointers, count])
+    found: Array = cuda.to_host(y.owner)
+    return found
+
+
+def measured(profile: GpuProfile, gpu: str, versions: Mapping[str, str]) -> FunctionRecord:
+    """Return the errors of every function in both choices."""
+    errors = []
+    for accuracy in CHOICES:
+        plan = plan_for(profile, accuracy)
+        cubin = compile_source(text_for(plan), plan).cubin
+        for name in ARGUMENT_COUNTS:
+            arguments = samples_of(name)
+            errors.append(error_of(name, accuracy, arguments, results(cubin, plan, name, arguments)))
+            print(f"{accuracy} {name}: {errors[-1].ulp:.3g} ulp, absolute {errors[-1].absolute:.2e}", flush=True)
+    return FunctionRecord(gpu=gpu, versions=dict(versions), sample_count=len(samples_of("exp")[0]), errors=tuple(errors))
+
+
+def main() -> None:
+    live = cuda.live_device()
+    if live is None:
+        sys.exit("no GPU was found: the functions of a GPU are measured on one")
+    versions = {"minrnn-gen": __version__, "NVRTC": nvrtc_version()}
+    record = measured(live.profile, live.name, versions)
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / PUBLISHED_FUNCTIONS
+    path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The derived gradient of one step, as equations for people."""
+
+from __future__ import annotations
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr
+from minrnn_gen.cell.functions import Quotient
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.lowering_steps import lower_steps_backward
+from minrnn_gen.cell.text import equation_text
+
+# Names with a dot, of which the language has only W.<gate> and R.<gate>, so that none meets a name of the author's.
+_PREFIXES = (
+    ("adjoint_let_", "d.{0}"),
+    ("adjoint_state_", "d.{0}[t]"),
+    ("gradient_W_", "dW.{0}"),
+    ("gradient_R_", "dR.{0}"),
+    ("gradient_previous_", "d.{0}[t-1]"),
+    ("gradient_parameter_", "d.{0}"),
+    ("gradient_state_", "in.{0}[t]"),
+    ("gradient_", "in.{0}"),
+    ("shared_", "shared.{0}"),
+    ("let_", "{0}"),
+    ("state_", "{0}[t]"),
+    ("previous_", "{0}[t-1]"),
+    ("parameter_", "{0}"),
+    ("W_", "W.{0}"),
+    ("R_", "R.{0}"),
+)
+
+
+def gradient_equations(cell: Cell) -> tuple[str, ...]:
+    """Return the vector-Jacobian product of one step of `cell`, an equation each, every one after what it uses.
+
+    `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h. `d.` stands before the total
+    gradient of a named value, of a state and of a parameter, `dW.` and `dR.` before those of pre-activations and products;
+    `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
+    """
+    program = lower_steps_backward(cell).backward
+    lines = [f"{_shown(each.name)} = {equation_text(_renamed(each.expression))}" for each in program.statements]
+    lines += [f"{_shown(label)} = {_shown(name)}" for label, name in program.results if label != name]
+    return tuple(lines)
+
+
+def _shown(name: str) -> str:
+    prefix, form = next(each for each in _PREFIXES if name.startswith(each[0]))
+    return form.format(name.removeprefix(prefix))
+
+
+def _renamed(expression: Expr) -> Expr:
+    name, operands = ex.operation(expression)
+    if name == "symbol":
+        return ex.named(_shown(expression.name))
+    inner = [_renamed(operand) for operand in operands]
+    return ex.divide(*inner) if isinstance(expression, Quotient) else ex.rebuilt(expression, inner)
