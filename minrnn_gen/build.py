@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
-from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, PromiseBroken, ToolchainMissing
+from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import (
@@ -171,17 +171,9 @@ class Builder:
 
     def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
         """List and rank every candidate; raises Infeasible where there is none."""
-        from minrnn_gen.plan.families import families_of
-        from minrnn_gen.plan.solver import solve
+        from minrnn_gen.plan.families import solutions
 
-        problem = self._problem(kernel_pass, regime)
-        *preferred, last = families_of(problem)
-        for family in preferred:
-            try:
-                return solve(problem, family)
-            except Infeasible:
-                continue  # for one that serves any size
-        return solve(problem, last)
+        return next(solutions(self._problem(kernel_pass, regime)))
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
@@ -266,20 +258,21 @@ class Builder:
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        from minrnn_gen.plan.families import solutions
+
         started = time.perf_counter()
-        solution = self.solve(kernel_pass, regime)
         dropped: list[str] = []
-        for rank in range(min(ATTEMPTS, len(solution.candidates))):
-            try:
-                built = self.build_candidate(solution, rank)
-            except PromiseBroken as broken:
-                dropped.append(str(broken))
-                continue
-            folder = self._keep(key, built, dropped)
-            return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
+        for solution in solutions(self._problem(kernel_pass, regime)):
+            for rank in range(min(ATTEMPTS, len(solution.candidates))):
+                try:
+                    built = self.build_candidate(solution, rank)
+                except PromiseBroken as broken:
+                    dropped.append(str(broken))
+                    continue
+                folder = self._keep(key, built, dropped)
+                return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
         raise CompileFailed(
-            f"none of the {len(dropped)} best candidates of {len(solution.candidates)} for {kernel_pass} kept its promise; "
-            f"of the first, {dropped[0]}"
+            f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
         )
 
     def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:

@@ -28,6 +28,7 @@ def _decision(plan: KernelPlan, note: str) -> str:
             f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
+            *_walk(plan),
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
@@ -35,6 +36,13 @@ def _decision(plan: KernelPlan, note: str) -> str:
             *_values("recomputed ", plan.recomputed_values),
         )
     )
+
+
+def _walk(plan: KernelPlan) -> tuple[str, ...]:
+    """How a dense cell's steps are taken, and why not in one launch."""
+    if plan.is_persistent:
+        return ("  walk       persistent: all steps in one launch, the recurrent matrix on the chip",)
+    return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
 
 
 def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:

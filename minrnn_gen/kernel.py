@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
-from minrnn_gen.alternating_run import AlternatingRun
 from minrnn_gen.arguments import Call, Given, check_call, check_gradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
 from minrnn_gen.compiler import KernelResources
 from minrnn_gen.contract import Contract
+from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput, NotGenerated
 from minrnn_gen.explain import explain
@@ -61,7 +61,7 @@ class Kernel:
             heads=spec.heads,
             takes_recurrent_bias=builder.takes_recurrent_bias,
         )
-        run = AlternatingRun if cell.kind == "dense" else DeviceRun
+        run = DenseRun if cell.kind == "dense" else DeviceRun
         self._on_device = run(self._contract, builder, built)
 
     @property

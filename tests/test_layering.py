@@ -81,8 +81,9 @@ LAYERS = (
     Layer("explain", "why this decision"),
     Layer("host_views", "arrays in the order in which time runs"),
     Layer("host_run device_run", "a call on host arrays, and on a GPU"),
-    Layer("alternating_launch", "what the kernels of dense cells are called with"),
-    Layer("alternating_run", "a dense cell's call on a GPU"),
+    Layer("dense_launch", "what the kernels of dense cells are called with"),
+    Layer("alternating_walk", "their steps one by one"),
+    Layer("dense_run", "a dense cell's call on a GPU"),
     Layer("kernel", "the callable"),
     Layer("api", "compile()"),
     Layer(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import (
     alternating,
     diagonal_backward,
@@ -15,7 +19,7 @@ from minrnn_gen.plan import (
     scan_step,
 )
 from minrnn_gen.plan.problem import CellKind, Problem
-from minrnn_gen.plan.solver import Family
+from minrnn_gen.plan.solver import Family, Solution, solve
 
 FAMILIES: tuple[Family, ...] = (
     scan_forward_channels.FAMILY,
@@ -36,8 +40,26 @@ FAMILIES: tuple[Family, ...] = (
 GENERATED_KINDS: tuple[CellKind, ...] = ("affine-diagonal", "diagonal", "dense")
 
 
+def solutions(problem: Problem) -> Iterator[Solution]:
+    """Yield the solution of each family that serves `problem`, the preferred first; raises Infeasible where none does.
+
+    Each says why those before it were passed over.
+    """
+    *preferred, last = families_of(problem)
+    passed_over = recurrent.refusal(problem) if problem.cell.kind == "dense" else ""
+    for family in preferred:
+        try:
+            solution = solve(problem, family)
+        except Infeasible as why:
+            passed_over = str(why)
+            continue
+        yield solution
+        passed_over = "no candidate kept its promise when it was compiled"
+    yield replace(solve(problem, last), passed_over=passed_over)
+
+
 def families_of(problem: Problem) -> tuple[Family, ...]:
-    """Return the families that may serve `problem`, the preferred one first; one in which nothing fits gives way to the next."""
+    """Return the families that may serve `problem`, the preferred one first."""
     match problem.cell.kind:
         case "affine-diagonal":
             return (_family_of_scan(problem),)
@@ -47,7 +69,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
             # A single step is a forward of one.
             backward = problem.kernel_pass == "backward"
             any_size = alternating.BACKWARD if backward else alternating.FORWARD
-            if not recurrent.can_serve(problem):
+            if recurrent.refusal(problem):
                 return (any_size,)
             return recurrent.BACKWARD if backward else recurrent.FORWARD, any_size
 

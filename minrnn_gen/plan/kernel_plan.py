@@ -63,7 +63,8 @@ class KernelPlan:
     typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where time is
     split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
     `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none. `saved_values` names what a
-    backward reads of its forward, `recomputed_values` what it computes again; both are empty in other passes.
+    backward reads of its forward, `recomputed_values` what it computes again; both are empty in other passes. `passed_over` is
+    why a preferred family of kernels does not serve, one sentence, empty where there is none.
     """
 
     kernel_pass: str
@@ -105,11 +106,17 @@ class KernelPlan:
     margins: tuple[Margin, ...]
     candidate_count: int
     rejected: Mapping[str, int]
+    passed_over: str
     runners_up: tuple[Alternative, ...]
 
     def __post_init__(self) -> None:
         for name in ("variables", "shared_map", "predicted_us", "rejected"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
+        return self.entry.startswith("recurrent_")
 
     @property
     def packets_per_tile(self) -> int:

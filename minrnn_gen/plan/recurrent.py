@@ -30,9 +30,15 @@ CYCLES_PER_TRANSCENDENTAL = 8.0
 CYCLES_PER_OPERATION = 2.0
 
 
-def can_serve(problem: Problem) -> bool:
-    """Tensor cores of 16-bit numbers with this tile exist from sm_80 on; the channels of a row are contiguous."""
-    return problem.precision.storage_bytes == 2 and problem.gpu.has_async_copy and problem.layout != "BDT"
+def refusal(problem: Problem) -> str:
+    """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
+    if problem.precision.storage_bytes != 2:
+        return f"tensor cores multiply fp16 and bf16, not {problem.precision.name}"
+    if not problem.gpu.has_async_copy:
+        return f"{problem.gpu.name} has no tensor cores of this tile, which are there from sm_80 on"
+    if problem.layout == "BDT":
+        return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
+    return ""
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:

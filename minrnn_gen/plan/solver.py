@@ -83,13 +83,17 @@ class Family:
 
 @dataclass(frozen=True)
 class Solution:
-    """All feasible candidates of a problem, best predicted first, and how many each constraint rejected."""
+    """All feasible candidates of a problem, best predicted first, and how many each constraint rejected.
+
+    `passed_over` is why a family that is preferred to this one does not serve, one sentence; empty where there is none.
+    """
 
     problem: Problem
     family: Family
     constraints: tuple[Constraint, ...]
     candidates: tuple[Candidate, ...]
     rejected: Mapping[str, int]
+    passed_over: str = ""
 
     def plan(self, rank: int = 0) -> KernelPlan:
         """Return the plan of the candidate at `rank`, 0 for the best predicted."""
@@ -137,6 +141,7 @@ class Solution:
             margins=tuple(constraint.margin(candidate) for constraint in self.constraints),
             candidate_count=len(self.candidates),
             rejected=self.rejected,
+            passed_over=self.passed_over,
             runners_up=tuple(
                 Alternative(other, total_us(family.predicted_us(problem, other))) for other in others[:RUNNERS_UP]
             ),

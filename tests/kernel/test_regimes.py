@@ -10,7 +10,8 @@ import pytest
 from host_kernels import compiled_for_host
 from scan_kernels_on_host import as_if_on_a_device
 
-from minrnn_gen import cuda
+from minrnn_gen import cublas, cuda, dense_run
+from minrnn_gen.alternating_walk import AlternatingWalk
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
@@ -19,6 +20,7 @@ from minrnn_gen.plan.problem import KernelPass
 CALLS = 200
 # Few channels or enough, short sequences or not.
 REGIMES_BY_SIZE = 4
+LOAD = DeviceRun._load
 
 
 class Nothing:
@@ -26,11 +28,13 @@ class Nothing:
 
     def launch(self, *_: Any) -> None: ...
 
+    launch_on = launch
+
 
 @pytest.mark.parametrize("layout", ["BTD", "BDT"])
 def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
-    load, compiled, cell = DeviceRun._load, [], kernel.built[0].cell
+    compiled, cell = [], kernel.built[0].cell
 
     def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         compiled.append((kernel_pass, regime))
@@ -43,7 +47,7 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
     random = np.random.default_rng(0)
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
-        inside.setattr(DeviceRun, "_load", load)
+        inside.setattr(DeviceRun, "_load", LOAD)
         for _ in range(CALLS):
             batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
             y, _, saved = kernel.forward(np.zeros(kernel.contract.shape(kernel.contract.x_axes, batch, time), np.float32))
@@ -52,3 +56,33 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
     # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
+
+
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 1), ("bf16", 4)])
+def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
+    precision: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
+    compiled, cell = Counter[str](), kernel.built[0].cell
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled[kernel_pass] += 1
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(cublas, "multiply", lambda *_: None)
+    monkeypatch.setattr(dense_run, "copy_transposed", lambda *_: None)
+    monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
+    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), kernel.contract.precision.storage_dtype)
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", LOAD)
+        for call in range(24):
+            batch, time = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9))
+            x = np.zeros((batch, time, 2, 3, 64), R.dtype)
+            kernel(x, R, resets=np.zeros((batch, time), bool) if call % 2 else None, all_states=bool(call % 3))
+    # In each direction.
+    assert 0 < compiled["forward"] <= 2 * most - (most == 1)

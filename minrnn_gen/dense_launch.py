@@ -1,4 +1,4 @@
-"""What the kernels of the alternating path are called with, and what they need besides: see templates/alternating_*.cu.j2."""
+"""What the kernels of dense cells are called with, and what they need besides: the signatures of their templates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.cuda_graphs import Scratch
 from minrnn_gen.launch import mask_of, pointers_of
+from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
 CALL_BYTES = 4096
+
+
+def persistent_blocks(plan: KernelPlan, call: Call) -> int:
+    """Return the blocks of a persistent kernel: a cluster for each head and tile of sequences."""
+    return plan.variables["cluster_blocks"] * plan.heads * -(-call.batch // plan.variables["batch_tile"])
 
 
 def scratch_sizes(contract: Contract, batch: int, backward: bool) -> dict[str, int]:

@@ -1,61 +1,47 @@
-"""Running dense cells on a GPU by a product of cuBLAS and a pointwise kernel in turn, step after step, in CUDA graphs."""
+"""Running dense cells on a GPU: all steps by one launch where R fits the chip, else by products and pointwise kernels."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from minrnn_gen import cublas, cuda
 from minrnn_gen.addresses import Address
-from minrnn_gen.alternating_launch import (
+from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
+from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.arrays import Array
+from minrnn_gen.cuda_graphs import Scratch, copy_transposed
+from minrnn_gen.dense_launch import (
     BackwardArrays,
     backward_arguments,
     forward_arguments,
+    persistent_blocks,
     recurrent_gradient,
     row_products,
-    scratch_sizes,
-    step_product,
 )
-from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
-from minrnn_gen.arrays import Array
-from minrnn_gen.cuda_graphs import Recorded, Scratch, copy_transposed, scratch_bytes_of
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import RawGradients
 from minrnn_gen.launch import alignment_of_call
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, alignment_of
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
-# A graph is launched in about the time of one step; a longer one wastes more where the time is no multiple of it.
-GRAPH_STEPS = 32
-# Graphs of other batch sizes that a kernel keeps; each holds the workspace of cuBLAS besides its own.
-GRAPHS_HELD = 8
-# Of the kernel that only prepares: it strides over what there is.
-BEGIN_BLOCKS = 264
 
-Arguments = Callable[[Scratch | None], tuple[Any, ...]]
-Prepare = Callable[[Scratch, int], None]
+class DenseRun(DeviceRun):
+    """The kernels of one builder of a dense cell on GPUs; may be used from several threads.
 
-
-class AlternatingRun(DeviceRun):
-    """The kernels of one builder of a dense cell on GPUs, all in one regime; may be used from several threads.
-
-    A step is a product and a launch. Runs of `GRAPH_STEPS` steps of one batch size are a CUDA graph, recorded when first
-    needed; few steps, and those on a stream that is itself being recorded, are enqueued one by one.
+    A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `AlternatingWalk` takes
+    them one after the other. What can be multiplied for all steps at once is, before and after.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._pairs: dict[tuple[KernelPass, int, Regime], _Pair] = {}
-        self._graphs: dict[tuple[KernelPass, int, int], Recorded] = {}
-        self._graphs_lock = threading.Lock()
+        self._alternating = AlternatingWalk(self._contract)
 
     def step(self, call: Call) -> Outputs:
         """Run one step."""
@@ -102,7 +88,7 @@ class AlternatingRun(DeviceRun):
         return replace(self._raw(owners), dR=dR.owner.swapaxes(1, 2))
 
     def _steps(self, like: Array, reading: Reading | None) -> Steps:
-        del reading  # a run in graphs is not noted down: it is launched as fast as it would be again
+        del reading  # launches in graphs are not noted down: they are as fast as they would be again
         return Steps(like, None)
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
@@ -195,94 +181,39 @@ class AlternatingRun(DeviceRun):
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
-        arguments: Arguments,
+        arguments: Callable[[Scratch | None], tuple[Any, ...]],
         prepare: Prepare = lambda _scratch, _stream: None,
     ) -> None:
-        """Run all steps of a call of one direction, and one more, which writes the last states or first gradients.
+        """Run all steps of a call of one direction, by whichever kernel serves."""
+        regime = self._dense_regime(kernel_pass, part, kept, *rows)
+        kernel = self._compiled(kernel_pass, regime)
+        if kernel[1].is_persistent:
+            self._launch_once(kernel_pass, regime, part, arguments(None))
+        else:
+            self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
 
-        `prepare` enqueues what has to be in the scratch before the first step.
-        """
+    def _launch_once(self, kernel_pass: KernelPass, regime: Regime, part: Call, arguments: tuple[Any, ...]) -> None:
         assert part.x.device is not None
-        device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
-        loaded, plan = self._load(kernel_pass, self._dense_regime(part, kept, *rows))
-        if plan.template.startswith("recurrent"):
-            its = [int(one) if isinstance(one, Address) else one for one in arguments(None)]
-            blocks = plan.variables["cluster_blocks"] * plan.heads * -(-part.batch // plan.variables["batch_tile"])
-            loaded.launch_on(device, stream, blocks, plan.threads, its)
-            return
-        pair = self._pair(kernel_pass, device, plan.regime)
-        if due < GRAPH_STEPS or cuda.is_capturing(part.x):
-            sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
-            scratch = Scratch(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
-            prepare(scratch, stream)
-            pair.begin(device, stream, scratch, 0, arguments(scratch))
-            self._enqueue(kernel_pass, pair, device, part.batch, due, scratch, stream)
-            return
-        recorded = self._recorded(kernel_pass, pair, device, part.batch)
-        with recorded.on(stream) as launch:
-            prepare(recorded.scratch, stream)
-            its_arguments = arguments(recorded.scratch)
-            for first_step in range(0, due, GRAPH_STEPS):
-                pair.begin(device, stream, recorded.scratch, first_step, its_arguments)
-                launch()
+        loaded, plan = self._load(kernel_pass, regime)
+        values = [int(one) if isinstance(one, Address) else one for one in arguments]
+        loaded.launch_on(part.x.device, cuda.current_stream(part.x), persistent_blocks(plan, part), plan.threads, values)
 
-    def _dense_regime(self, part: Call, kept: KeptStates, *rows: Array) -> Regime:
-        """The regime of a call of one direction in which a head of each of `rows` is read at once."""
+    def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
+        """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.
+
+        What takes a call step by step reads at run time how it is called: of it there is one kernel.
+        """
+        hinted = self._builder.hinted_regime
+        if not self._compiled(kernel_pass, hinted)[1].is_persistent:
+            return hinted
         head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
         return replace(
-            self._builder.hinted_regime,
+            hinted,
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
             kept_states=kept,
         )
-
-    def _enqueue(
-        self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int, count: int, scratch: Scratch, stream: int
-    ) -> None:
-        """Enqueue `count` steps, each a product and a launch."""
-        product = step_product(self._contract, scratch, batch, kernel_pass == "backward")
-        for step in range(count):
-            cublas.multiply(device, stream, product, scratch["cublas"])
-            pair.step(device, stream, scratch, step, batch)
-
-    def _recorded(self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int) -> Recorded:
-        key = (kernel_pass, device, batch)
-        with self._graphs_lock:
-            if key not in self._graphs:
-                if len(self._graphs) >= GRAPHS_HELD:
-                    self._graphs.pop(next(iter(self._graphs))).finish()
-                sizes = scratch_sizes(self._contract, batch, kernel_pass == "backward")
-                record = partial(self._enqueue, kernel_pass, pair, device, batch, GRAPH_STEPS)
-                self._graphs[key] = Recorded(device, sizes, record)
-            return self._graphs[key]
-
-    def _pair(self, kernel_pass: KernelPass, device: int, regime: Regime) -> _Pair:
-        key = (kernel_pass, device, regime)
-        if key not in self._pairs:
-            cubin, plan = self._compiled(kernel_pass, regime)
-            begin, step = (cuda.loaded_kernel(cubin, plan, f"_{part}") for part in ("begin", "step"))
-            step.function(device)  # nothing can be loaded while a graph is recorded
-            self._pairs[key] = _Pair(begin, step, plan)
-        return self._pairs[key]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """The two kernels of one pass: that which takes the arguments of a call, and that of a step."""
-
-    _begin: cuda.LoadedKernel
-    _step: cuda.LoadedKernel
-    _plan: KernelPlan
-
-    def begin(self, device: int, stream: int, scratch: Scratch, first_step: int, arguments: tuple[Any, ...]) -> None:
-        blocks = 1 if first_step else BEGIN_BLOCKS
-        values = [int(one) if isinstance(one, Address) else one for one in arguments]
-        self._begin.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], first_step, *values))
-
-    def step(self, device: int, stream: int, scratch: Scratch, step_in_chunk: int, batch: int) -> None:
-        blocks = -(-batch * self._plan.hidden_size // self._plan.threads)
-        self._step.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], step_in_chunk))
 
 
 def _as_rows(initial: Array) -> Array:
