@@ -193,10 +193,9 @@ class DenseRun(DeviceRun):
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
 
     def _launch_once(self, kernel_pass: KernelPass, regime: Regime, part: Call, arguments: tuple[Any, ...]) -> None:
-        assert part.x.device is not None
         loaded, plan = self._load(kernel_pass, regime)
-        values = [int(one) if isinstance(one, Address) else one for one in arguments]
-        loaded.launch_on(part.x.device, cuda.current_stream(part.x), persistent_blocks(plan, part), plan.threads, values)
+        values = tuple(int(one) if isinstance(one, Address) else one for one in arguments)
+        loaded.launch(part.x, persistent_blocks(plan, part), plan.threads, values)
 
     def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.

@@ -52,7 +52,7 @@ LAYERS = (
     Layer("plan.kernel_plan plan.occupancy", "the decision, and how many blocks an SM holds"),
     Layer("plan.problem", "cell, sizes and GPU in one"),
     Layer("plan.solver", "every candidate, and the best of them"),
-    Layer("plan.scan plan.recurrent", "what the plans of one family share"),
+    Layer("plan.scan", "what the plans of one family share"),
     Layer("plan.scan_channels plan.scan_time plan.diagonal plan.step", "what a forward and its backward, or all steps, share"),
     Layer("plan.*", "one file per kernel: variables, constraints, cost, template"),
     Layer("plan.families", "which of them a problem is for"),

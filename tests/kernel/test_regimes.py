@@ -12,6 +12,7 @@ from scan_kernels_on_host import as_if_on_a_device
 
 from minrnn_gen import cublas, cuda, dense_run
 from minrnn_gen.alternating_walk import AlternatingWalk
+from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
@@ -77,7 +78,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
     monkeypatch.setattr(dense_run, "copy_transposed", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
-    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), kernel.contract.precision.storage_dtype)
+    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
         inside.setattr(DeviceRun, "_load", LOAD)
         for call in range(24):
