@@ -9,36 +9,38 @@ import ctypes
 import functools
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+from dense_cases import (
+    MODELS,
+    Backward,
+    Case,
+    DenseCell,
+    Forward,
+    backward_arguments,
+    integers,
+    numpy_dtype,
+    of_sequence,
+    pointer,
+    poisoned_backward,
+    poisoned_forward,
+    products_read,
+    shared_arguments,
+    strided,
+)
 
 from minrnn_gen.build import Builder, Target
-from minrnn_gen.cell.language import Cell
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.plan.families import solutions
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.source import render
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store, cache_folder
 
-Array = Any
-
-# A gate without a product in front of those with one, a kink, and parameters.
-LIGHT_GRU = {
-    "name": "light_gru",
-    "equations": (
-        "z = sigmoid(W.z + R.z + u)\na = W.c + R.c\nc = max(a, 0) + leak * min(a, 0)\n"
-        "h[t] = z * h[t-1] + (1 - z) * c * tanh(W.o)"
-    ),
-    "gates": ["o", "z", "c"],
-    "parameters": ["leak", "u"],
-}
-MODELS: dict[str, Any] = {**{name: name for name in ("elman", "gru", "lstm", "slstm")}, "light_gru": LIGHT_GRU}
 HEAD_DIM = 7
 
 # What the text needs of a CUDA compiler. Approximate instructions are exact here; test_cell_cuda_functions.py has them wrong.
@@ -80,39 +82,70 @@ extern "C" void step(void (*kernel)(const void*, int), const void* call, int ste
 
 
 @dataclass(frozen=True)
-class HostKernels:
-    """Both kernels of both passes of a cell; `lowered` is that of each pass."""
+class HostKernels(DenseCell):
+    """Both kernels of both passes of a cell; steps are done in chunks of `chunk`."""
 
-    cell: Cell
-    heads: int
-    hidden: int
-    storage: Any
-    real: Any
     threads: int
     library: Any
-    lowered: Mapping[str, Any]
+    chunk: int = 4
 
-    def run(
-        self, kernel_pass: KernelPass, arguments: tuple[Any, ...], batch: int, time: int, chunk: int, multiply: Any
-    ) -> None:
-        """Run all steps of a pass and the one behind them in chunks of `chunk` steps, `multiply()` before each."""
+    def forward(self, case: Case) -> Forward:
+        count, written = len(case.sequences), poisoned_forward(case)
+        products = len(self.cell.recurrent_gates)
+        state = np.full((len(self.cell.states), count, self.hidden), np.nan, self.real)
+        hidden = np.full((count, self.hidden), np.nan, self.storage)
+        packed = np.full((self.heads, products * HEAD_DIM, HEAD_DIM), np.nan, self.storage)
+        product = np.full((count, self.heads, products, HEAD_DIM), np.nan, self.real)
+        its_input, more = shared_arguments(case)
+
+        def multiply() -> None:
+            by_head = hidden.astype(np.float64).reshape(count, self.heads, HEAD_DIM)
+            found = np.einsum("nki,sni->snk", packed.astype(np.float64), by_head)
+            product[...] = found.reshape(product.shape)
+
+        arguments = (
+            *its_input, pointer(case.R), *more, *strided(of_sequence(case, written.y)),
+            *(pointer(None if case.kept == "none" else one) for one in written.kept.values()),
+            *integers(case.kept == "storage"), *map(pointer, written.final.values()),
+            *map(pointer, (state, hidden, packed, product)), *integers(count, case.time, case.reverse),
+        )  # fmt: skip
+        self.run("forward", arguments, count, case.time, multiply)
+        return written
+
+    def backward(self, case: Case, saved: dict[str, Any]) -> Backward:
+        count, written, products = len(case.sequences), poisoned_backward(case), products_read(case, saved)
+        dstate = np.full((len(self.cell.states), count, self.hidden), np.nan, self.real)
+        dhidden = np.full((count, self.hidden), np.nan, self.real)
+        dproduct = np.full((count, self.heads, len(self.cell.recurrent_gates), HEAD_DIM), np.nan, self.storage)
+        its_input, more = shared_arguments(case)
+
+        def multiply() -> None:
+            transposed = np.einsum("gnoi,sngo->sni", case.R.astype(np.float64), dproduct.astype(np.float64))
+            dhidden[...] = transposed.reshape(dhidden.shape)
+
+        real = ctypes.c_double if self.real == np.float64 else ctypes.c_float
+        arguments = (
+            *its_input, *more, *backward_arguments(case, saved, products, written),
+            *map(pointer, (dstate, dhidden, dproduct)), real(case.clip), *integers(count, case.time, case.reverse),
+        )  # fmt: skip
+        self.run("backward", arguments, count, case.time, multiply)
+        return written
+
+    def run(self, kernel_pass: KernelPass, arguments: tuple[Any, ...], batch: int, time: int, multiply: Any) -> None:
+        """Run all steps of a pass and the one behind them in chunks, `multiply()` before each step."""
         # At most 8 bytes for each argument; more than there are, so that writing beyond them would be seen.
         call = np.full(len(arguments) + 8, 0x5A5A5A5A5A5A5A5A, np.int64)
         begin, step = (getattr(self.library, f"alternating_{kernel_pass}_{what}") for what in ("begin", "step"))
-        for first_step in range(0, time + 1, chunk):
+        for first_step in range(0, time + 1, self.chunk):
             blocks = 2 if first_step == 0 else 1
             for block, thread in np.ndindex(blocks, self.threads):
                 self.library.stand_at(block, thread, blocks, self.threads)
                 begin(ctypes.c_void_p(call.ctypes.data), ctypes.c_int64(first_step), *arguments)
-            for index in range(chunk):
+            for index in range(self.chunk):
                 multiply()
                 grid = -(-batch * self.hidden // self.threads)
                 self.library.step(step, ctypes.c_void_p(call.ctypes.data), index, grid, self.threads)
         assert (call[len(arguments) + 2 :] == 0x5A5A5A5A5A5A5A5A).all()
-
-
-def numpy_dtype(name: str) -> Any:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 @functools.cache
@@ -122,7 +155,8 @@ def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
     parts, lowered, plans = [HOST], {}, {}
     for kernel_pass in ("forward", "backward"):
-        plan = builder.solve(kernel_pass, builder.hinted_regime).plan()
+        *_, solution = solutions(builder._problem(kernel_pass, builder.hinted_regime))
+        plan = solution.plan()
         plans[kernel_pass], lowered[kernel_pass] = plan, builder._lowered_for(kernel_pass)
         parts += [f"namespace {kernel_pass}_pass {{", render(plan, lowered[kernel_pass], ()), "}"]
     assert plans["forward"].threads == plans["backward"].threads
@@ -134,26 +168,4 @@ def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     numbers = precision_of(precision)
     storage, real = numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype)
     cell, _ = builder._proved
-    return HostKernels(cell, heads, spec.hidden_size, storage, real, plans["forward"].threads, library, lowered)
-
-
-def pointer(array: Array | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
-
-
-def integers(*values: int) -> tuple[ctypes.c_int64, ...]:
-    return tuple(map(ctypes.c_int64, values))
-
-
-def strides(array: Array) -> tuple[ctypes.c_int64, ...]:
-    return integers(*(stride // array.itemsize for stride in array.strides))
-
-
-def strided(array: Array) -> tuple[Any, ...]:
-    return (pointer(array), *strides(array))
-
-
-def bits_of_float32(*vectors: Array | None) -> ctypes.c_uint:
-    """Which of the optional vectors are float32."""
-    are_float32 = [vector is not None and vector.dtype == np.float32 for vector in vectors]
-    return ctypes.c_uint(sum(1 << bit for bit, is_float32 in enumerate(are_float32) if is_float32))
+    return HostKernels(cell, heads, HEAD_DIM, storage, real, lowered, plans["forward"].threads, library)

@@ -1,0 +1,95 @@
+"""The persistent kernels' text compiled for the host, called as on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clusters_as_host_code
+from clusters_as_host_code import ClusterCode
+from dense_cases import (
+    MODELS,
+    Backward,
+    Case,
+    DenseCell,
+    Forward,
+    backward_arguments,
+    integers,
+    numpy_dtype,
+    of_sequence,
+    pointer,
+    poisoned_backward,
+    poisoned_forward,
+    products_read,
+    shared_arguments,
+    strided,
+)
+
+from minrnn_gen.build import Builder, Target
+from minrnn_gen.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.precision import precision_of
+from minrnn_gen.source import render
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store, cache_folder
+
+
+@dataclass(frozen=True)
+class PersistentKernels(DenseCell):
+    """Both passes of a cell; `code` gives the kernel of each, compiled when it is first run."""
+
+    code: Callable[[KernelPass], ClusterCode]
+
+    def forward(self, case: Case) -> Forward:
+        written, (its_input, more) = poisoned_forward(case), shared_arguments(case)
+        arguments = (
+            *its_input, pointer(case.R), *more, *strided(of_sequence(case, written.y)),
+            *(pointer(None if case.kept == "none" else one) for one in written.kept.values()),
+            *map(pointer, written.final.values()), *integers(len(case.sequences), case.time),
+        )  # fmt: skip
+        self._launch("forward", case, arguments)
+        return written
+
+    def backward(self, case: Case, saved: dict[str, Any]) -> Backward:
+        written, products, (its_input, more) = poisoned_backward(case), products_read(case, saved), shared_arguments(case)
+        arguments = (
+            *its_input, pointer(case.R), *more, *backward_arguments(case, saved, products, written),
+            ctypes.c_double(case.clip), *integers(len(case.sequences), case.time),
+        )  # fmt: skip
+        self._launch("backward", case, arguments)
+        return written
+
+    def _launch(self, kernel_pass: KernelPass, case: Case, arguments: tuple[Any, ...]) -> None:
+        code = self.code(kernel_pass)
+        clusters = self.heads * -(-len(case.sequences) // code.plan.variables["batch_tile"])
+        code.launch(clusters, tuple(one.value or 0 for one in arguments), case.seed)
+
+
+@functools.cache
+def persistent_kernels(
+    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, **wanted: int
+) -> PersistentKernels:
+    """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same."""
+    spec = load_spec({"model": MODELS[model], "hidden_size": heads * head_dim, "heads": heads, "precision": precision})
+    builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
+
+    def plan_of(kernel_pass: KernelPass) -> KernelPlan:
+        solution = builder.solve(kernel_pass, regime)
+        assert solution.family.name == f"recurrent_{kernel_pass}"
+        having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
+        return solution.plan(having.index(max(having)))
+
+    @functools.cache
+    def code(kernel_pass: KernelPass) -> ClusterCode:
+        plan = plan_of(kernel_pass)
+        return clusters_as_host_code.compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
+
+    numbers = precision_of(precision)
+    lowered = {kernel_pass: builder._lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
+    dtypes = (numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype))
+    return PersistentKernels(builder._proved[0], heads, head_dim, *dtypes, lowered, code)
