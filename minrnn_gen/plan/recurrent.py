@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
@@ -17,17 +18,35 @@ MAILBOX_BYTES = 8
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 58, 84
 
-# Measured on an H200 with a persistent LSTM placed by hand, in nanoseconds: what a step takes besides its products and its
-# cells, a product of a warp with a partition of the SM to itself, the exchange in a cluster, and adding up over warps.
-STEP_NS = 75.0
-PRODUCT_NS = 3.0
-EXCHANGE_NS = 190.0
-ADD_UP_NS = 45.0
+# The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
+# these numbers no more clusters are expected at once than were seen to be.
+SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
 # From a load to its value under load: what is not under way for so long is waited for.
 MEMORY_LATENCY_NS = 900.0
-# Of one cell: its special functions issue a quarter as fast as the rest, 8 cycles for a warp.
-CYCLES_PER_TRANSCENDENTAL = 8.0
-CYCLES_PER_OPERATION = 2.0
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a step takes, in nanoseconds, fitted to 170 candidates of 11 problems on an H200 (docs/performance.md).
+
+    `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of one
+    of a lane's cells, for each warp. `exchange`: of a cluster, with `doubling` for each doubling of its blocks and each value of
+    a unit. `add_up`: of adding up over warps.
+    """
+
+    step: float
+    product: float
+    transcendental: float
+    operation: float
+    exchange: float
+    doubling: float
+    add_up: float
+
+
+MODELS = {
+    "forward": StepModel(254.0, 2.55, 3.2, 0.86, 40.0, 46.6, 80.0),
+    "backward": StepModel(50.0, 11.7, 0.0, 4.2, 0.0, 34.8, 20.0),
+}
 
 
 def refusal(problem: Problem) -> str:
@@ -170,29 +189,35 @@ def clusters(problem: Problem, batch: int, candidate: Candidate) -> int:
     return problem.heads * -(-batch // candidate["batch_tile"])
 
 
+def clusters_at_once(problem: Problem, blocks_per_sm: int, cluster_blocks: int) -> int:
+    """Return how many clusters the GPU holds at once: each within a GPC."""
+    gpu = problem.gpu
+    if cluster_blocks == 1:
+        return blocks_per_sm * gpu.sm_count
+    return max(1, gpu.sm_count // SMS_PER_GPC_MOST * (SMS_PER_GPC_USED * blocks_per_sm // cluster_blocks))
+
+
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of clusters."""
     gpu, blocks, k_warps = problem.gpu, candidate["cluster_blocks"], candidate["k_warps"]
+    model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
     taken = resources(problem, candidate)
-    at_once = max(1, taken.blocks_per_sm * gpu.sm_count // blocks)
-    rounds = math.ceil(clusters(problem, problem.batch, candidate) / at_once)
-    resident = min(taken.blocks_per_sm, math.ceil(clusters(problem, problem.batch, candidate) * blocks / gpu.sm_count))
-    warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * resident / gpu.partitions_per_sm)
-    cells_of_partition = math.ceil(candidate["unit_warps"] * resident / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
+    wanted = clusters(problem, problem.batch, candidate)
+    at_once = min(wanted, clusters_at_once(problem, taken.blocks_per_sm, blocks))
+    blocks_of_busiest_sm = math.ceil(at_once * blocks / gpu.sm_count)
+    warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
+    cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
     products = _tiles(problem) * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps
-    cycles = (
-        problem.cell.transcendental_count * CYCLES_PER_TRANSCENDENTAL
-        + scan.operations_per_element(problem, 1.0) * CYCLES_PER_OPERATION
-    )
+    operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
     terms_ns = {
-        "step": STEP_NS,
-        "products": products * PRODUCT_NS * warps_of_partition,
-        "cells": cells_of_partition * cycles / (gpu.sm_clock_hz / 1e9),
-        "exchange": EXCHANGE_NS if blocks > 1 else 0.0,
-        "add_up": ADD_UP_NS if k_warps > 1 else 0.0,
+        "step": model.step,
+        "products": products * warps_of_partition * model.product,
+        "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
+        "exchange": model.exchange + math.log2(blocks) * _width(problem) * model.doubling if blocks > 1 else 0.0,
+        "add_up": model.add_up if k_warps > 1 else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
-    steps_us = problem.time * rounds / 1e3
+    steps_us = problem.time * math.ceil(wanted / at_once) / 1e3
     return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": scan.LAUNCH_US}
 
 
