@@ -29,9 +29,9 @@ MEMORY_LATENCY_NS = 900.0
 class StepModel:
     """What a step takes, in nanoseconds, fitted to 170 candidates of 11 problems on an H200 (docs/performance.md).
 
-    `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of one
-    of a lane's cells, for each warp. `exchange`: of a cluster, with `doubling` for each doubling of its blocks and each value of
-    a unit. `add_up`: of adding up over warps.
+    `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
+    one of a lane's cells, for each warp. `exchange`: of a cluster, with `told` for each value of a unit and block that is told
+    it. `add_up`: of adding up over warps.
     """
 
     step: float
@@ -39,13 +39,13 @@ class StepModel:
     transcendental: float
     operation: float
     exchange: float
-    doubling: float
+    told: float
     add_up: float
 
 
 MODELS = {
-    "forward": StepModel(254.0, 2.55, 3.2, 0.86, 40.0, 46.6, 80.0),
-    "backward": StepModel(50.0, 11.7, 0.0, 4.2, 0.0, 34.8, 20.0),
+    "forward": StepModel(255.0, 2.47, 1.64, 1.29, 73.0, 12.0, 74.0),
+    "backward": StepModel(0.0, 12.2, 0.0, 4.33, 9.0, 9.9, 0.0),
 }
 
 
@@ -213,7 +213,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         "step": model.step,
         "products": products * warps_of_partition * model.product,
         "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
-        "exchange": model.exchange + math.log2(blocks) * _width(problem) * model.doubling if blocks > 1 else 0.0,
+        "exchange": model.exchange + blocks * _width(problem) * model.told if blocks > 1 else 0.0,
         "add_up": model.add_up if k_warps > 1 else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
