@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minrnn_gen.api import compile
-    from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, MinrnnError, NotGenerated, ToolchainMissing
+    from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, MinrnnError, ToolchainMissing
     from minrnn_gen.kernel import Kernel
     from minrnn_gen.raw.scan import scan, scan_backward
     from minrnn_gen.spec import Spec
@@ -19,7 +19,6 @@ __all__ = [
     "Infeasible",
     "Kernel",
     "MinrnnError",
-    "NotGenerated",
     "Spec",
     "ToolchainMissing",
     "compile",

@@ -23,8 +23,8 @@ def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides
 
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
     the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays.
-    Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, NotGenerated for a valid request
-    that this version has no kernel for, CompileFailed where NVRTC refuses the source.
+    Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
+    where NVRTC refuses the source.
     """
     loaded = load_spec(spec, **overrides)
     return kernel_of(loaded, target_of(loaded))

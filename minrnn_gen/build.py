@@ -136,11 +136,6 @@ class Builder:
         return found.cell.kind if found else self._proved[1].kind
 
     @property
-    def cell_shape(self) -> CellShape:
-        """What the cell is in a forward, whether or not there is a kernel for it."""
-        return self._problem("forward", self.hinted_regime).cell
-
-    @property
     def hinted_sizes(self) -> Sizes:
         """The spec's typical sizes."""
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
@@ -187,7 +182,7 @@ class Builder:
     def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         """Return the kernel for `kernel_pass` and `regime`, from the cache where it is there.
 
-        Raises Infeasible, NotGenerated, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
+        Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
         if found := self._find(kernel_pass, regime):
             return found

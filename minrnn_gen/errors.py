@@ -23,10 +23,6 @@ class Infeasible(MinrnnError):
     """No candidate satisfies every constraint of the GPU profile."""
 
 
-class NotGenerated(MinrnnError, NotImplementedError):
-    """The request is valid, but this version generates no kernel for it yet."""
-
-
 class ToolchainMissing(MinrnnError):
     """NVRTC, CuPy or a GPU is needed for this and is not here."""
 

@@ -16,7 +16,7 @@ from minrnn_gen.compiler import KernelResources
 from minrnn_gen.contract import Contract
 from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
-from minrnn_gen.errors import BadInput, NotGenerated
+from minrnn_gen.errors import BadInput
 from minrnn_gen.explain import explain
 from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import gradients_by_name
@@ -43,11 +43,11 @@ class Kernel:
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
-        """Serve the spec of `builder` with what it built, the hinted forward first; with nothing built, host arrays alone."""
+        """Serve the spec of `builder` with what it built, the hinted forward first."""
         self._builder = builder
-        self._built_first = built
+        self._hinted = built[0]
         spec = builder.spec
-        cell = built[0].cell if built else builder.cell_shape
+        cell = self._hinted.cell
         self._contract = Contract(
             layout=spec.layout,
             precision=precision_of(spec.precision),
@@ -63,12 +63,6 @@ class Kernel:
         )
         run = DenseRun if cell.kind == "dense" else DeviceRun
         self._on_device = run(self._contract, builder, built)
-
-    @property
-    def _hinted(self) -> BuiltKernel:
-        if not self._built_first:
-            raise NotGenerated(f"{self._builder.cell_source.name} runs on host arrays alone; no kernel is generated for it yet")
-        return self._built_first[0]
 
     @cached_property
     def _on_host(self) -> HostRun:

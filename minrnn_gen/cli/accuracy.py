@@ -14,9 +14,9 @@ from minrnn_gen.spec import Spec
 # Roundings of the arithmetic that may add up in one element, in units of the largest value. A step makes about eight (sigmoid,
 # product, sum), and with gates sigma(N(0, 1)) a state remembers fewer than eight steps' worth of them.
 ARITHMETIC_ROUNDINGS = 64
-# With a projection the pre-activations are rounded to storage: through a sigmoid's slope, of at most 1/4, and eight steps, on
-# values within four standard deviations.
-PROJECTION_ROUNDINGS = 8
+# With a projection the pre-activations are rounded to storage, and with a recurrent product the output that it takes: through a
+# sigmoid's slope, of at most 1/4, and eight steps, on values within four standard deviations.
+PRODUCT_ROUNDINGS = 8
 
 # A fast function is off by up to a relative 2^-17 (docs/numerics.md, tanh), in each of the eight steps that a state remembers.
 # Where values are stored in 16 bits, the rounding of y is coarser than that.
@@ -46,8 +46,8 @@ class Accuracy:
         return f"{kept}, {self.share:.0%} of it by the worst element; it is {self.allowed}"
 
 
-def compare(spec: Spec, result: Result, expected: Result) -> Accuracy:
-    """Hold (y, state) against the fp64 reference.
+def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = False) -> Accuracy:
+    """Hold (y, state) against the fp64 reference; `is_recurrent`: of a cell with recurrent products.
 
     An element of y may be off by one rounding to storage, |y| u_storage, and by a few of the arithmetic, u_arithmetic times the
     largest value; a state, never rounded to storage, by the latter alone.
@@ -61,9 +61,10 @@ def compare(spec: Spec, result: Result, expected: Result) -> Accuracy:
     elif precision.functions == "fast":
         slack += FAST_FUNCTIONS_SLACK
         allowed += f", and {FAST_FUNCTIONS_SLACK:.1g} for fast functions"
-    if spec.input_size:
-        slack += PROJECTION_ROUNDINGS * precision.storage_roundoff
-        allowed += f", and {PROJECTION_ROUNDINGS} of {precision.storage_dtype} for the projection"
+    for is_made, name in ((spec.input_size, "projection"), (is_recurrent, "recurrent product")):
+        if is_made:
+            slack += PRODUCT_ROUNDINGS * precision.storage_roundoff
+            allowed += f", and {PRODUCT_ROUNDINGS} of {precision.storage_dtype} for the {name}"
     shares = [_share(y, y_expected, precision.storage_roundoff, slack)]
     shares += [_share(state[name], state_expected[name], 0.0, slack) for name in state_expected]
     error = float(numpy.max(numpy.abs(y.astype(numpy.float64) - y_expected)))

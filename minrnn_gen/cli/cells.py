@@ -39,7 +39,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     for entry in entries:
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         numbers = [" / ".join(str(entry["work"][each][key]) for each in PASSES) for key in counts]
-        table.add_row(entry["name"], entry["class"], *listed, *numbers, "generated" if entry["generated"] else "not yet")
+        table.add_row(entry["name"], entry["class"], *listed, *numbers)
     console().print(table)
 
 
@@ -63,7 +63,6 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("output", entry["output"]),
         ("parameters", ", ".join(entry["parameters"])),
         *((each, _work_text(entry["work"][each])) for each in PASSES),
-        ("kernels", "generated" if entry["generated"] else "not generated yet"),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -103,7 +102,6 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
     from minrnn_gen.cell.text import equation_text
     from minrnn_gen.cell.work import backward_work, forward_work
     from minrnn_gen.documents import validated
-    from minrnn_gen.plan.families import GENERATED_KINDS
 
     source = find_cell(name, Path.cwd(), "cells show")
     cell = parse_cell(source)
@@ -115,7 +113,6 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
     entry = {
         "name": cell.name,
         "class": recurrence.kind,
-        "generated": recurrence.kind in GENERATED_KINDS,
         "gates": list(cell.gates),
         "recurrent_gates": list(cell.recurrent_gates),
         "states": list(cell.states),

@@ -121,14 +121,14 @@ def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Ou
             y, state = cuda.to_host(y), _mapped(cuda.to_host, state)
         else:
             (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
-        accuracy = compare(kernel.spec, (y, state), expected)
+        accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.contract.recurrent_gates))
     # Each input is read once and each output written once; the states are the size of one step.
     moved = sum(array.nbytes for array in (y, *state.values(), *_leaves(arguments)))
     return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved)
 
 
 def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict[str, Any]:
-    """Return the arrays of a call: standard normal throughout, except a weight that keeps the variance of x."""
+    """Return the arrays of a call: standard normal, except matrices, which keep the variance of what they multiply."""
     import numpy
 
     from minrnn_gen.arrays import numpy_dtype
@@ -152,6 +152,11 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
     if contract.input_size:
         weight = normal((contract.weight_rows, contract.input_size), numpy.float32)
         arguments["weight"] = (weight / math.sqrt(contract.input_size)).astype(storage)
+    if contract.recurrent_gates:
+        R = normal(contract.R_shape, numpy.float32)
+        arguments["R"] = (R / math.sqrt(contract.head_dim)).astype(storage)
+        if contract.takes_recurrent_bias:
+            arguments["recurrent_bias"] = normal(contract.recurrent_bias_shape, storage)
     if kernel.parameters:
         arguments["parameters"] = {name: normal(contract.parameter_shape, storage) for name in kernel.parameters}
     arguments["state"] = {name: normal(contract.state_shape(batch), carried) for name in kernel.states}

@@ -18,7 +18,7 @@ from minrnn_gen.plan import (
     scan_forward_time,
     scan_step,
 )
-from minrnn_gen.plan.problem import CellKind, Problem
+from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Family, Solution, solve
 
 FAMILIES: tuple[Family, ...] = (
@@ -35,9 +35,6 @@ FAMILIES: tuple[Family, ...] = (
     diagonal_backward.FAMILY,
     diagonal_step.FAMILY,
 )
-
-# The classes of cells that kernels exist for.
-GENERATED_KINDS: tuple[CellKind, ...] = ("affine-diagonal", "diagonal", "dense")
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:

@@ -34,6 +34,14 @@ NO_SCANS: tuple[tuple[Any, str, int], ...] = (
     ),
 )
 LAYOUTS = ("BTD", "TBD", "BDT")
+# Dense cells: (cell, precision, heads, head_dim, layout); several warps, blocks of a cluster, sizes of no power of two.
+DENSE = (
+    ("lstm", "bf16", 2, 40, "BTD"),
+    ("gru", "fp16", 1, 200, "TBD"),
+    ("slstm", "bf16", 1, 320, "BTD"),
+    ("elman", "fp32", 3, 7, "BDT"),
+    ("lstm", "fp64", 1, 9, "BTD"),
+)
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -54,6 +62,8 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
         "parameters": {name: normal(contract.parameter_shape) for name in kernel.parameters},
         "state": states,
     }
+    if contract.recurrent_gates:
+        vectors |= {"R": normal(contract.R_shape), "recurrent_bias": normal(contract.recurrent_bias_shape)}
     sequences: dict[str, Any] = {}
     if has_sequences:
         sequences = {
@@ -87,6 +97,12 @@ def main() -> None:
                 kernel = minrnn_gen.compile({**spec, "direction": direction})
                 print(layout, kernel.plan.model, precision, direction, flush=True)
                 run(kernel, has_sequences, all_states)
+    for cell, precision, heads, head_dim, layout in DENSE:
+        for direction, has_sequences, all_states in REGIMES:
+            spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
+            kernel = minrnn_gen.compile({**spec, "direction": direction, "recurrent_bias": True})
+            print(layout, cell, precision, f"{heads} x {head_dim}", direction, flush=True)
+            run(kernel, has_sequences, all_states)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,10 @@ pytestmark = pytest.mark.gpu
 BATCH, TIME, HIDDEN, INPUTS = 4, 700, 72, 40
 SEQUENCES = ("none", "resets", "lengths", "both", "packed")
 # Relative error of a whole array; the host computes 16-bit precisions in float32 and keeps states in it too.
-TOLERANCE = {"fp64": 2.0**-40, "fp32": 2.0**-15, "bf16": 2.0**-5}
+TOLERANCE = {"fp64": 2.0**-40, "fp32": 2.0**-15, "fp16": 2.0**-7, "bf16": 2.0**-5}
+# In logarithms the state is the sum of hundreds of them: docs/numerics.md.
+LOG_TOLERANCE = {"fp64": 2.0**-36, "fp32": 2.0**-11, "bf16": 2.0**-6}
+DENSE_CELLS, HEADS = ("elman", "gru", "lstm", "slstm"), 3
 Tree = Any
 # Cells that are not built in, by name.
 INLINE = {cell["name"]: cell for cell in DIAGONAL_CELLS}
@@ -32,16 +35,18 @@ def mapped(convert: Callable[[Any], Any], tree: Tree) -> Tree:
     return convert(tree)
 
 
-def assert_near(found: Tree, expected: Tree, precision: str, what: str = "") -> None:
+def assert_near(
+    found: Tree, expected: Tree, precision: str, what: str = "", tolerance: Mapping[str, float] = TOLERANCE
+) -> None:
     if isinstance(expected, dict):
         assert set(found) == set(expected), what
         for name, one in expected.items():
-            assert_near(found[name], one, precision, f"{what} {name}")
+            assert_near(found[name], one, precision, f"{what} {name}", tolerance)
         return
     assert found.shape == expected.shape and found.dtype == expected.dtype, what
     exact = expected.astype(np.float64)
     error = np.linalg.norm(found.astype(np.float64) - exact) / max(np.linalg.norm(exact), 1e-30)
-    assert error <= TOLERANCE[precision], (what, error)
+    assert error <= tolerance[precision], (what, error)
 
 
 def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[str, Any], Any, dict[str, Any]]:
@@ -71,6 +76,11 @@ def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[s
         arguments["parameters"] = {
             name: np.tanh(normal(contract.parameter_shape, float)).astype(storage) for name in kernel.parameters
         }
+    if kernel.contract.recurrent_gates:
+        scale = kernel.contract.head_dim**-0.5
+        arguments["R"] = (scale * normal(contract.R_shape, float)).astype(storage)
+        if has_bias:
+            arguments["recurrent_bias"] = normal(contract.recurrent_bias_shape)
     arguments["state"] = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
     dstate = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
     return arguments, normal(contract.y_shape(rows, TIME)), dstate
@@ -89,6 +99,12 @@ def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[s
         ("ind_rnn", "fp32", "BTD"),
         ("entangled", "fp64", "BDT"),
         ("veiled", "bf16", "TBD"),
+        ("lstm", "fp64", "BTD"),
+        ("lstm", "fp16", "BTD"),
+        ("gru", "fp32", "BDT"),
+        ("gru", "bf16", "BTD"),
+        ("slstm", "fp32", "TBD"),
+        ("elman", "bf16", "TBD"),
     ],
 )
 def test_the_gpu_does_what_the_host_does(
@@ -99,9 +115,28 @@ def test_the_gpu_does_what_the_host_does(
         return
     for input_size in (None, INPUTS) if model == "min_lstm" else (None,):
         spec = {"model": INLINE.get(model, model), "hidden_size": HIDDEN, "precision": precision, "layout": layout}
+        if model in DENSE_CELLS:
+            spec |= {"heads": HEADS, "recurrent_bias": True}
         kernel = compiled(**spec, direction="bidirectional", **({"input_size": input_size} if input_size else {}))
         for keeps in (False, True):
             check_against_host(cupy, kernel, sequences, keeps)
+
+
+@pytest.mark.parametrize("layout", ["BTD", "TBD", "BDT"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("model", ["min_gru_log", "min_lstm_log"])
+def test_logarithms(cupy: ModuleType, compiled: Callable[..., Kernel], model: str, precision: str, layout: str) -> None:
+    """The forward in logarithms gives what it gives on the host, and what the linear one gives; with lengths and resets too."""
+    spec = {"model": model, "hidden_size": HIDDEN, "precision": precision, "layout": layout}
+    kernel, linear = compiled(**spec, scan_arithmetic="log"), compiled(**spec)
+    for sequences in ("none", "both"):
+        arguments, *_ = arguments_of(kernel, sequences, has_bias=True)
+        arguments["state"] = mapped(np.abs, arguments["state"])  # a negative one has no logarithm
+        given = mapped(cupy.asarray, arguments)
+        found = [mapped(cupy.asnumpy, one) for one in kernel(**given)]
+        for expected in (kernel(**arguments), linear(**arguments)):
+            for one, wanted in zip(found, expected, strict=True):
+                assert_near(one, wanted, precision, sequences, LOG_TOLERANCE)
 
 
 def check_against_host(cupy: ModuleType, kernel: Kernel, sequences: str, keeps: bool) -> None:
