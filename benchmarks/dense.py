@@ -1,7 +1,8 @@
 """Times dense cells on a GPU, as they are planned and by the alternating path, with errors against the CPU target in fp64.
 
-Usage, with torch: `python benchmarks/dense.py OUT.json`; `python benchmarks/dense.py table OUT.json` prints the record. Medians with quartiles by device events, new arrays per shape; a first
-call is timed too, with nothing in the cache. y, dx and dR are held against the same cell in float64 on the same numbers.
+Usage, with torch: `python benchmarks/dense.py OUT.json`; `python benchmarks/dense.py table OUT.json` prints the record.
+Medians with quartiles by device events, new arrays per shape; a first call is timed too, with nothing in the cache. y, dx and
+dR are held against the same cell in float64 on the same numbers.
 """
 
 from __future__ import annotations
