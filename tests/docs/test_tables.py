@@ -13,7 +13,7 @@ import minrnn_gen
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu_profile import load_profile, profile_names
-from minrnn_gen.plan.families import FAMILIES, family_of
+from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
@@ -54,7 +54,8 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
     ):
         regime = Regime(max(alignment, precision_of(precision).storage_bytes), few_channels=few_channels)
         problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))
-        yield problem, family_of(problem)
+        for family in families_of(problem):
+            yield problem, family
 
 
 def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:

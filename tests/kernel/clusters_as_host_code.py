@@ -2,7 +2,7 @@
 
 Who runs next, and when a copy or a message arrives, is drawn anew for every seed, so that an order that the text does not
 enforce is not kept. Shared memory is poisoned; everybody waiting, a message to a block that has ended, a mailbox told twice
-what comes, and a place outside shared memory are errors.
+what comes, and a place outside shared memory or, of a copy, outside the arrays are errors.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import struct
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels_as_host_code import BEFORE, OPTIONS
+from numpy.lib.array_utils import byte_bounds
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
@@ -124,7 +126,11 @@ static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned lo
 }
 
 static void copy_now(const Copy& copy) { std::memcpy(copy.to, copy.from, copy.bytes); }
+static std::vector<std::pair<const char*, const char*>> readable;
 static void copy_async(void* to, const void* from, int bytes) {
+    const auto* first = static_cast<const char*>(from);
+    const auto has = [=](const auto& one) { return one.first <= first && first + bytes <= one.second; };
+    if (std::none_of(readable.begin(), readable.end(), has)) stop("a copy from outside of every array");
     if ((reinterpret_cast<size_t>(to) | reinterpret_cast<size_t>(from)) % bytes) stop("a copy that is not aligned");
     const Copy copy = {static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes};
     if (below(2)) copy_now(copy);
@@ -206,6 +212,10 @@ static void run_fiber() {
     --current->block->fibers_left;
     setcontext(&scheduler);
 }
+extern "C" void allow(const char* begin, const char* end) {
+    if (!begin) minrnn_host::readable.clear();
+    else minrnn_host::readable.emplace_back(begin, end);
+}
 extern "C" int arguments() { return int(count(ENTRY)); }
 extern "C" int shared_size() { return int(sizeof(Shared)); }
 extern "C" const char* launch(int cluster_count, int cluster_blocks, int threads, const long long* given, unsigned seed) {
@@ -271,8 +281,10 @@ class ClusterCode:
     library: ctypes.CDLL
     plan: KernelPlan
 
-    def launch(self, clusters: int, arguments: tuple[Any, ...], seed: int) -> None:
-        """Run all clusters; integers, pointers and floats come as such."""
+    def launch(self, clusters: int, arguments: tuple[Any, ...], arrays: Iterable[Any], seed: int) -> None:
+        """Run all clusters; integers, pointers and floats come as such. Copies may be from `arrays` only."""
+        for bounds in ((0, 0), *map(byte_bounds, arrays)):
+            self.library.allow(*map(ctypes.c_void_p, bounds))
         assert len(arguments) == self.library.arguments()
         packed = b"".join(struct.pack("d" if isinstance(one, float) else "q", one) for one in arguments)
         words = (ctypes.c_longlong * len(arguments)).from_buffer_copy(packed)

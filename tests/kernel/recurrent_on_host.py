@@ -67,7 +67,8 @@ class PersistentKernels(DenseCell):
     def _launch(self, kernel_pass: KernelPass, case: Case, arguments: tuple[Any, ...]) -> None:
         code = self.code(kernel_pass)
         clusters = self.heads * -(-len(case.sequences) // code.plan.variables["batch_tile"])
-        code.launch(clusters, tuple(one.value or 0 for one in arguments), case.seed)
+        arrays = [one.array for one in arguments if getattr(one, "array", None) is not None]
+        code.launch(clusters, tuple(one.value or 0 for one in arguments), arrays, case.seed)
 
 
 @functools.cache

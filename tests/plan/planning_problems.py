@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
-from minrnn_gen.plan.families import family_of
+from minrnn_gen.plan.families import solutions
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellKind, CellShape, KernelPass, Problem
-from minrnn_gen.plan.solver import Solution, solve
+from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 from minrnn_gen.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.store import Store, cache_folder
@@ -95,5 +95,14 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
+@st.composite
+def dense_problems(draw: st.DrawFn) -> Problem:
+    """Heads of any size up to more than fits, of cells with a recurrent matrix in 16 bits."""
+    cell = real_shape(draw(st.sampled_from(DENSE_CELLS)))
+    precision, heads = precision_of(draw(st.sampled_from(("bf16", "fp16")))), draw(st.integers(1, 4))
+    return replace(draw(problems()), cell=cell, precision=precision, heads=heads, hidden_size=heads * draw(st.integers(1, 600)))
+
+
 def solved(problem: Problem) -> Solution:
-    return solve(problem, family_of(problem))
+    """Return the solution of the first family that serves."""
+    return next(solutions(problem))

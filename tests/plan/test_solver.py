@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import GENERATED_CELLS, problems, profile, real_solution, solved
+from planning_problems import GENERATED_CELLS, dense_problems, problems, profile, real_solution, solved
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.families import FAMILIES, family_of
+from minrnn_gen.plan.families import FAMILIES, families_of, family_of
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm
 from minrnn_gen.plan.problem import Problem
@@ -91,6 +91,17 @@ def test_what_is_dominated_is_taken_where_nothing_else_fits(gpu: str) -> None:
 @given(problems())
 def test_real_problems_against_brute_force(problem: Problem) -> None:
     check_against_brute_force(problem, family_of(problem))
+
+
+@settings(max_examples=20)
+@given(dense_problems())
+def test_problems_of_dense_cells_against_brute_force(problem: Problem) -> None:
+    """Where nothing persistent fits, what serves says so in the words of the error."""
+    first, *_ = families_of(problem)
+    solution = check_against_brute_force(problem, first)
+    taken = solved(problem)
+    assert (taken.family is first) == (solution is not None)
+    assert bool(taken.passed_over) == (not taken.plan().is_persistent)
 
 
 LINEAR = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-40, 40))

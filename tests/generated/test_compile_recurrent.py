@@ -1,0 +1,59 @@
+"""The persistent kernels of dense cells keep what their plan promises, with clusters and without: offline, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planning import builder_of
+
+from minrnn_gen.compiler import toolchain_version
+from minrnn_gen.plan.problem import KernelPass
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+
+MODELS, GPUS = ("lstm", "gru", "slstm", "elman"), ("h100", "a100", "rtx4090", "b200")
+# Less than a tile, an uneven number of tiles, one block, and several.
+HEAD_DIMS = (16, 40, 64, 128, 256)
+# Every head size on every GPU and of every cell.
+CASES = tuple((model, GPUS[(m + d) % 4], head_dim) for (m, model), (d, head_dim) in itertools.product(
+    enumerate(MODELS), enumerate(HEAD_DIMS)
+))  # fmt: skip
+PASSES: tuple[KernelPass, ...] = ("forward", "backward")
+
+
+@pytest.mark.parametrize(("model", "gpu", "head_dim"), CASES)
+def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_dim: int) -> None:
+    builder = builder_of(model, gpu, precision="bf16", hidden_size=head_dim)
+    for kernel_pass in PASSES:
+        # With all that a regime may add to the text.
+        kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
+        regime = replace(builder.hinted_regime, resets=True, reverse=True, kept_states=kept)
+        built = builder.build(kernel_pass, regime)
+        assert built.resources is not None and built.dropped == ()
+        assert built.plan.is_persistent == (not built.plan.passed_over)
+        for kernel in built.resources:
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("gpu", "head_dim"), [("h100", 256), ("a100", 64), ("rtx4090", 64), ("b200", 128)])
+def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int) -> None:
+    builder = builder_of(model, gpu, precision="fp16", hidden_size=4 * head_dim, heads=4)
+    for kernel_pass in PASSES:
+        assert builder.solve(kernel_pass, builder.hinted_regime).plan().is_persistent, kernel_pass
+
+
+def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
+    for spec, reason in (
+        ({"precision": "fp32"}, "not fp32"),
+        ({"precision": "bf16", "layout": "BDT"}, "layout BDT"),
+        ({"precision": "bf16", "hidden_size": 8192}, "units_of_head"),
+    ):
+        builder = builder_of("lstm", **spec)
+        plan = builder.solve("forward", builder.hinted_regime).plan()
+        assert not plan.is_persistent and reason in plan.passed_over
+    old = builder_of("lstm", "t4", precision="fp16", hidden_size=64)
+    assert "sm_80" in old.solve("forward", old.hinted_regime).plan().passed_over
