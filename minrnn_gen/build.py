@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.plan.solver import Solution
 
+LOG = logging.getLogger("minrnn_gen")
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
 ATTEMPTS = 16
 
@@ -264,6 +266,8 @@ class Builder:
                 except PromiseBroken as broken:
                     dropped.append(str(broken))
                     continue
+                if built.plan.passed_over:
+                    LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
                 folder = self._keep(key, built, dropped)
                 return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
         raise CompileFailed(
