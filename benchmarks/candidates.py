@@ -43,6 +43,15 @@ PROBLEMS = (
     ("scan", 8, 16384, 1536, "bf16"),
     ("scan", 1, 65536, 512, "fp32"),
 )
+# (model, batch, time, hidden_size, precision, heads)
+DENSE_PROBLEMS = (
+    ("lstm", 16, 1024, 768, "bf16", 12),
+    ("lstm", 16, 1024, 768, "bf16", 6),
+    ("lstm", 16, 1024, 768, "bf16", 3),
+    ("lstm", 16, 1024, 512, "bf16", 1),
+    ("gru", 16, 1024, 768, "bf16", 12),
+    ("gru", 16, 1024, 256, "bf16", 1),
+)
 # What is no built-in cell: the raw scan, as `minrnn_gen.scan` has it.
 CELLS: dict[str, dict[str, object]] = {
     "scan": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
@@ -84,17 +93,21 @@ def built(builder: Builder, solution: Solution, ranks: list[int]) -> dict[int, B
         return {rank: kernel for rank, kernel in zip(ranks, pool.map(one, ranks), strict=True) if kernel}
 
 
-def measured(model: str, batch: int, time: int, hidden_size: int, precision: str, layout: str, flushed: torch.Tensor) -> Any:
+def measured(
+    model: str, batch: int, time: int, hidden_size: int, precision: str, layout: str, flushed: torch.Tensor, heads: int = 1
+) -> Any:
     """Yield, for each pass of a problem, the times of its candidates in the order of the cost model, and that of the copy."""
-    spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout, "batch": batch, "time": time}
+    spec: dict[str, Any] = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
+    spec |= {"batch": batch, "time": time, "heads": heads}
     kernel = minrnn_gen.compile(spec, model=CELLS.get(model, model))
     builder = Builder(kernel.spec, target_of(kernel.spec), Store(cache_folder()))
     sizes = {"b": batch, "t": time, "g": len(kernel.gates), "h": hidden_size}
     # Between 0 and 1: of a raw scan these are the coefficients themselves.
-    x = torch.rand([sizes[axis] for axis in X_AXES[layout]], device="cuda").to(
-        getattr(torch, precision_of(precision).storage_dtype)
-    )
-    dy = torch.randn_like(kernel(x)[0])
+    dtype = getattr(torch, precision_of(precision).storage_dtype)
+    given = [torch.rand([sizes[axis] for axis in X_AXES[layout]], device="cuda").to(dtype)]
+    if kernel.contract.recurrent_gates:
+        given.append((torch.randn(kernel.contract.R_shape, device="cuda") * kernel.contract.head_dim**-0.5).to(dtype))
+    dy = torch.randn_like(kernel(*given)[0])
     for kernel_pass in PASSES:
         solution = builder.solve(kernel_pass, kernel.plan.regime)
         count = len(solution.candidates)
@@ -104,9 +117,9 @@ def measured(model: str, batch: int, time: int, hidden_size: int, precision: str
         for rank, one in built(builder, solution, sorted({*range(min(BEST, count)), *drawn})).items():
             candidate = Kernel(builder, (one,) if kernel_pass == "forward" else (kernel.built[0], one))
             if kernel_pass == "forward":
-                ms = cold_ms(lambda: candidate(x), flushed)  # noqa: B023
+                ms = cold_ms(lambda: candidate(*given), flushed)  # noqa: B023
             else:
-                _, _, saved = candidate.forward(x)
+                _, _, saved = candidate.forward(*given)
                 ms = cold_ms(lambda: candidate.backward(saved, dy), flushed)  # noqa: B023
             rows.append({"rank": rank, "variables": dict(one.plan.variables), "ms": ms})
         copy_ms = cold_ms(lambda: halves[0].copy_(halves[1]), flushed)  # noqa: B023
@@ -115,16 +128,18 @@ def measured(model: str, batch: int, time: int, hidden_size: int, precision: str
 
 def main() -> None:
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    scans = [(*problem, 1, layout) for problem in PROBLEMS for layout in LAYOUTS]
+    dense = [(*problem, "BTD") for problem in DENSE_PROBLEMS]
     found: list[Any] = []
-    wanted = [problem for problem in PROBLEMS if not sys.argv[2:] or problem[0] in sys.argv[2:]]
-    for problem in wanted:
-        for layout in LAYOUTS:
-            for one in measured(*problem, layout, flushed):
-                found.append(one)
-                picked, best = one["candidates"][0]["ms"], min(row["ms"] for row in one["candidates"])
-                shares = f"pick {one['copy_ms'] / picked:.0%}, best {one['copy_ms'] / best:.0%} of a copy"
-                print(*problem, layout, one["pass"], shares)
-                Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
+    for model, *sizes, heads, layout in (*scans, *dense):
+        if sys.argv[2:] and model not in sys.argv[2:]:
+            continue
+        for one in measured(model, *sizes, layout, flushed, heads):
+            found.append(one)
+            picked, best = one["candidates"][0]["ms"], min(row["ms"] for row in one["candidates"])
+            times = f"pick {picked:.3f}, best {best:.3f}, copy {one['copy_ms']:.3f} ms"
+            print(model, *sizes, heads, layout, one["pass"], times)
+            Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,23 @@ from minrnn_gen.arrays import Array
 from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.cuda_graphs import Scratch
+from minrnn_gen.errors import BadInput
 from minrnn_gen.launch import mask_of, pointers_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
+# Steps are counted in an int (templates/recurrent_forward.cu.j2), which counts ahead of the one that is walked.
+PERSISTENT_STEPS_MAX = 2**31 - 64
 # More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
 CALL_BYTES = 4096
 
 
 def persistent_blocks(plan: KernelPlan, call: Call) -> int:
-    """Return the blocks of a persistent kernel: a cluster for each head and tile of sequences."""
+    """Return the blocks of a persistent kernel: a cluster for each head and tile of sequences.
+
+    Raises BadInput for a time that such a kernel does not count to.
+    """
+    if call.time > PERSISTENT_STEPS_MAX:
+        raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
     return plan.variables["cluster_blocks"] * plan.heads * -(-call.batch // plan.variables["batch_tile"])
 
 

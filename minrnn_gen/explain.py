@@ -93,7 +93,8 @@ def _shared_map(plan: KernelPlan) -> str:
 
 def _prediction(plan: KernelPlan) -> str:
     sequential = " and ".join(name for name in plan.predicted_us if name in SEQUENTIAL_TERMS)
-    lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; all overlap but {sequential})"]
+    how = f"all overlap but {sequential}" if plan.predicted_us.keys() - set(SEQUENTIAL_TERMS) else "added up"
+    lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
     return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total"])
 

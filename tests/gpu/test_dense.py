@@ -110,3 +110,86 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
         assert all(torch.equal(again[name], gradients[name]) for name in ("x", "R", "bias", "recurrent_bias"))
         repeated, _ = kernel(x.permute(X_ORDER[layout]).contiguous(), R, **given)
         assert torch.equal(repeated, y)
+
+
+def arguments(torch: Any, kernel: Kernel, batch: int, time: int, seed: int) -> tuple[Any, Any]:
+    """Return x and R of a call in layout BTD."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    contract, dtype = kernel.contract, getattr(torch, kernel.contract.precision.storage_dtype)
+    x = torch.randn(contract.shape(contract.x_axes, batch, time), device="cuda", generator=generator)
+    R = torch.randn(contract.R_shape, device="cuda", generator=generator) * contract.head_dim**-0.5
+    return x.to(dtype), R.to(dtype)
+
+
+# A persistent kernel in a block and in a cluster, and the alternating path by its precision and by its size.
+WAYS = (("bf16", 2, 32), ("bf16", 1, 192), ("fp32", 1, 48), ("bf16", 1, 640))
+
+
+@pytest.mark.parametrize(("precision", "heads", "size"), WAYS)
+def test_a_cuda_graph_replays_a_call_and_a_step(compiled: Callable[..., Kernel], precision: str, heads: int, size: int) -> None:
+    import torch
+
+    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
+    x, R = arguments(torch, kernel, 3, 2 * GRAPH_STEPS + 5, seed=1)
+    _, state = kernel(x, R)  # loads everything outside the capture
+    kernel.step(x[:, 0], R, state=state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, state = kernel(x, R)
+        y_step, _ = kernel.step(x[:, 0], R, state=state)
+    x.copy_(arguments(torch, kernel, 3, 2 * GRAPH_STEPS + 5, seed=2)[0])
+    for one in (y, y_step):
+        one.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, final = kernel(x, R)
+    assert torch.equal(y, expected)
+    assert torch.equal(y_step, kernel.step(x[:, 0], R, state=final)[0])
+
+
+@pytest.mark.parametrize(("precision", "heads", "size"), WAYS)
+def test_streams_and_batches_do_not_disturb_each_other(
+    compiled: Callable[..., Kernel], precision: str, heads: int, size: int
+) -> None:
+    """One kernel, two streams, batches and times in turn: the memory of a graph is shared by all runs of a batch size."""
+    import torch
+
+    kernel = compiled(model="gru", hidden_size=heads * size, heads=heads, precision=precision)
+    calls = [arguments(torch, kernel, batch, time, seed) for seed, (batch, time) in enumerate([(3, 70), (3, 100), (5, 70)])]
+    expected = [kernel(*call)[0] for call in calls]
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    for turn in range(12):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append((turn % 3, kernel(*calls[turn % 3])[0]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected[which]) for which, y in found)
+
+
+@pytest.mark.parametrize(("precision", "heads", "size"), WAYS)
+@pytest.mark.parametrize(("batch", "time"), ((0, 5), (2, 0)))
+def test_nothing_gives_nothing(
+    compiled: Callable[..., Kernel], precision: str, heads: int, size: int, batch: int, time: int
+) -> None:
+    import torch
+
+    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
+    x, R = arguments(torch, kernel, batch, time, seed=3)
+    initial = {name: torch.randn(batch, heads * size, device="cuda") for name in kernel.states}
+    y, state, saved = kernel.forward(x, R, state=initial)
+    gradients = kernel.backward(saved, y)
+    assert y.shape == (batch, time, heads * size) and all(torch.equal(state[name], initial[name]) for name in initial)
+    assert not gradients["R"].any() and gradients["x"].shape == x.shape
+
+
+@pytest.mark.parametrize(("precision", "heads", "size"), WAYS)
+def test_nan_stays_in_its_sequence(compiled: Callable[..., Kernel], precision: str, heads: int, size: int) -> None:
+    import torch
+
+    kernel = compiled(model="slstm", hidden_size=heads * size, heads=heads, precision=precision)
+    x, R = arguments(torch, kernel, 9, 40, seed=4)
+    expected, _ = kernel(x, R)
+    x[4, 7] = float("nan")
+    y, _ = kernel(x, R)
+    others = [sequence for sequence in range(9) if sequence != 4]
+    assert torch.equal(y[others], expected[others]) and torch.equal(y[4, :7], expected[4, :7])
