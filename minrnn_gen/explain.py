@@ -54,7 +54,7 @@ def _regime(plan: KernelPlan) -> str:
     words = {
         f"rows aligned to {regime.alignment_bytes} bytes": True,
         "asynchronous copies": plan.copies_are_asynchronous,
-        "plain copies": not plan.copies_are_asynchronous,
+        "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
         "reverse": regime.reverse,
         "resets": regime.resets,
         f"states kept in {regime.kept_states} dtype": regime.kept_states != "none",

@@ -92,6 +92,7 @@ def _family(name: str) -> Family:
         name=name,
         template=f"{name}.cu.j2",
         entry=name,
+        copies=False,
         variables=variables,
         constraints=constraints,
         resources=resources,

@@ -160,6 +160,7 @@ def family(name: str) -> Family:
         name=name,
         template=f"{name}.cu.j2",
         entry=name,
+        copies=False,
         variables=variables,
         constraints=constraints,
         resources=resources,

@@ -226,6 +226,7 @@ def _family(name: str) -> Family:
         name=name,
         template=f"{name}.cu.j2",
         entry=name,
+        copies=True,
         variables=variables,
         constraints=constraints,
         resources=resources,

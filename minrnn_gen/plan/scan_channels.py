@@ -311,6 +311,7 @@ def family(name: str) -> Family:
         name=name,
         template=f"{name}.cu.j2",
         entry=name.removesuffix("_channels"),
+        copies=True,
         variables=variables,
         constraints=constraints,
         resources=resources,

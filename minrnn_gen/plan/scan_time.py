@@ -233,6 +233,7 @@ def family(name: str) -> Family:
         name=name,
         template=f"{name}.cu.j2",
         entry=name.removesuffix("_time"),
+        copies=True,
         variables=variables,
         constraints=constraints,
         resources=resources,

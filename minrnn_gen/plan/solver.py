@@ -70,11 +70,15 @@ class Resources:
 
 @dataclass(frozen=True)
 class Family:
-    """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate."""
+    """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
+
+    `copies`: its kernel copies into shared memory what it reads next, rather than loading it into registers.
+    """
 
     name: str
     template: str
     entry: str
+    copies: bool
     variables: Callable[[Problem], Mapping[str, tuple[int, ...]]]
     constraints: Callable[[Problem], tuple[Constraint, ...]]
     resources: Callable[[Problem, Candidate], Resources]
@@ -127,7 +131,7 @@ class Solution:
             threads=resources.threads,
             channels_per_block=resources.channels_per_block,
             copy_bytes=copy_bytes,
-            copies_are_asynchronous=can_copy_asynchronously(problem),
+            copies_are_asynchronous=family.copies and can_copy_asynchronously(problem),
             has_bf16_convert=problem.gpu.has_bf16_arithmetic,
             registers_per_thread=resources.registers_per_thread,
             registers_estimated=resources.registers_estimated,

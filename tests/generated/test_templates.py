@@ -16,6 +16,7 @@ import pytest
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.solver import Family
 from minrnn_gen.source import CellBackwardText, CellText, StepsBackwardText, StepsText, environment
 
 FOLDER = package_folder("templates")
@@ -68,6 +69,11 @@ def included(name: str) -> list[str]:
         assert meant, f"{name} includes {pattern}, which is not there"
         found += meant
     return found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_says_whether_its_kernel_copies(family: Family) -> None:
+    assert family.copies == ("ptx/async_copy.cuh.j2" in included(family.template))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -31,6 +31,7 @@ from dense_cases import (
     shared_arguments,
     strided,
 )
+from kernels_as_host_code import BEFORE
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
@@ -43,31 +44,8 @@ from minrnn_gen.store import Store, cache_folder
 
 HEAD_DIM = 7
 
-# What the text needs of a CUDA compiler. Approximate instructions are exact here; test_cell_cuda_functions.py has them wrong.
-HOST = """
-#include <cmath>
-#include <cstring>
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-static struct { unsigned x; } blockIdx, blockDim, gridDim, threadIdx;
-static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
-namespace minrnn_host {
-static float exp2(float x) { return std::exp2(x); }
-static float log2(float x) { return std::log2(x); }
-static float reciprocal(float x) { return 1 / x; }
-static float quotient(float x, float y) { return x / y; }
-static float square_root(float x) { return std::sqrt(x); }
-static float lesser(float x, float y) { return x != x || x < y ? x : y; }
-static float greater(float x, float y) { return x != x || x > y ? x : y; }
-static unsigned short bfloat16_from_float(float value) {
-    const unsigned bits = __float_as_uint(value);
-    return value == value ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fffu;
-}
-}
+# Approximate instructions are exact here; test_cell_cuda_functions.py has them wrong.
+WALK = """
 extern "C" void stand_at(unsigned block, unsigned thread, unsigned blocks, unsigned threads) {
     blockIdx.x = block; threadIdx.x = thread; gridDim.x = blocks; blockDim.x = threads;
 }
@@ -153,7 +131,7 @@ def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     """Compile the kernels of a model of `MODELS`; the same for the same."""
     spec = load_spec({"model": MODELS[model], "hidden_size": heads * HEAD_DIM, "heads": heads, "precision": precision})
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
-    parts, lowered, plans = [HOST], {}, {}
+    parts, lowered, plans = [BEFORE, WALK], {}, {}
     for kernel_pass in ("forward", "backward"):
         *_, solution = solutions(builder._problem(kernel_pass, builder.hinted_regime))
         plan = solution.plan()

@@ -22,7 +22,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 
 SHARED_IN_KERNEL = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 SHARED_ON_HOST = "unsigned char* const shared_bytes = minrnn_host::current->block->shared;"
-PLACES = "static struct { unsigned x; } blockIdx, threadIdx;"
+PLACES = "static struct { unsigned x; } blockIdx, blockDim, gridDim, threadIdx;"
 
 FIBERS = """
 #include <cstdio>

@@ -32,7 +32,7 @@ BEFORE = """
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-static struct { unsigned x; } blockIdx, threadIdx;
+static struct { unsigned x; } blockIdx, blockDim, gridDim, threadIdx;
 using std::min;
 using std::max;
 static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
