@@ -129,7 +129,7 @@ class DenseRun(DeviceRun):
         first_products = steps.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
         first_dproducts = steps.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
         arrays = BackwardArrays(
-            self._read_states_of(outputs), incoming, products, first_products, gradients, dproducts, first_dproducts
+            self._read_states(outputs), incoming, products, first_products, gradients, dproducts, first_dproducts
         )
 
         assert part.R is not None
@@ -161,12 +161,6 @@ class DenseRun(DeviceRun):
         if first is not None:
             (product,) = recurrent_gradient(contract, "BTD", _as_rows(first), first_dproducts, dR)
             cublas.multiply(device, stream, product)
-
-    def _read_states_of(self, outputs: Outputs) -> tuple[Array, ...]:
-        """The states that a backward reads, y where it is one of them."""
-        lowered = self._builder.lowered_backward
-        kept = dict(zip(self._contract.states, outputs.kept, strict=True)) if outputs.kept else {}
-        return tuple(outputs.y if name == lowered.output_state else kept[name] for name in lowered.read_states)
 
     def _initial_output(self, call: Call) -> Array | None:
         """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""

@@ -160,7 +160,7 @@ class DeviceRun:
 
     def _runs_back(self, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> Iterator[_RunBack]:
         contract, projected = self._contract, forward.projected
-        read = Outputs(forward.outputs.y, self._read_states(forward.outputs), ())
+        read = Outputs(forward.outputs.y, tuple(map(self._in_storage, self._read_states(forward.outputs))), ())
         for run, part in runs_of(contract, projected):
             states, arriving = outputs_of_run(contract, read, run).kept, incoming_of_run(contract, incoming, run)
             dx = gradients_of_run(contract, projected.x_axes, gradients, run).dx
@@ -168,12 +168,10 @@ class DeviceRun:
             yield _RunBack(part, states, arriving, loaded, plan)
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
-        """The states that a backward reads, in the storage dtype, y where it is one of them."""
+        """The states that a backward reads, as they were kept, y where it is one of them."""
         lowered = self._builder.lowered_backward
         kept = dict(zip(self._contract.states, outputs.kept, strict=True)) if outputs.kept else {}
-        return tuple(
-            outputs.y if name == lowered.output_state else self._in_storage(kept[name]) for name in lowered.read_states
-        )
+        return tuple(outputs.y if name == lowered.output_state else kept[name] for name in lowered.read_states)
 
     def _in_storage(self, array: Array) -> Array:
         storage = self._contract.precision.storage_dtype

@@ -43,22 +43,6 @@ DIAGONAL_CELLS: tuple[dict[str, Any], ...] = (
     },
 )
 
-# Neither a scan nor dense: two states with a parameter that are not affine in each other, an output that is no state, and two
-# that are affine, but meet.
-DIAGONAL_CELLS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "entangled",
-        "equations": "c[t] = tanh(W.x + p * h[t-1])\nh[t] = sigmoid(W.y) * h[t-1] + 0.5 * c[t] * c[t-1]",
-        "parameters": ["p"],
-    },
-    {"name": "veiled", "equations": "m[t] = tanh(W.x * m[t-1] + W.y)", "output": "sigmoid(W.o) * m[t] + m[t-1]"},
-    {
-        "name": "rotating",
-        "equations": "a = 0.7 * tanh(W.a)\nb = 0.7 * tanh(W.b)\n"
-        "c[t] = a * c[t-1] - b * s[t-1] + W.x\ns[t] = b * c[t-1] + a * s[t-1]",
-    },
-)
-
 
 def cell_named(model: str | Mapping[str, Any]) -> Cell:
     return parse_cell(find_cell(model if isinstance(model, str) else dict(model), HERE, "<test>"))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
+from minrnn_gen.plan.elementwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import Quantity
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+from minrnn_gen.plan.solver import Candidate
 
 # Besides the values of the cell: addresses, the place in time, loads under way, and double-precision exponentials; an upper
 # bound of what compiled kernels of all built-in cells take.
@@ -26,11 +26,6 @@ PRODUCTS_PER_SM_CYCLE = {"fp64": 10.0, "fp32": 40.0, "fp16": 150.0, "bf16": 150.
 L2_BANDWIDTH_FACTOR = 3.0
 
 
-def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
-    del problem
-    return {"threads": (64, 128, 256, 512)}
-
-
 def _registers(problem: Problem) -> int:
     """Return an estimate per thread: everything that comes in, and as much again of what is computed."""
     cell = problem.cell
@@ -39,20 +34,6 @@ def _registers(problem: Problem) -> int:
     if problem.kernel_pass == "backward":
         return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states))
     return REGISTERS_FIXED + words * 2 * values
-
-
-def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    return scan.hardware_constraints(
-        problem.gpu,
-        Quantity(("threads",), lambda threads: threads),
-        Quantity(("threads",), lambda _: _registers(problem)),
-        Quantity(("threads",), lambda _: 0),
-    )
-
-
-def resources(problem: Problem, candidate: Candidate) -> Resources:
-    threads = candidate["threads"]
-    return scan.resident(problem, threads, threads, _registers(problem), {})
 
 
 def product_us(problem: Problem) -> float:
@@ -87,18 +68,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-def _family(name: str) -> Family:
-    return Family(
-        name=name,
-        template=f"{name}.cu.j2",
-        entry=name,
-        copies=False,
-        variables=variables,
-        constraints=constraints,
-        resources=resources,
-        predicted_us=predicted_us,
-    )
-
-
-FORWARD = _family("alternating_forward")
-BACKWARD = _family("alternating_backward")
+FORWARD = elementwise_family("alternating_forward", _registers, predicted_us)
+BACKWARD = elementwise_family("alternating_backward", _registers, predicted_us)

@@ -154,11 +154,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     )
 
 
-def family(name: str) -> Family:
-    """Return the family of the template `name`, "diagonal_forward" or "diagonal_backward"."""
+def _family(name: str) -> Family:
     return Family(
         name=name,
-        template=f"{name}.cu.j2",
         entry=name,
         copies=False,
         variables=variables,
@@ -166,3 +164,7 @@ def family(name: str) -> Family:
         resources=resources,
         predicted_us=predicted_us,
     )
+
+
+FORWARD = _family("diagonal_forward")
+BACKWARD = _family("diagonal_backward")

@@ -6,34 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import (
-    alternating,
-    diagonal_backward,
-    diagonal_forward,
-    diagonal_step,
-    recurrent,
-    scan_backward_channels,
-    scan_backward_time,
-    scan_forward_channels,
-    scan_forward_time,
-    scan_step,
-)
+from minrnn_gen.plan import alternating, diagonal, recurrent, scan_channels, scan_time, step
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Family, Solution, solve
 
 FAMILIES: tuple[Family, ...] = (
-    scan_forward_channels.FAMILY,
-    scan_backward_channels.FAMILY,
-    scan_forward_time.FAMILY,
-    scan_backward_time.FAMILY,
-    scan_step.FAMILY,
+    scan_channels.FORWARD,
+    scan_channels.BACKWARD,
+    scan_time.FORWARD,
+    scan_time.BACKWARD,
+    step.SCAN,
     recurrent.FORWARD,
     recurrent.BACKWARD,
     alternating.FORWARD,
     alternating.BACKWARD,
-    diagonal_forward.FAMILY,
-    diagonal_backward.FAMILY,
-    diagonal_step.FAMILY,
+    diagonal.FORWARD,
+    diagonal.BACKWARD,
+    step.DIAGONAL,
 )
 
 
@@ -78,13 +67,13 @@ def family_of(problem: Problem) -> Family:
 
 def _family_of_scan(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
-        return scan_step.FAMILY
+        return step.SCAN
     if problem.kernel_pass == "backward":
-        return scan_backward_time.FAMILY if problem.layout == "BDT" else scan_backward_channels.FAMILY
-    return scan_forward_time.FAMILY if problem.layout == "BDT" else scan_forward_channels.FAMILY
+        return scan_time.BACKWARD if problem.layout == "BDT" else scan_channels.BACKWARD
+    return scan_time.FORWARD if problem.layout == "BDT" else scan_channels.FORWARD
 
 
 def _family_of_diagonal(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
-        return diagonal_step.FAMILY
-    return diagonal_backward.FAMILY if problem.kernel_pass == "backward" else diagonal_forward.FAMILY
+        return step.DIAGONAL
+    return diagonal.BACKWARD if problem.kernel_pass == "backward" else diagonal.FORWARD

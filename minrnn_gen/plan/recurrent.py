@@ -224,7 +224,6 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
 def _family(name: str) -> Family:
     return Family(
         name=name,
-        template=f"{name}.cu.j2",
         entry=name,
         copies=True,
         variables=variables,

@@ -305,11 +305,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     )
 
 
-def family(name: str) -> Family:
-    """Return the family of the template `name`, "scan_forward_channels" or "scan_backward_channels"."""
+def _family(name: str) -> Family:
     return Family(
         name=name,
-        template=f"{name}.cu.j2",
         entry=name.removesuffix("_channels"),
         copies=True,
         variables=variables,
@@ -317,3 +315,7 @@ def family(name: str) -> Family:
         resources=resources,
         predicted_us=predicted_us,
     )
+
+
+FORWARD = _family("scan_forward_channels")
+BACKWARD = _family("scan_backward_channels")

@@ -227,11 +227,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-def family(name: str) -> Family:
-    """Return the family of the template `name`, "scan_forward_time" or "scan_backward_time"."""
+def _family(name: str) -> Family:
     return Family(
         name=name,
-        template=f"{name}.cu.j2",
         entry=name.removesuffix("_time"),
         copies=True,
         variables=variables,
@@ -239,3 +237,7 @@ def family(name: str) -> Family:
         resources=resources,
         predicted_us=predicted_us,
     )
+
+
+FORWARD = _family("scan_forward_time")
+BACKWARD = _family("scan_backward_time")

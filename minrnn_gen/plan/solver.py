@@ -72,17 +72,21 @@ class Resources:
 class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
-    `copies`: its kernel copies into shared memory what it reads next, rather than loading it into registers.
+    `name` is that of the template, `entry` that of its kernel. `copies`: it copies what it reads next into shared memory,
+    rather than loading it into registers.
     """
 
     name: str
-    template: str
     entry: str
     copies: bool
     variables: Callable[[Problem], Mapping[str, tuple[int, ...]]]
     constraints: Callable[[Problem], tuple[Constraint, ...]]
     resources: Callable[[Problem, Candidate], Resources]
     predicted_us: Callable[[Problem, Candidate], Mapping[str, float]]
+
+    @property
+    def template(self) -> str:
+        return f"{self.name}.cu.j2"
 
 
 @dataclass(frozen=True)

@@ -6,36 +6,17 @@ import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
+from minrnn_gen.plan.elementwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import Quantity
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+from minrnn_gen.plan.solver import Candidate
 
 REGISTERS_FIXED = 24
-
-
-def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
-    del problem
-    return {"threads": (64, 128, 256, 512)}
 
 
 def _registers(problem: Problem) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
-
-
-def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    return scan.hardware_constraints(
-        problem.gpu,
-        Quantity(("threads",), lambda threads: threads),
-        Quantity(("threads",), lambda _: _registers(problem)),
-        Quantity(("threads",), lambda _: 0),
-    )
-
-
-def resources(problem: Problem, candidate: Candidate) -> Resources:
-    threads = candidate["threads"]
-    return scan.resident(problem, threads, threads, _registers(problem), {})
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
@@ -51,15 +32,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-def family(name: str) -> Family:
-    """Return the family of the template `name`, "scan_step" or "diagonal_step"."""
-    return Family(
-        name=name,
-        template=f"{name}.cu.j2",
-        entry=name,
-        copies=False,
-        variables=variables,
-        constraints=constraints,
-        resources=resources,
-        predicted_us=predicted_us,
-    )
+SCAN = elementwise_family("scan_step", _registers, predicted_us)
+DIAGONAL = elementwise_family("diagonal_step", _registers, predicted_us)
