@@ -109,9 +109,12 @@ class Builder:
         from minrnn_gen.cell.lowering_steps import lower_steps
 
         cell, recurrence = self._proved
+        if recurrence.kind != "affine-diagonal":
+            if self.spec.scan_arithmetic == "log":
+                why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
+                raise self.spec.error("scan_arithmetic", why)
+            return lower_steps(cell)
         try:
-            if recurrence.kind != "affine-diagonal" and self.spec.scan_arithmetic == "linear":
-                return lower_steps(cell)
             return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
         except BadInput as refused:
             raise self.spec.error("scan_arithmetic", str(refused)) from None

@@ -52,6 +52,7 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
         (["cache"], 2, "missing command"),
         (["schema", "profile"], 2, "'spec', 'cell', 'gpu'"),
         (["compile", SPEC, "--set", "scan_arithmetic=log"], 2, "never negative"),
+        (["compile", SPEC, "--set", "scan_arithmetic=log", "--set", "model=lstm"], 2, "which has no scan; allowed: linear"),
     ],
 )
 def test_one_sentence_and_the_exit_status(command: Command, arguments: list[str], status: int, said: str) -> None:
