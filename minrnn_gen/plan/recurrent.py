@@ -128,7 +128,7 @@ def _shared_map(
         "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
     }
     if k_warps > 1:
-        parts["partial"] = (k_warps - 1) * unit_warps * _tiles(problem) * 4 * scan.WARP_LANES * 4
+        parts["partial"] = 2 * (k_warps - 1) * unit_warps * _tiles(problem) * _cells(batch_tile) * scan.WARP_LANES * 4
     if cluster_blocks > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts
