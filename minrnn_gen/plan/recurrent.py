@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
+from minrnn_gen.plan.occupancy import registers_per_thread_budget
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -15,8 +16,16 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 UNITS_PER_WARP, COLUMNS, DEPTH = 16, 8, 16
 OPERAND_PADDING = 8
 MAILBOX_BYTES = 8
+# A lane's part of a tile of the matrix.
+FRAGMENT_BYTES = 16
+SIXTEENTHS = 16
+# Fragments of shared memory under way, and how far the estimate of registers is off.
+REGISTERS_OF_SHARED, REGISTERS_ESTIMATE_OFF = 8, 16
+# What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
+SHARED_BYTES_PER_CYCLE = 128
+VARIABLES = ("cluster_blocks", "unit_warps", "k_warps", "shared_sixteenths", "batch_tile", "ahead")
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
-REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 58, 84
+REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
 # these numbers no more clusters are expected at once than were seen to be.
@@ -65,8 +74,9 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "k_warps": (1, 2, 4, 8),
+        "shared_sixteenths": tuple(range(SIXTEENTHS)),
         "batch_tile": (2, 4, 8),
-        "ahead": (4, 8),
+        "ahead": (2, 4, 8),
     }
 
 
@@ -97,10 +107,20 @@ def _chains(problem: Problem) -> int:
     return max(1, 4 // _tiles(problem)) if _tiles(problem) != 3 else 1
 
 
-def _registers(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int) -> int:
+def _shared_tiles(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int) -> int:
+    """The tiles of the operand whose part of a warp's matrix is in shared memory."""
+    tiles, group = _operand_tiles(problem, cluster_blocks, unit_warps) // k_warps, max(2, _chains(problem))
+    return tiles * shared_sixteenths // SIXTEENTHS // group * group
+
+
+def _registers(
+    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int, batch_tile: int
+) -> int:
     cell = problem.cell
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
-    fragments = 4 * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
+    tiles = -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
+    in_shared = _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths)
+    fragments = FRAGMENT_BYTES // 4 * _tiles(problem) * (tiles - in_shared) + (REGISTERS_OF_SHARED if in_shared else 0)
     sums = 4 * _tiles(problem) * _chains(problem)
     if problem.kernel_pass == "backward":
         per_cell = 2 * states + 3 * (gates + products) + 2 * vectors + 8
@@ -120,13 +140,15 @@ def _slot_bytes(problem: Problem, batch_tile: int) -> int:
 
 
 def _shared_map(
-    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int
+    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int, batch_tile: int, ahead: int
 ) -> dict[str, int]:
     row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + OPERAND_PADDING
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
         "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
     }
+    if in_shared := _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths):
+        parts["matrix"] = unit_warps * k_warps * _tiles(problem) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
     if k_warps > 1:
         parts["partial"] = 2 * (k_warps - 1) * unit_warps * _tiles(problem) * _cells(batch_tile) * scan.WARP_LANES * 4
     if cluster_blocks > 1:
@@ -136,8 +158,17 @@ def _shared_map(
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     units = ("cluster_blocks", "unit_warps")
-    every = (*units, "k_warps", "batch_tile", "ahead")
+    every = VARIABLES
     head_dim = _head_dim(problem)
+
+    def registers_spared(*values: int) -> int:
+        """What a thread would need with a sixteenth less in shared memory, and a little for what the estimate is off."""
+        blocks, warps, k_warps, sixteenths, batch_tile = values
+        return _registers(problem, blocks, warps, k_warps, sixteenths - 1, batch_tile) + REGISTERS_ESTIMATE_OFF
+
+    def registers_there(warps: int, k_warps: int) -> int:
+        return registers_per_thread_budget(problem.gpu, warps * k_warps * scan.WARP_LANES, 1)
+
     return (
         Constraint(
             "units_of_head",
@@ -164,22 +195,39 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: 0,
             "tiles",
         ),
+        Constraint(
+            "whole_tiles",
+            "another sixteenth in shared memory is at least another tile there",
+            every[:4],
+            lambda *values: _shared_tiles(problem, *values[:3], values[3] - 1) + 1 if values[3] else 0,
+            lambda *values: _shared_tiles(problem, *values),
+            "tiles",
+        ),
+        Constraint(
+            "registers_first",
+            "what fits registers is not read from shared memory in every step",
+            every[:5],
+            lambda *values: registers_there(*values[1:3]) + 1 if values[3] else 0,
+            registers_spared,
+            "registers",
+            drops_dominated=True,
+        ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
-            Quantity(every[:4], lambda *values: _registers(problem, *values)),
+            Quantity(every[:5], lambda *values: _registers(problem, *values)),
             Quantity(every, lambda *values: sum(_shared_map(problem, *values).values())),
         ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    values = [candidate[name] for name in ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead")]
+    values = [candidate[name] for name in VARIABLES]
     return scan.resident(
         problem,
         threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
         channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
-        registers_estimated=_registers(problem, *values[:4]),
+        registers_estimated=_registers(problem, *values[:5]),
         shared_map=_shared_map(problem, *values),
     )
 
@@ -209,11 +257,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
     products = _tiles(problem) * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
+    matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     terms_ns = {
         "step": model.step,
         "products": products * warps_of_partition * model.product,
         "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
         "exchange": model.exchange + blocks * _width(problem) * model.told if blocks > 1 else 0.0,
+        "shared_matrix": matrix_cycles / (gpu.sm_clock_hz / 1e9),
         "add_up": model.add_up if k_warps > 1 else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))

@@ -37,6 +37,8 @@ WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
     way("lstm", 5, 2, "fp16", 1, "reverse arithmetic", 1, 1, 1, 2, 8),
     way("lstm", 40, 1, "bf16", 8, "reverse resets arithmetic", 2, 2, 2, 4, 4),
+    way("lstm", 40, 1, "bf16", 8, "few_registers resets", 1, 3, 1, 2, 4),
+    way("lstm", 60, 1, "fp16", 1, "few_registers arithmetic", 2, 2, 1, 2, 2),
     way("gru", 24, 2, "fp16", 8, "storage", 1, 2, 2, 4, 4),
     way("gru", 40, 1, "bf16", 1, "resets", 1, 3, 1, 8, 8),
     way("slstm", 16, 3, "bf16", 8, "reverse resets", 2, 1, 2, 2, 4),
@@ -53,7 +55,7 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     has_resets = "resets" in flags if resets is None else resets
     kept = next((flag for flag in flags if flag in ("storage", "arithmetic")), "none")
     regime = Regime(alignment_of(2 * head_dim, 2 * gap), "reverse" in flags, has_resets, kept)
-    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, **variables)
+    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, "few_registers" in flags, **variables)
     return cases(
         st.just(kernels),
         ("BTD", "TBD"),
