@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# The tiles of a tensor core's instruction (PTX ISA, mma.sync m16n8k16): units, sequences, and what is added up.
-UNITS_PER_WARP, COLUMNS, DEPTH = 16, 8, 16
-OPERAND_PADDING = 8
+COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 MAILBOX_BYTES = 8
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 58, 84
@@ -51,10 +50,8 @@ MODELS = {
 
 def refusal(problem: Problem) -> str:
     """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
-    if problem.precision.storage_bytes != 2:
-        return f"tensor cores multiply fp16 and bf16, not {problem.precision.name}"
     if not problem.gpu.has_async_copy:
-        return f"{problem.gpu.name} has no tensor cores of this tile, which are there from sm_80 on"
+        return f"{problem.gpu.name} has no asynchronous copies and no tensor cores of this tile, both there from sm_80 on"
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
     return ""
@@ -67,7 +64,17 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "k_warps": (1, 2, 4, 8),
         "batch_tile": (2, 4, 8),
         "ahead": (4, 8),
+        **({"splits_once": (0, 1)} if problem.matrix_product == "tf32x3" else {}),
     }
+
+
+def _of_registers(problem: Problem) -> tuple[str, ...]:
+    """The variables that registers depend on."""
+    return tuple(name for name in variables(problem) if name != "ahead")
+
+
+def _tiling(problem: Problem, batch_tile: int, splits_once: int = 0) -> Tiling:
+    return tiling(problem, _tiles(problem), batch_tile, splits_once)
 
 
 def _head_dim(problem: Problem) -> int:
@@ -85,7 +92,7 @@ def _tiles(problem: Problem) -> int:
 
 
 def _operand_tiles(problem: Problem, cluster_blocks: int, unit_warps: int) -> int:
-    return _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP // DEPTH
+    return _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP // _tiling(problem, COLUMNS).depth
 
 
 def _cells(batch_tile: int) -> int:
@@ -93,19 +100,18 @@ def _cells(batch_tile: int) -> int:
     return 4 * batch_tile // COLUMNS
 
 
-def _chains(problem: Problem) -> int:
-    return max(1, 4 // _tiles(problem)) if _tiles(problem) != 3 else 1
-
-
-def _registers(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int) -> int:
-    cell = problem.cell
+def _registers(
+    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, splits_once: int = 0
+) -> int:
+    cell, words = problem.cell, problem.precision.arithmetic_bytes // 4
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
-    fragments = 4 * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
-    sums = 4 * _tiles(problem) * _chains(problem)
+    its = _tiling(problem, batch_tile, splits_once)
+    fragments = its.matrix * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
+    sums = its.sum * _tiles(problem)
     if problem.kernel_pass == "backward":
-        per_cell = 2 * states + 3 * (gates + products) + 2 * vectors + 8
+        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
-    per_cell = 2 * gates + states + products + vectors + 8
+    per_cell = words * (2 * gates + states + products + vectors) + 8
     return REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
 
 
@@ -122,13 +128,14 @@ def _slot_bytes(problem: Problem, batch_tile: int) -> int:
 def _shared_map(
     problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int
 ) -> dict[str, int]:
-    row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + OPERAND_PADDING
+    row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + _tiling(problem, batch_tile).padding
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
         "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
     }
     if k_warps > 1:
-        parts["partial"] = (k_warps - 1) * unit_warps * _tiles(problem) * 4 * scan.WARP_LANES * 4
+        results = _tiles(problem) * RESULTS * scan.WARP_LANES
+        parts["partial"] = (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
     if cluster_blocks > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts
@@ -167,7 +174,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
-            Quantity(every[:4], lambda *values: _registers(problem, *values)),
+            Quantity(_of_registers(problem), lambda *values: _registers(problem, *values)),
             Quantity(every, lambda *values: sum(_shared_map(problem, *values).values())),
         ),
     )
@@ -179,7 +186,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
         channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
-        registers_estimated=_registers(problem, *values[:4]),
+        registers_estimated=_registers(problem, *(candidate[name] for name in _of_registers(problem))),
         shared_map=_shared_map(problem, *values),
     )
 
@@ -200,6 +207,7 @@ def clusters_at_once(problem: Problem, blocks_per_sm: int, cluster_blocks: int) 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of clusters."""
     gpu, blocks, k_warps = problem.gpu, candidate["cluster_blocks"], candidate["k_warps"]
+    cycles_per_ns = gpu.sm_clock_hz / 1e9
     model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
     taken = resources(problem, candidate)
     wanted = clusters(problem, problem.batch, candidate)
@@ -207,11 +215,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     blocks_of_busiest_sm = math.ceil(at_once * blocks / gpu.sm_count)
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
     cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
-    products = _tiles(problem) * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps
+    its = _tiling(problem, candidate["batch_tile"], candidate.get("splits_once", 0))
+    tile_ns = its.products * model.product + its.cycles / cycles_per_ns
+    row_ns = tile_ns * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps + its.row_cycles / cycles_per_ns
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
     terms_ns = {
         "step": model.step,
-        "products": products * warps_of_partition * model.product,
+        "products": _tiles(problem) * warps_of_partition * row_ns,
         "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
         "exchange": model.exchange + blocks * _width(problem) * model.told if blocks > 1 else 0.0,
         "add_up": model.add_up if k_warps > 1 else 0.0,

@@ -73,10 +73,11 @@ class PersistentKernels(DenseCell):
 
 @functools.cache
 def persistent_kernels(
-    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, **wanted: int
+    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, fp32_product: str, **wanted: int
 ) -> PersistentKernels:
     """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same."""
-    spec = load_spec({"model": MODELS[model], "hidden_size": heads * head_dim, "heads": heads, "precision": precision})
+    sizes = {"hidden_size": heads * head_dim, "heads": heads}
+    spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": fp32_product})
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
 
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:

@@ -15,6 +15,7 @@ from recurrent_on_host import persistent_kernels
 
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import alignment_of
+from minrnn_gen.precision import precision_of
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
@@ -27,12 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def way(model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int) -> Any:
-    names = ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead")
-    return (model, head_dim, heads, precision, gap, flags.split(), dict(zip(names, variables, strict=True)))
+    names = ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead", "splits_once")
+    return (model, head_dim, heads, precision, gap, flags.split(), dict(zip(names, variables, strict=False)))
 
 
 # Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, unit_warps,
-# k_warps, batch_tile, ahead. Heads of less than a warp has, of a part of a tile, and of several warps and blocks.
+# k_warps, batch_tile, ahead, and in fp32 by tensor cores splits_once. Heads of less than a warp has, of a part of a tile, and of
+# several warps and blocks.
 WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
     way("lstm", 5, 2, "fp16", 1, "reverse arithmetic", 1, 1, 1, 2, 8),
@@ -45,15 +47,31 @@ WAYS = (
     way("elman", 5, 1, "bf16", 3, "reverse", 1, 1, 1, 8, 4),
     way("light_gru", 24, 1, "bf16", 8, "resets", 2, 1, 1, 4, 4),
     way("light_gru", 7, 3, "fp16", 1, "reverse resets arithmetic", 1, 1, 1, 2, 4),
+    way("lstm", 16, 1, "fp32", 8, "resets", 1, 1, 1, 8, 4, 1),
+    way("lstm", 40, 1, "fp32", 4, "reverse resets arithmetic", 2, 2, 2, 4, 4, 0),
+    way("gru", 24, 2, "fp32", 1, "storage", 1, 2, 4, 2, 8, 1),
+    way("slstm", 16, 3, "fp32", 8, "reverse resets", 2, 1, 2, 2, 4, 1),
+    way("elman", 40, 1, "fp32", 2, "resets storage", 4, 1, 4, 8, 8, 0),
+    way("light_gru", 7, 3, "fp32", 1, "reverse resets arithmetic", 1, 1, 1, 4, 4, 1),
+    way("lstm", 24, 1, "fp32", 8, "resets fma", 1, 2, 2, 8, 4),
+    way("gru", 40, 1, "fp32", 1, "reverse arithmetic fma", 2, 2, 1, 4, 4),
+    way("slstm", 16, 3, "fp32", 8, "reverse resets fma", 2, 1, 2, 2, 8),
+    way("light_gru", 5, 2, "fp32", 2, "resets storage fma", 1, 1, 1, 8, 4),
+    way("lstm", 24, 1, "fp64", 2, "resets arithmetic", 2, 1, 2, 2, 4),
+    way("gru", 16, 2, "fp64", 1, "reverse", 1, 1, 1, 4, 4),
+    way("elman", 40, 1, "fp64", 2, "reverse resets storage", 1, 4, 2, 8, 8),
 )
+CLUSTERS_AND_A_BLOCK = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21]]
 
 
 def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStrategy[Case]:
     model, head_dim, heads, precision, gap, flags, variables = one
     has_resets = "resets" in flags if resets is None else resets
     kept = next((flag for flag in flags if flag in ("storage", "arithmetic")), "none")
-    regime = Regime(alignment_of(2 * head_dim, 2 * gap), "reverse" in flags, has_resets, kept)
-    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, **variables)
+    value_bytes = precision_of(precision).storage_bytes
+    regime = Regime(alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept)
+    product = "fma" if "fma" in flags else "tf32x3"
+    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, product, **variables)
     return cases(
         st.just(kernels),
         ("BTD", "TBD"),
@@ -73,7 +91,7 @@ def test_both_passes_do_what_plain_loops_do(one: Any, folder: Path, data: st.Dat
     check_backward(case)
 
 
-@pytest.mark.parametrize("one", [WAYS[0], WAYS[2], WAYS[5]], ids=str)
+@pytest.mark.parametrize("one", CLUSTERS_AND_A_BLOCK, ids=str)
 @settings(max_examples=5)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_whoever_comes_first_the_results_are_the_same_bits(one: Any, folder: Path, data: st.DataObject, seed: int) -> None:
@@ -81,7 +99,7 @@ def test_whoever_comes_first_the_results_are_the_same_bits(one: Any, folder: Pat
     assert_same_bits(case, replace(case, seed=seed))
 
 
-@pytest.mark.parametrize("one", [WAYS[0], WAYS[2], WAYS[5]], ids=str)
+@pytest.mark.parametrize("one", CLUSTERS_AND_A_BLOCK, ids=str)
 @settings(max_examples=5)
 @given(data=st.data())
 def test_nan_stays_in_its_sequence_and_behind_a_reset(one: Any, folder: Path, data: st.DataObject) -> None:
