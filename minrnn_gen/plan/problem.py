@@ -23,6 +23,8 @@ ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
 # With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
 FEW_CHANNELS_PER_SM = 64
+# What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
+TYPICAL_FEW_CHANNELS = 512
 # Up to here a tile of a block can hold a whole sequence.
 SHORT_STEPS = 128
 
@@ -119,7 +121,8 @@ def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfi
     """
     batch, time = hinted.batch, hinted.time
     if hinted.are_few_channels(hidden_size, gpu) != regime.few_channels:
-        batch = 1 if regime.few_channels else -(-FEW_CHANNELS_PER_SM * gpu.sm_count // hidden_size)
+        channels = TYPICAL_FEW_CHANNELS if regime.few_channels else FEW_CHANNELS_PER_SM * gpu.sm_count
+        batch = -(-channels // hidden_size)
     if hinted.are_short != regime.short:
         time = SHORT_STEPS // 2 if regime.short else ASSUMED_TIME
     return Sizes(batch, time)

@@ -15,7 +15,7 @@ from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.prepared import Steps
 from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw.arrangement import Arrangement, arrangement_of
-from minrnn_gen.raw.kernels import raw_kernels
+from minrnn_gen.raw.kernels import raw_kernels, typical_time_of
 from minrnn_gen.sequences import Sequences
 
 
@@ -63,7 +63,8 @@ def _kernel(
 ) -> tuple[cuda.LoadedKernel, KernelPlan]:
     assert x.device is not None
     size, layout = arrangement.hidden_size, arrangement.layout
-    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, x.device)
+    typical_time = typical_time_of(arrangement.time)
+    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, typical_time, x.device)
     sizes = Sizes(arrangement.batch, arrangement.time)
     return kernels.ready(kernel_pass, kernels.regime_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
 

@@ -21,8 +21,8 @@ RawPrecision = PrecisionName | ComplexName
 KERNELS_HELD = 256
 # Planned for as many channels as 8 sequences of a layer 1536 wide have: scans that matter fill the GPU.
 TYPICAL_CHANNELS = 8 * 1536
-# And for long ones: with few steps the start of a kernel decides, and all candidates are alike.
-TYPICAL_TIME = 16384
+# And for long ones, unless a tile of several warps along one row, 1,024 steps in fp32, would be longer than a sequence is.
+TYPICAL_TIME, TYPICAL_MEDIUM_TIME, MEDIUM_STEPS = 16384, 512, 1024
 
 _EQUATIONS = {False: "h[t] = W.a * h[t-1] + W.b", True: "h[t] = exp(W.a) * h[t-1] + W.b"}
 
@@ -63,16 +63,25 @@ class RawKernels:
 
 
 @lru_cache(maxsize=KERNELS_HELD)
-def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, device: int) -> RawKernels:
+def raw_kernels(
+    precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, typical_time: int, device: int
+) -> RawKernels:
     """Return the kernels for the live device number `device`, kept until `KERNELS_HELD` others have been used since."""
     live = cuda.live_device(device)
     if live is None:
         raise ToolchainMissing(f"a is on CUDA device {device}, but CuPy, which launches the kernels, is not installed")
     target = Target(live.profile, live.profile.model_dump_json().encode(), "device")
-    return RawKernels(raw_builder(precision, hidden_size, layout, log_a, target))
+    return RawKernels(raw_builder(precision, hidden_size, layout, log_a, typical_time, target))
 
 
-def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, target: Target) -> Builder:
+def typical_time_of(time: int) -> int:
+    """Return the sequence length that kernels for `time` steps are planned for."""
+    return TYPICAL_MEDIUM_TIME if time <= MEDIUM_STEPS else TYPICAL_TIME
+
+
+def raw_builder(
+    precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, typical_time: int, target: Target
+) -> Builder:
     """Return what builds the kernels of h[t] = a[t] h[t-1] + b[t], gates a and b, for `target`."""
     spec = RawSpec(
         model={"name": "log_scan" if log_a else "scan", "equations": _EQUATIONS[log_a], "gates": ["a", "b"]},
@@ -80,6 +89,6 @@ def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, lo
         precision=precision,
         layout=layout,
         batch=max(1, TYPICAL_CHANNELS // hidden_size),
-        time=TYPICAL_TIME,
+        time=typical_time,
     )
     return Builder(spec, target, Store(cache_folder()))

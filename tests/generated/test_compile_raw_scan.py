@@ -11,7 +11,7 @@ from minrnn_gen.gpu_profile import profile_bytes
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.raw.arrangement import RawLayout
-from minrnn_gen.raw.kernels import RawPrecision, raw_builder
+from minrnn_gen.raw.kernels import TYPICAL_TIME, RawPrecision, raw_builder
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
@@ -26,7 +26,7 @@ def check_promise(
     regime: Regime,
 ) -> None:
     target = Target(profile(gpu), profile_bytes(gpu), "spec")
-    built = raw_builder(precision, hidden_size, layout, log_a, target).build(kernel_pass, regime)
+    built = raw_builder(precision, hidden_size, layout, log_a, TYPICAL_TIME, target).build(kernel_pass, regime)
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.spill_bytes == 0 and kernel.shared_bytes == built.plan.shared_bytes

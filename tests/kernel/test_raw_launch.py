@@ -162,7 +162,7 @@ class PlayedKernels:
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of at most 6 channels, which want to be at least 4, played on the host."""
 
-    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, device: int) -> PlayedKernels:
+    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> PlayedKernels:
         assert device == 0 and 1 <= hidden_size <= 6
         return PlayedKernels(precision_of(precision), hidden_size, layout, log_a)
 
