@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from dense_cases import Case, assert_same_bits, cases, check_backward, check_forward, check_that_nan_stays
+from dense_cases import Case, assert_same_bits, cases, check_backward, check_forward, check_that_nan_stays, products_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels_as_host_code import HAS_COMPILER
@@ -33,8 +34,8 @@ def way(model: str, head_dim: int, heads: int, precision: str, gap: int, flags: 
 
 
 # Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, unit_warps,
-# k_warps, batch_tile, ahead, and in fp32 by tensor cores splits_once. Heads of less than a warp has, of a part of a tile, and of
-# several warps and blocks.
+# k_warps, batch_tile, ahead, and in fp32 by tensor cores splits_once. Heads of less than a warp has, of a part of a tile, and
+# of several warps and blocks.
 WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
     way("lstm", 5, 2, "fp16", 1, "reverse arithmetic", 1, 1, 1, 2, 8),
@@ -89,6 +90,38 @@ def test_both_passes_do_what_plain_loops_do(one: Any, folder: Path, data: st.Dat
     case = data.draw(cases_of(folder, one))
     check_forward(case)
     check_backward(case)
+
+
+# Each with the largest error it may have, relative to the sum of all products without their signs: that of a product, and that
+# of a sum as often as there are some. The two tf32 that stand for a number are off by 2^-22 of it, twice, and the product of the
+# small ones is not there; a tensor core adds up eight products at once and cuts off. Behind the products are sums of warps, of
+# chains, of large and small parts, and with the gate.
+LAST_SUMS = 8
+EXACT = (
+    (way("linear", 48, 1, "fp32", 8, "", 2, 2, 1, 8, 4, 1), 3 * 2.0**-22 + (48 / 8 + LAST_SUMS) * 2.0**-23),
+    (way("linear", 48, 1, "fp32", 8, "", 1, 3, 1, 2, 4, 0), 3 * 2.0**-22 + (48 / 8 + LAST_SUMS) * 2.0**-23),
+    (way("linear", 48, 1, "fp32", 8, "fma", 2, 2, 2, 4, 4), (48 + LAST_SUMS) * 2.0**-24),
+    (way("linear", 48, 1, "fp64", 2, "", 1, 3, 1, 8, 4), (48 + LAST_SUMS) * 2.0**-53),
+)
+
+
+@pytest.mark.parametrize(("one", "error"), EXACT, ids=str)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_products_are_as_exact_as_their_precision(one: Any, error: float, folder: Path, data: st.DataObject) -> None:
+    case = replace(data.draw(cases_of(folder, one)), bias=None, recurrent_bias=None, resets=None)
+    random = np.random.default_rng(case.seed)
+    # Of all signs and exponents within 2^±20.
+    R, initial = (
+        (random.normal(size=array.shape) * 2.0 ** random.integers(-20, 20, array.shape)).astype(array.dtype)
+        for array in (case.R, np.zeros((len(case.sequences), case.kernels.hidden), case.kernels.real))
+    )
+    case = replace(case, x=np.zeros_like(case.x), R=R, initial={"h": initial})
+    y, exact = case.kernels.forward(case).y, products_of(case, initial)[:, 0, 0]
+    size = products_of(replace(case, R=np.abs(R)), np.abs(initial))[:, 0, 0]
+    for sequence, (batch, _, _) in enumerate(case.sequences):
+        for row in case.rows(sequence)[:1]:
+            assert (np.abs(y[batch, row] - exact[sequence]) <= error * size[sequence]).all()
 
 
 @pytest.mark.parametrize("one", CLUSTERS_AND_A_BLOCK, ids=str)
