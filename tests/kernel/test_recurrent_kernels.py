@@ -93,9 +93,9 @@ def test_both_passes_do_what_plain_loops_do(one: Any, folder: Path, data: st.Dat
 
 
 # Each with the largest error it may have, relative to the sum of all products without their signs: that of a product, and that
-# of a sum as often as there are some. The two tf32 that stand for a number are off by 2^-22 of it, twice, and the product of the
-# small ones is not there; a tensor core adds up eight products at once and cuts off. Behind the products are sums of warps, of
-# chains, of large and small parts, and with the gate.
+# of a sum as often as there are some. The two tf32 that stand for a number are off by 2^-22 of it, twice, and the product of
+# the small ones is not there; a tensor core adds up eight products at once and cuts off. Behind the products are sums of warps,
+# of chains, of large and small parts, and with the gate.
 LAST_SUMS = 8
 EXACT = (
     (way("linear", 48, 1, "fp32", 8, "", 2, 2, 1, 8, 4, 1), 3 * 2.0**-22 + (48 / 8 + LAST_SUMS) * 2.0**-23),
