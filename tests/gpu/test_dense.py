@@ -66,11 +66,10 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
 
 # Heads of a block, of a cluster of two kinds of R (split once, or in every step), and of rows at multiples of one value.
 WIDE_SHAPES = ((5, 40, 2, 32), (9, 33, 1, 128), (4, 20, 1, 192), (3, 17, 3, 33))
+WIDE_SPECS = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
 
 
-@pytest.mark.parametrize(
-    "spec", ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"}), ids=str
-)
+@pytest.mark.parametrize("spec", WIDE_SPECS, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_persistent_kernels_of_more_than_16_bits(compiled: Callable[..., Kernel], cell: str, spec: dict[str, str]) -> None:
     check_against_autograd(compiled, cell, layout="BTD", shapes=WIDE_SHAPES, **spec)
