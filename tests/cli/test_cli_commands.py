@@ -120,13 +120,11 @@ def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Pa
         ("precision=fp64", "multiplied by fused multiply-adds"),
         (
             "precision=fp32 layout=BDT",
-            "not persistent: the channels of a row are not contiguous in layout BDT, only in BTD and TBD",
+            "not contiguous in layout BDT, only in BTD and TBD",
         ),
     ),
 )
-def test_explain_says_how_the_steps_of_a_dense_cell_are_taken(
-    command: Command, min_gru: Path, settings: str, said: str
-) -> None:
+def test_explain_says_how_a_dense_cell_takes_its_steps(command: Command, min_gru: Path, settings: str, said: str) -> None:
     asked = f"model=lstm hidden_size=64 {settings}".split()
     answer = command("explain", min_gru, "--gpu", "h100", *(word for one in asked for word in ("--set", one)))
     assert answer.status == 0
