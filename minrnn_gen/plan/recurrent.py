@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
+from minrnn_gen.plan.recurrent_product import UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -134,8 +134,8 @@ def _shared_map(
         "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
     }
     if k_warps > 1:
-        results = _tiles(problem) * RESULTS * scan.WARP_LANES
-        parts["partial"] = (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
+        results = _tiles(problem) * _cells(batch_tile) * scan.WARP_LANES
+        parts["partial"] = 2 * (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
     if cluster_blocks > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts

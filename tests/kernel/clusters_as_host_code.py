@@ -125,6 +125,18 @@ static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned lo
     }
 }
 
+// PTX ISA, ldmatrix: lane 8 m + r has the address of row r of matrix m.
+template <int WORDS> static void load_matrices(unsigned (&word)[WORDS], const void* row) {
+    const auto& rows = exchange(row);
+    const int lane = current->thread % LANES;
+    if (lane < 8 * WORDS && reinterpret_cast<size_t>(row) % 16) stop("a row of a matrix that is not aligned");
+    for (int m = 0; m < WORDS; ++m) {
+        const unsigned char* of_lane;
+        std::memcpy(&of_lane, rows[8 * m + lane / 4], sizeof of_lane);
+        std::memcpy(&word[m], of_lane + lane % 4 * sizeof word[m], sizeof word[m]);
+    }
+}
+
 // The hardware ignores the low 13 bits of what it takes for tf32, and rounds sums towards 0.
 static float read_as_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1fffu); }
 static unsigned tf32_of(float value) {
