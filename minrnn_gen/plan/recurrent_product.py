@@ -49,18 +49,19 @@ def tiling(problem: Problem, rows: int, batch_tile: int, splits_once: int = 0) -
             sums = 2 * RESULTS * (2 if rows == 1 else 1)
             if splits_once:
                 return Tiling(depth=8, padding=8, matrix=8, sum=sums, products=3)
+            # The parts of one tile at a time, whose registers all rows share.
+            sums += -(-8 // rows)
             return Tiling(depth=8, padding=8, matrix=4, sum=sums, products=3, cycles=CYCLES_PER_SPLIT)
         case "fma":
             depth = 16
             values = UNITS_PER_WARP * depth // WARP_LANES
-            # Of two rows, for each pair of sequences; each pair of a lane's results by so many shuffles.
-            pairs = batch_tile // 2
-            shuffles = words * RESULTS * (3 if pairs == 4 else 2)
+            # Of each result, over four lanes: half of all pairs of sequences, then half of what is left, at least one.
+            shuffles = words * RESULTS * (3 if batch_tile == 8 else 2)
             return Tiling(
                 depth=depth,
                 padding=0,
                 matrix=words * values,
-                sum=words * (2 * pairs + RESULTS),
+                sum=words * 2 * batch_tile,  # of two rows for every sequence
                 products=0,
                 cycles=values * batch_tile * CYCLES_PER_MULTIPLY_ADD[problem.precision.arithmetic_bytes],
                 row_cycles=shuffles * CYCLES_PER_SHUFFLE,
