@@ -358,6 +358,7 @@ class Builder:
             regime=regime,
             gpu=self.target.profile,
             heads=spec.heads if kind == "dense" else 1,
+            fp32_product=spec.fp32_product,
         )
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from minrnn_gen.build import BuiltKernel
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
+# What multiplies R, by KernelPlan.matrix_product.
+PRODUCTS = {
+    "narrow": "tensor cores",
+    "tf32x3": "tensor cores, three products in tf32 for each of fp32",
+    "fma": "fused multiply-adds",
+}
+
 
 def explain(built: BuiltKernel, note: str = "") -> str:
     """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
@@ -41,7 +48,8 @@ def _decision(plan: KernelPlan, note: str) -> str:
 def _walk(plan: KernelPlan) -> tuple[str, ...]:
     """How a dense cell's steps are taken, and why not in one launch."""
     if plan.is_persistent:
-        return ("  walk       persistent: all steps in one launch, the recurrent matrix on the chip",)
+        by = PRODUCTS[plan.matrix_product]
+        return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
     return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
 
 

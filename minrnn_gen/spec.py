@@ -76,7 +76,10 @@ class Spec(BaseModel):
     )
     fp32_product: Literal["tf32x3", "fma"] = Field(
         default="tf32x3",
-        description="How fp32 matrix products are made: three tf32 tensor-core products, or fused multiply-adds.",
+        description=(
+            "How persistent kernels multiply by R in fp32: by three tf32 products of tensor cores for each, or by fused "
+            "multiply-adds."
+        ),
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,

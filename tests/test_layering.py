@@ -53,7 +53,7 @@ LAYERS = (
     Layer("plan.problem", "cell, sizes and GPU in one"),
     Layer("plan.solver", "every candidate, and the best of them"),
     Layer("plan.scan", "what the plans of one family share"),
-    Layer("plan.elementwise", "what the plans with a thread for each element share"),
+    Layer("plan.elementwise plan.recurrent_product", "what the plans of steps share"),
     Layer("plan.*", "variables, constraints, resources and cost of a forward and its backward, or of all steps"),
     Layer("plan.families", "which of them a problem is for"),
     Layer("source", "the decision as CUDA text"),

@@ -59,12 +59,14 @@ class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
 
     `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
-    compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`, the
-    typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where time is
-    split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
-    `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none. `saved_values` names what a
-    backward reads of its forward, `recomputed_values` what it computes again; both are empty in other passes. `passed_over` is
-    why a preferred family of kernels does not serve, one sentence, empty where there is none.
+    compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`,
+    the typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where
+    time is split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
+    `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none; `matrix_product` is how
+    a kernel that keeps it on the chip multiplies by it: "narrow", "tf32x3" or "fma", empty where there is none.
+    `saved_values` names what a backward reads of its forward, `recomputed_values` what it computes again; both are empty in
+    other passes. `passed_over` is why a preferred family of kernels does not serve, one sentence, empty where there is
+    none.
     """
 
     kernel_pass: str
@@ -84,6 +86,7 @@ class KernelPlan:
     arithmetic_dtype: str
     arithmetic_bytes: int
     functions: FunctionAccuracy
+    matrix_product: str
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]

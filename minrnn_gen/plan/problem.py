@@ -13,6 +13,8 @@ KernelPass = Literal["forward", "backward", "step"]
 Layout = Literal["BTD", "TBD", "BDT"]
 # As cell.analysis proves it.
 CellKind = Literal["affine-diagonal", "diagonal", "dense"]
+# How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, or fused multiply-adds.
+MatrixProduct = Literal["narrow", "tf32x3", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
@@ -55,7 +57,8 @@ class CellShape:
 class Problem:
     """One kernel to plan; `batch` and `time` are typical sizes, the kernel must be valid for all.
 
-    `heads` are the blocks of a recurrent matrix, which divide `hidden_size`; 1 where there is none.
+    `heads` are the blocks of a recurrent matrix, which divide `hidden_size`; 1 where there is none. `fp32_product` is how
+    products of fp32 are made.
     """
 
     kernel_pass: KernelPass
@@ -68,6 +71,14 @@ class Problem:
     regime: Regime
     gpu: GpuProfile
     heads: int = 1
+    fp32_product: Literal["tf32x3", "fma"] = "tf32x3"
+
+    @property
+    def matrix_product(self) -> MatrixProduct:
+        """How a kernel with R on the chip multiplies by it."""
+        if self.precision.storage_bytes == 2:
+            return "narrow"
+        return self.fp32_product if self.precision.name == "fp32" else "fma"
 
     @property
     def element_count(self) -> int:

@@ -95,6 +95,8 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
     def registers_of_block(*values: int) -> int:
         point = dict(zip(both, values, strict=True))
         warps = threads.of(*(point[name] for name in threads.over)) // WARP_LANES
+        # Each partition of the SM has its part of the registers, and one of them the most warps.
+        warps = -(-warps // gpu.partitions_per_sm) * gpu.partitions_per_sm
         estimate = registers.of(*(point[name] for name in registers.over))
         unit = gpu.register_unit_per_warp
         return warps * (-(-estimate * WARP_LANES // unit) * unit)

@@ -127,6 +127,7 @@ class Solution:
             arithmetic_dtype=problem.precision.arithmetic_dtype,
             arithmetic_bytes=problem.precision.arithmetic_bytes,
             functions=problem.precision.functions,
+            matrix_product=problem.matrix_product if problem.cell.kind == "dense" else "",
             state_count=len(problem.cell.states),
             saved_values=problem.cell.saved_values,
             recomputed_values=problem.cell.recomputed_values,

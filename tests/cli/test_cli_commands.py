@@ -111,6 +111,26 @@ def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Pa
         assert heading in explained
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    (
+        ("precision=bf16", "multiplied by tensor cores"),
+        ("precision=fp32", "multiplied by tensor cores, three products in tf32 for each of fp32"),
+        ("precision=fp32 fp32_product=fma", "multiplied by fused multiply-adds"),
+        ("precision=fp64", "multiplied by fused multiply-adds"),
+        (
+            "precision=fp32 layout=BDT",
+            "not contiguous in layout BDT, only in BTD and TBD",
+        ),
+    ),
+)
+def test_explain_says_how_a_dense_cell_takes_its_steps(command: Command, min_gru: Path, settings: str, said: str) -> None:
+    asked = f"model=lstm hidden_size=64 {settings}".split()
+    answer = command("explain", min_gru, "--gpu", "h100", *(word for one in asked for word in ("--set", one)))
+    assert answer.status == 0
+    assert [line for line in answer.out.splitlines() if "walk" in line and line.endswith(said)]
+
+
 def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minrnn_gen.cuda.has_device", lambda: False)
     monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: None)

@@ -24,9 +24,22 @@ CASES = tuple((model, GPUS[(m + d) % 4], head_dim) for (m, model), (d, head_dim)
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 
 
-@pytest.mark.parametrize(("model", "gpu", "head_dim"), CASES)
-def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_dim: int) -> None:
-    builder = builder_of(model, gpu, precision="bf16", hidden_size=head_dim)
+# Every way to multiply in fp32 and fp64, on every GPU and of every cell; odd sizes have rows at multiples of one value.
+WIDE: tuple[dict[str, Any], ...] = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
+WIDE_GPUS = ("h200", "h100", "a100", "rtx4090", "b200", "rtx5090")
+WIDE_CASES = tuple(
+    (model, gpu, head_dim, WIDE[(m + g + s) % 3])
+    for (m, model), (g, gpu), (s, head_dim) in itertools.product(
+        enumerate(MODELS), enumerate(WIDE_GPUS), enumerate((16, 33, 128))
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "head_dim", "spec"), (*((*case, {"precision": "bf16"}) for case in CASES), *WIDE_CASES)
+)
+def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
+    builder = builder_of(model, gpu, hidden_size=head_dim, **spec)
     for kernel_pass in PASSES:
         # With all that a regime may add to the text.
         kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
@@ -46,14 +59,26 @@ def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int
         assert builder.solve(kernel_pass, builder.hinted_regime).plan().is_persistent, kernel_pass
 
 
+@pytest.mark.parametrize("spec", WIDE, ids=str)
+@pytest.mark.parametrize(("model", "gpu", "head_dim"), [("lstm", "h200", 128), ("gru", "b200", 128), ("slstm", "a100", 32)])
+def test_wide_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
+    builder = builder_of(model, gpu, hidden_size=4 * head_dim, heads=4, **spec)
+    for kernel_pass in PASSES:
+        plan = builder.solve(kernel_pass, builder.hinted_regime).plan()
+        assert plan.is_persistent, (kernel_pass, plan.passed_over)
+        assert plan.matrix_product == spec.get("fp32_product", "tf32x3" if spec["precision"] == "fp32" else "fma")
+
+
 def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
     for spec, reason in (
-        ({"precision": "fp32"}, "not fp32"),
+        ({"precision": "fp32", "hidden_size": 1024}, "units_of_head"),
         ({"precision": "bf16", "layout": "BDT"}, "layout BDT"),
+        ({"precision": "fp64", "layout": "BDT"}, "layout BDT"),
         ({"precision": "bf16", "hidden_size": 8192}, "units_of_head"),
     ):
         builder = builder_of("lstm", **spec)
         plan = builder.solve("forward", builder.hinted_regime).plan()
         assert not plan.is_persistent and reason in plan.passed_over
-    old = builder_of("lstm", "t4", precision="fp16", hidden_size=64)
-    assert "sm_80" in old.solve("forward", old.hinted_regime).plan().passed_over
+    for precision in ("fp16", "fp32"):
+        old = builder_of("lstm", "t4", precision=precision, hidden_size=64)
+        assert "sm_80" in old.solve("forward", old.hinted_regime).plan().passed_over

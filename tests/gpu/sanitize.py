@@ -39,6 +39,7 @@ DENSE = (
     ("lstm", "bf16", 2, 40, "BTD"),
     ("gru", "fp16", 1, 200, "TBD"),
     ("slstm", "bf16", 1, 320, "BTD"),
+    ("gru", "fp32", 1, 96, "TBD"),
     ("elman", "fp32", 3, 7, "BDT"),
     ("lstm", "fp64", 1, 9, "BTD"),
 )

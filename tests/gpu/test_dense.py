@@ -61,14 +61,38 @@ def plain_run(
 @pytest.mark.parametrize("precision", tuple(DTYPES))
 @pytest.mark.parametrize("cell", CELLS)
 def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision: str, layout: str) -> None:
+    check_against_autograd(compiled, cell, precision, layout, SHAPES)
+
+
+# Heads of a block, of a cluster of two kinds of R (split once, or in every step), and of rows at multiples of one value.
+WIDE_SHAPES = ((5, 40, 2, 32), (9, 33, 1, 128), (4, 20, 1, 192), (3, 17, 3, 33))
+WIDE_SPECS = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
+
+
+@pytest.mark.parametrize("spec", WIDE_SPECS, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_persistent_kernels_of_more_than_16_bits(compiled: Callable[..., Kernel], cell: str, spec: dict[str, str]) -> None:
+    check_against_autograd(compiled, cell, layout="BTD", shapes=WIDE_SHAPES, **spec)
+
+
+def check_against_autograd(
+    compiled: Callable[..., Kernel],
+    cell: str,
+    precision: str,
+    layout: str,
+    shapes: tuple[tuple[int, int, int, int], ...],
+    **spec: str,
+) -> None:
     import torch
 
     torch.manual_seed(5)
     dtype = getattr(torch, DTYPES[precision])
     carried = torch.float64 if precision == "fp64" else torch.float32
-    for batch, time, heads, size in SHAPES:
+    for batch, time, heads, size in shapes:
         hidden = heads * size
-        kernel = compiled(model=cell, hidden_size=hidden, heads=heads, precision=precision, layout=layout, recurrent_bias=True)
+        kernel = compiled(
+            model=cell, hidden_size=hidden, heads=heads, precision=precision, layout=layout, recurrent_bias=True, **spec
+        )
         gates, products = len(kernel.gates), len(kernel.contract.recurrent_gates)
 
         def random(*shape: int, of: Any = dtype, scale: float = 1.0) -> Any:
@@ -121,8 +145,16 @@ def arguments(torch: Any, kernel: Kernel, batch: int, time: int, seed: int) -> t
     return x.to(dtype), R.to(dtype)
 
 
-# A persistent kernel in a block and in a cluster, and the alternating path by its precision and by its size.
-WAYS = (("bf16", 2, 32), ("bf16", 1, 192), ("fp32", 1, 48), ("bf16", 1, 640))
+# A persistent kernel in a block and in a cluster, and the alternating path by its size.
+WAYS = (
+    ("bf16", 2, 32),
+    ("bf16", 1, 192),
+    ("fp32", 1, 48),
+    ("fp32", 1, 192),
+    ("fp64", 2, 32),
+    ("fp32", 1, 640),
+    ("bf16", 1, 1280),
+)
 
 
 @pytest.mark.parametrize(("precision", "heads", "size"), WAYS)

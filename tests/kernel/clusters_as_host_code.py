@@ -137,6 +137,34 @@ static void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const voi
     }
 }
 
+// The hardware ignores the low 13 bits of what it takes for tf32, and rounds sums towards 0.
+static float read_as_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1fffu); }
+static unsigned tf32_of(float value) {
+    const unsigned bits = __float_as_uint(value);
+    return value == value ? (bits + 0x1000u) & ~0x1fffu : 0x7fffffffu;
+}
+static float towards_zero(double value) {
+    const float nearest = value;
+    return std::abs(nearest) > std::abs(value) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+// PTX ISA, mma.sync m16n8k8: who holds which element.
+static void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+    const Held mine = {{left[0], left[1], left[2], left[3]}, {low, high}};
+    const auto& words = exchange(mine);
+    const int lane = current->thread % LANES;
+    for (int n = 0; n < 4; ++n) {
+        const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
+        double total = sum[n];
+        for (int k = 0; k < 8; ++k) {
+            Held of_left, of_right;
+            std::memcpy(&of_left, words[row % 8 * 4 + k % 4], sizeof of_left);
+            std::memcpy(&of_right, words[column * 4 + k % 4], sizeof of_right);
+            total += double(read_as_tf32(of_left.left[row / 8 + k / 4 * 2])) * read_as_tf32(of_right.right[k / 4]);
+        }
+        sum[n] = towards_zero(total);
+    }
+}
+
 static void copy_now(const Copy& copy) { std::memcpy(copy.to, copy.from, copy.bytes); }
 static std::vector<std::pair<const char*, const char*>> readable;
 static void copy_async(void* to, const void* from, int bytes) {

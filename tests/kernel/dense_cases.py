@@ -26,7 +26,13 @@ LIGHT_GRU = {
     "gates": ["o", "z", "c"],
     "parameters": ["leak", "u"],
 }
-MODELS: dict[str, Any] = {**{name: name for name in ("elman", "gru", "lstm", "slstm")}, "light_gru": LIGHT_GRU}
+# Nothing but the product.
+LINEAR = {"name": "linear", "equations": "h[t] = W.h + R.h"}
+MODELS: dict[str, Any] = {
+    **{name: name for name in ("elman", "gru", "lstm", "slstm")},
+    "light_gru": LIGHT_GRU,
+    "linear": LINEAR,
+}
 
 
 @dataclass(frozen=True)

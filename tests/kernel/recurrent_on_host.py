@@ -77,13 +77,22 @@ FEW_REGISTERS: dict[KernelPass, int] = {"forward": 120, "backward": 144}
 
 @functools.cache
 def persistent_kernels(
-    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, few_registers: bool, **wanted: int
+    folder: Path,
+    model: str,
+    head_dim: int,
+    heads: int,
+    precision: str,
+    regime: Regime,
+    product: str,
+    few_registers: bool,
+    **wanted: int,
 ) -> PersistentKernels:
     """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same.
 
     `few_registers`: for a GPU with so few that shared memory has a part of the matrix.
     """
-    spec = load_spec({"model": MODELS[model], "hidden_size": heads * head_dim, "heads": heads, "precision": precision})
+    sizes = {"hidden_size": heads * head_dim, "heads": heads}
+    spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": product})
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
 
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:
