@@ -64,7 +64,8 @@ class KernelPlan:
     split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
     `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none. `saved_values` names what a
     backward reads of its forward, `recomputed_values` what it computes again; both are empty in other passes. `passed_over` is
-    why a preferred family of kernels does not serve, one sentence, empty where there is none.
+    why a preferred family of kernels does not serve, one sentence, empty where there is none. In a debug build
+    `waits_are_bounded`: whoever waits in vain says so and ends the kernel.
     """
 
     kernel_pass: str
@@ -108,6 +109,7 @@ class KernelPlan:
     rejected: Mapping[str, int]
     passed_over: str
     runners_up: tuple[Alternative, ...]
+    waits_are_bounded: bool = False
 
     def __post_init__(self) -> None:
         for name in ("variables", "shared_map", "predicted_us", "rejected"):

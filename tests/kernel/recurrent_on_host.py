@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class PersistentKernels(DenseCell):
 
 @functools.cache
 def persistent_kernels(
-    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, **wanted: int
+    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, is_debug: bool = False, **wanted: int
 ) -> PersistentKernels:
     """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same."""
     spec = load_spec({"model": MODELS[model], "hidden_size": heads * head_dim, "heads": heads, "precision": precision})
@@ -83,7 +83,7 @@ def persistent_kernels(
         solution = builder.solve(kernel_pass, regime)
         assert solution.family.name == f"recurrent_{kernel_pass}"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
-        return solution.plan(having.index(max(having)))
+        return replace(solution.plan(having.index(max(having))), waits_are_bounded=is_debug)
 
     @functools.cache
     def code(kernel_pass: KernelPass) -> ClusterCode:

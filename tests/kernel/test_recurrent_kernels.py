@@ -45,6 +45,7 @@ WAYS = (
     way("elman", 5, 1, "bf16", 3, "reverse", 1, 1, 1, 8, 4),
     way("light_gru", 24, 1, "bf16", 8, "resets", 2, 1, 1, 4, 4),
     way("light_gru", 7, 3, "fp16", 1, "reverse resets arithmetic", 1, 1, 1, 2, 4),
+    way("gru", 24, 1, "fp16", 8, "resets debug", 2, 1, 2, 2, 4),
 )
 
 
@@ -53,7 +54,7 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     has_resets = "resets" in flags if resets is None else resets
     kept = next((flag for flag in flags if flag in ("storage", "arithmetic")), "none")
     regime = Regime(alignment_of(2 * head_dim, 2 * gap), "reverse" in flags, has_resets, kept)
-    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, **variables)
+    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, "debug" in flags, **variables)
     return cases(
         st.just(kernels),
         ("BTD", "TBD"),
