@@ -36,7 +36,7 @@ ACCESS = """\
 """
 CRASH = """\
 ========= Internal Sanitizer Error: failed to handle a hardware exception
-========= Program hit CUDA_ERROR_ILLEGAL_ADDRESS (error 700) due to "an illegal memory access" on CUDA API call to cuCtxSynchronize.
+========= Program hit CUDA_ERROR_ILLEGAL_ADDRESS (error 700) due to "an illegal memory access" on CUDA API call to cuEventQuery.
 =========     Saved host backtrace up to driver entry point at error
 =========
 """
