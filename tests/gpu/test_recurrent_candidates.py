@@ -12,7 +12,7 @@ from minrnn_gen.store import Store
 
 pytestmark = pytest.mark.gpu
 
-# Of each pass: four or five candidates, most of which are compiled twice, for calls with and without states kept.
+# Of each pass: four or five candidates, those of forwards compiled twice, for calls with and without states kept.
 GROUPS = 60
 # More than the deepest ring holds, and an odd number of steps.
 TIME = 19
@@ -29,7 +29,8 @@ def test_candidates_are_right(shared_store: Store, kernel_pass: KernelPass, grou
         pytest.skip("this GPU has no persistent kernels")
     torch.manual_seed(group)
     wrong, dropped = [], []
-    for sample in samples[group * len(samples) // GROUPS : (group + 1) * len(samples) // GROUPS]:
+    its = samples[group::GROUPS]
+    for sample in its:
         variables = dict(sample.variables)
         try:
             kernel = kernel_of_sample(sample, shared_store)
@@ -48,4 +49,4 @@ def test_candidates_are_right(shared_store: Store, kernel_pass: KernelPass, grou
             ran = [plan for (one, _), plan in kernel.plans.items() if one == kernel_pass]
             assert all(plan.is_persistent and plan.variables == variables for plan in ran), sample
     assert not wrong, "\n".join(wrong)
-    assert len(dropped) < max(2, len(samples) // GROUPS), dropped
+    assert 2 * len(dropped) <= len(its), f"the estimate of registers is wrong: {dropped}"
