@@ -26,7 +26,8 @@ WAYS = (("lstm", 2, 64), ("gru", 1, 256))
 PATIENCE_SECONDS = 120.0
 # More of them by hand: see the test.
 LAUNCHES = int(os.environ.get("MINRNN_TEST_LAUNCHES", "20000"))
-LAUNCHES_BETWEEN_LOOKS = 1000
+# Odd, so that both kernels are looked at.
+LAUNCHES_BETWEEN_LOOKS = 1001
 # A prime, so that every size meets both kernels, and both passes.
 SIZES = 97
 LAUNCHES_BETWEEN_BACKWARDS = 4
@@ -119,7 +120,7 @@ def test_a_gpu_that_is_full(
 def test_many_launches(compiled: Callable[..., Kernel], occupy: Callable[..., None]) -> None:
     """Two kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
 
-    The result of every 1,000th is the first of its size, bit by bit. 100,000 of them take about five times as long:
+    The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
     MINRNN_TEST_LAUNCHES=100000 python -m pytest tests/gpu/test_recurrent_execution.py -k many_launches
     """
     import torch
