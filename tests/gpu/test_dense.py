@@ -57,7 +57,7 @@ def plain_run(
     return torch.stack(outputs, 1), state
 
 
-def check_against_autograd(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
+def check_call(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
     """Call both passes with all that they may be given, on numbers drawn now; return the arguments of the forward and its y."""
     cell, precision, layout = kernel.plan.model, kernel.spec.precision, kernel.spec.layout
     contract = kernel.contract
@@ -117,7 +117,7 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
     for batch, time, heads, size in SHAPES:
         sizes = {"hidden_size": heads * size, "heads": heads}
         kernel = compiled(model=cell, precision=precision, layout=layout, recurrent_bias=True, **sizes)
-        given, y = check_against_autograd(torch, kernel, batch, time)
+        given, y = check_call(torch, kernel, batch, time)
         repeated, _ = kernel(**given)
         assert torch.equal(repeated, y)
 

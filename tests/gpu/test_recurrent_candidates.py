@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from persistent_candidates import PASSES, kernel_of_sample, sampled
-from test_dense import Y_TOLERANCE, check_against_autograd
+from test_dense import Y_TOLERANCE, check_call
 
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.plan.problem import KernelPass
@@ -34,7 +34,7 @@ def test_candidates_are_right(shared_store: Store, kernel_pass: KernelPass, grou
         variables = dict(sample.variables)
         try:
             kernel = kernel_of_sample(sample, shared_store)
-            given, y = check_against_autograd(torch, kernel, variables["batch_tile"] + 1, TIME)
+            given, y = check_call(torch, kernel, variables["batch_tile"] + 1, TIME)
             # In a call that keeps no states another kernel runs, of the same candidate.
             repeated, _ = kernel(**given)
             difference = torch.linalg.vector_norm(repeated.double() - y.double()) / torch.linalg.vector_norm(y.double())
