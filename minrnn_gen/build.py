@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -169,11 +169,15 @@ class Builder:
         few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
         return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
 
-    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
-        """List and rank every candidate; raises Infeasible where there is none."""
+    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+        """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
-        return next(solutions(self._problem(kernel_pass, regime)))
+        return solutions(self._problem(kernel_pass, regime))
+
+    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+        """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
+        return next(self.solutions(kernel_pass, regime))
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
@@ -258,11 +262,9 @@ class Builder:
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        from minrnn_gen.plan.families import solutions
-
         started = time.perf_counter()
         dropped: list[str] = []
-        for solution in solutions(self._problem(kernel_pass, regime)):
+        for solution in self.solutions(kernel_pass, regime):
             for rank in range(min(ATTEMPTS, len(solution.candidates))):
                 try:
                     built = self.build_candidate(solution, rank)

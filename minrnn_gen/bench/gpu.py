@@ -18,15 +18,15 @@ from minrnn_gen.bench.rounds import Arrays, Contender, Run
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.precision import precision_of
 
-# More than twice the L2 cache of any GPU (60 MB on an H200, 126 MB on a B200). Written so often that it takes four milliseconds,
-# in which the host has prepared the call before the device gets to it: the events then enclose the device's work alone. Within
-# one millisecond it had not, where other libraries' threads and the CPU's turns came between.
+# More than twice the L2 cache of any GPU (60 MB on an H200, 126 MB on a B200). Written so often that it takes four
+# milliseconds, in which the host has prepared the call before the device gets to it: the events then enclose the device's work
+# alone. Within one millisecond it had not, where other libraries' threads and the CPU's turns came between.
 FLUSH_BYTES, FLUSHES = 1 << 30, 16
 
 # Whatever can change a number. Distributions, by their names.
 _DISTRIBUTIONS = (
     "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cublas",
-    "nvidia-cublas-cu12", "accelerated-scan", "fla-core", "jax", "numpy",
+    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "accelerated-scan", "fla-core", "flashrnn", "jax", "numpy",
 )  # fmt: skip
 _DRIVER_TEXT_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 
