@@ -119,7 +119,7 @@ def test_ours_is_right_by_both_paths(model: str, task: Task) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_the_other_path_is_asked_for_where_all_steps_would_fit_one_launch() -> None:
-    problem = problem_of("lstm").model_copy(update={"precision": "bf16", "channels": 128, "time": 2})
+    problem = problem_of("lstm").model_copy(update={"precision": "fp16", "channels": 128, "time": 2})
     rows = measured(problem, dense.contenders(problem, FakeGpu(), (), {}))
     assert {name: row.facts["path"] for name, row in rows.items()} == {
         "minrnn-gen": "recurrent",
