@@ -13,11 +13,11 @@ from minrnn_gen.bench.dense_inputs import Inputs
 from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
-from minrnn_gen.bench.tables import FIRST_CALL
+from minrnn_gen.bench.tables import FIRST_CALL, PATH
 from minrnn_gen.build import Builder
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import families_of
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution, solve
 from minrnn_gen.spec import load_spec
@@ -52,6 +52,11 @@ def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapp
     return entries
 
 
+def path_of(plan: KernelPlan) -> str:
+    """Return how the steps are taken: all in one launch, or one by one."""
+    return "persistent" if plan.is_persistent else "alternating"
+
+
 def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, gpu: Gpu) -> Contender:
     kernels: list[Kernel] = []
     first_seconds: list[float] = []
@@ -84,7 +89,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
         # A call of other strides may have compiled once more: the last plan of a pass is the one that was timed.
         plans = {kernel_pass: plan for (kernel_pass, _), plan in kernels[-1].plans.items()}
         found: dict[str, int | float | str] = {
-            "path": ", then ".join(dict.fromkeys(plan.template.partition("_")[0] for plan in plans.values())),
+            PATH: ", then ".join(dict.fromkeys(path_of(plan) for plan in plans.values())),
             FIRST_CALL: round(first_seconds[-1], 3),
         }
         for kernel_pass, plan in plans.items():

@@ -95,7 +95,7 @@ class ProjectedInputs:
         if problem.table == "accuracy" and name == "x":
             return self._inputs.array("x").reshape(problem.batch, problem.time, rows)
         if problem.table == "accuracy" and name == "weight":
-            return gpu.torch.eye(rows, dtype=dtype, device="cuda")
+            return gpu.torch.eye(rows, dtype=dtype, device=self.array("x").device)
         if name == "x":
             return gpu.normal(problem.batch, problem.time, width).to(dtype)
         if name == "weight":

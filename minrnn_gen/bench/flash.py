@@ -105,11 +105,16 @@ def refusals(gpu: Gpu, peers: Sequence[str], problems: Sequence[Problem], second
     def failure(build: Build) -> str | None:
         left = ends_at - time.monotonic()
         why = failure_in_process(build.program, left) if left > 0 else "not begun"
-        return why and (f"not built within {seconds:g} s" if time.monotonic() >= ends_at else why)
+        return why and (f"not built in {seconds:g} s" if time.monotonic() >= ends_at else why)
 
-    with ThreadPoolExecutor(min(len(builds), os.cpu_count() or 1) or 1) as pool:
+    with ThreadPoolExecutor(min(len(builds), _processors()) or 1) as pool:
         reasons = pool.map(failure, builds)
         return {build.label: why for build, why in zip(builds, reasons, strict=True) if why is not None}
+
+
+def _processors() -> int:
+    """Return how many processors this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def contenders(

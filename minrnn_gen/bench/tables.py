@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import COPY, Record, Row
 
-LIMIT = "limit"
+LIMIT, PATH = "limit", "path"
 # The fact of a row that has seconds from compile(), or from the start of a build, to the first results.
 FIRST_CALL = "first_call_seconds"
 # What is short enough to stand in a cell; anything longer is a note below the table.
@@ -18,15 +18,16 @@ def table_text(rows: Sequence[Row]) -> str:
     """Return a table with a line for each problem and a column for each contender, and the failures below it.
 
     A cell is the median in ms, in brackets the share of the copy's speed and the largest relative error; in the table
-    `accuracy` the errors. What is known to be possible has a column where it is known.
+    `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have columns where any row has them.
     """
     names = contenders(rows)
     notes: dict[str, int] = {}
     problems = by_problem(rows)
-    has_limits = any(problem.limit_ms is not None for problem in problems)
-    lines = [heading(rows[0].problem.heading if rows else "", (*names, LIMIT) if has_limits else names)]
-    for problem, found in problems.items():
-        lines.append(line(problem, names, found, notes, (milliseconds(problem.limit_ms),) if has_limits else ()))
+    behind = {LIMIT: [milliseconds(problem.limit_ms) for problem in problems], PATH: [_path(one) for one in problems.values()]}
+    behind = {name: cells for name, cells in behind.items() if any(cells)}
+    lines = [heading(rows[0].problem.heading if rows else "", (*names, *behind))]
+    for index, (problem, found) in enumerate(problems.items()):
+        lines.append(line(problem, names, found, notes, [cells[index] for cells in behind.values()]))
     text = "\n".join(lines) + "\n"
     if notes:
         text += "\n" + "\n".join(f"[{number}] {sentence}  " for sentence, number in notes.items()) + "\n"
@@ -49,6 +50,12 @@ def by_problem(rows: Sequence[Row]) -> dict[Problem, dict[str, Row]]:
     for row in rows:
         found.setdefault(row.problem, {})[row.contender] = row
     return found
+
+
+def _path(rows: Mapping[str, Row]) -> str:
+    """Return the fact of the first row, which is that of the kernel as it is planned; empty where it has none."""
+    first, *_ = rows.values()
+    return str(first.facts.get(PATH, ""))
 
 
 def heading(problem: str, names: Sequence[str]) -> str:

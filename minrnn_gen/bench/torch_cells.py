@@ -42,7 +42,7 @@ def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedIn
     torch.backends.cudnn.allow_tf32 = False
     x, weight, R, dy = (projected.array(name).to(dtype) for name in ("x", "weight", "R", "dy"))
     kind = getattr(torch.nn, _LAYERS[str(problem.model)])
-    layer = kind(x.shape[-1], problem.channels, bias=False, batch_first=True, device="cuda", dtype=dtype)
+    layer = kind(x.shape[-1], problem.channels, bias=False, batch_first=True, device=x.device, dtype=dtype)
     with torch.no_grad():
         layer.weight_ih_l0.copy_(weight)
         layer.weight_hh_l0.copy_(R.reshape(-1, problem.channels))

@@ -74,10 +74,6 @@ class Tensor(np.ndarray):  # type: ignore[type-arg]
     def detach(self) -> Tensor:
         return self
 
-    def copy_(self, other: Any) -> Tensor:
-        self[...] = other
-        return self
-
     def select(self, axis: int, index: int) -> Tensor:
         return tensor(np.take(np.asarray(self), index, axis))
 
@@ -125,11 +121,9 @@ torch = SimpleNamespace(
     stack=_stack,
     where=lambda condition, first, second: tensor(np.where(condition, first, second)),
     zeros=lambda shape, dtype, **_: tensor(np.zeros(shape, dtype)),
-    eye=lambda count, dtype, **_: tensor(np.eye(count, dtype=dtype)),
     no_grad=nullcontext,
     Tensor=Tensor,
     nn=SimpleNamespace(functional=functional),
-    backends=SimpleNamespace(cudnn=SimpleNamespace(allow_tf32=True)),
 )
 
 

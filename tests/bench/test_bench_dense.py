@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
+from fake_gpu import FakeClock, FakeGpu, tensor, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bench_contenders import KernelOnTensors
@@ -20,6 +20,7 @@ import minrnn_gen
 from minrnn_gen.bench import dense, dense_problems, flash, flash_build, suites, torch_cells
 from minrnn_gen.bench.dense_inputs import Inputs, ProjectedInputs
 from minrnn_gen.bench.dense_reference import DENSE_REFERENCES, DenseReference
+from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem, TableName, Task
 from minrnn_gen.bench.record import Row
 from minrnn_gen.bench.rounds import Arrays, Limits, contest, error_allowed
@@ -122,7 +123,7 @@ def test_the_other_path_is_asked_for_where_all_steps_would_fit_one_launch() -> N
     problem = problem_of("lstm").model_copy(update={"precision": "fp16", "channels": 128, "time": 2})
     rows = measured(problem, dense.contenders(problem, FakeGpu(), (), {}))
     assert {name: row.facts["path"] for name, row in rows.items()} == {
-        "minrnn-gen": "recurrent",
+        "minrnn-gen": "persistent",
         "minrnn-gen alternating": "alternating",
     }
     assert all(row.is_right for row in rows.values())
@@ -139,39 +140,36 @@ def test_accuracy_is_of_y_and_the_last_states(model: str, results: set[str]) -> 
     assert row.is_right, row
 
 
-class LayerOnTensors:
-    """torch.nn.LSTM and its like, by the reference, with the names and shapes of torch."""
+class OnHost(Gpu):
+    """The real torch on the CPU in the place of the GPU."""
 
-    def __init__(self, model: str, width: int, hidden: int, **_: Any) -> None:
-        self.cell = DENSE_REFERENCES[model]
-        rows = len(self.cell.gates) * hidden
-        self.weight_ih_l0, self.weight_hh_l0 = tensor(np.zeros((rows, width))), tensor(np.zeros((rows, hidden)))
-
-    def __call__(self, x: Any) -> tuple[Tensor, Any]:
-        batch, time, _ = x.shape
-        hidden = self.weight_hh_l0.shape[1]
-        gates = (np.asarray(x) @ np.asarray(self.weight_ih_l0).T).reshape(batch, time, -1, 1, hidden)
-        R = np.asarray(self.weight_hh_l0).reshape(-1, 1, hidden, hidden)
-        walk = self.cell.run(np, gates.transpose(1, 2, 3, 0, 4), R)
-        return tensor(walk.y[:, 0].swapaxes(0, 1)), [tensor(one) for one in walk.states.values()]
+    def normal(self, *shape: int) -> Any:
+        return self.torch.randn(shape, generator=self.torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(("model", "table"), [("lstm", "cells"), ("gru", "cells"), ("elman", "cells"), ("lstm", "accuracy")])
-def test_layers_of_torch_are_given_what_they_are_judged_by(
-    monkeypatch: pytest.MonkeyPatch, model: str, table: TableName
-) -> None:
-    name = torch_cells._LAYERS[model]
-    monkeypatch.setattr(torch.nn, name, lambda *sizes, **more: LayerOnTensors(model, *sizes, **more), raising=False)
-    problem = problem_of(model, table=table, heads=1)
-    gpu = FakeGpu()
+@pytest.mark.parametrize("task", ["forward", "forward + backward"])
+@pytest.mark.parametrize("model", ["lstm", "gru", "elman"])
+def test_layers_of_torch_are_our_cells_and_judged_in_their_precision(model: str, task: Task) -> None:
+    gpu = OnHost(pytest.importorskip("torch", exc_type=ImportError))
+    problem = problem_of(model, task, heads=1)
     rows = measured(problem, torch_cells.contenders(problem, gpu, Inputs(problem, gpu), None))
-    assert len(rows) == (3 if table == "cells" else 1)
+    assert [row.facts["precision"] for row in rows.values()] == ["bf16", "fp16", "fp32"]
     for label, row in rows.items():
         assert row.failure is None, row
-        assert row.facts["precision"] in label
-        assert row.error_allowed == error_allowed(row.facts["precision"])
+        precision = row.facts["precision"]
+        assert label == f"torch.nn {precision}"
+        assert row.error_allowed == error_allowed(precision)  # type: ignore[arg-type]
+        assert set(row.errors) == ({"y"} if task == "forward" else {"y", "dx", "dR"})
         assert row.is_right, row
-    assert torch.backends.cudnn.allow_tf32 is False
+
+
+def test_for_accuracy_a_layer_of_torch_has_the_pre_activations_of_everybody() -> None:
+    gpu = OnHost(pytest.importorskip("torch", exc_type=ImportError))
+    problem = problem_of("lstm", table="accuracy", heads=1)
+    inputs = Inputs(problem, gpu)
+    (row,) = measured(problem, torch_cells.contenders(problem, gpu, inputs, None)).values()
+    assert set(row.errors) == {"y", "c"}, row.failure
+    assert row.is_right, row
 
 
 def test_gradients_go_through_the_projection() -> None:
@@ -270,7 +268,7 @@ pathlib.Path(folder, "library.json").write_text(json.dumps({"library": str(libra
     shape = f"1 x {QUICK[0].head_dim}, {QUICK[0].batch}"
     assert refused == {
         f"{FUSED} slstm {shape}": "RuntimeError: no kernel",
-        f"{ALTERNATING} slstm {shape}": "not built within 5 s",
+        f"{ALTERNATING} slstm {shape}": "not built in 5 s",
     }
     build = flash.build_of(FUSED, QUICK[0], FakeGpu().name)
     assert build is not None and build.made is not None and build.made["seconds"] == 1.5

@@ -10,7 +10,7 @@ from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Re
 from minrnn_gen.bench.plot import panels_of
 from minrnn_gen.bench.record import Record, Row, read_record
 from minrnn_gen.bench.suites import RECURRENT
-from minrnn_gen.bench.tables import FIRST_CALL
+from minrnn_gen.bench.tables import FIRST_CALL, PATH
 from minrnn_gen.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,13 +64,13 @@ def test_a_section_is_replaced_as_a_whole_and_nothing_else(section: str, records
 def test_a_record_of_dense_cells_has_its_tables() -> None:
     (problem, *_) = RECURRENT.problems("cells", False)
     rows = [
-        Row(problem=problem, contender="minrnn-gen", ms=0.25, facts={FIRST_CALL: 1.25}),
+        Row(problem=problem, contender="minrnn-gen", ms=0.25, facts={FIRST_CALL: 1.25, PATH: "persistent"}),
         Row(problem=problem, contender="flashrnn.cuda_fused", failure="not installed"),
     ]
     records = {"recurrent": EMPTY["recurrent"].with_rows(rows)}
     for section in ("recurrent headline", "recurrent cells"):
         text = filled(f"<!-- measured: {section} -->\n<!-- end of measured -->\n", records, "page.md")
-        assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 |" in text
+        assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 | persistent |" in text
     assert "| lstm 12 x 64, 16 x 1024 bf16 | 1.25 |" in text
 
 
