@@ -49,7 +49,7 @@ RECURRENT = Suite(
     contenders=dense.contenders,
     method={
         "inputs": "normal, new for every shape, R with a variance of 1 / head_dim; table accuracy: forget gates of mean 3",
-        "first call": "from compile() to the results, nothing in the cache, the context made; of flashrnn a build, many at once",
+        "first call": "from compile() to the results, nothing in the cache, the context made; of flashrnn a build of many",
         "limit": dense_problems.LIMIT_SOURCE,
         "torch.nn": "cuDNN, its projection from the width of the cell included; fp32 without TF32; a column for each precision",
         "flashrnn": flash.CHANGED,
