@@ -32,8 +32,12 @@ def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`."""
-    builder = Builder(spec, target, Store(cache_folder()))
-    regime = builder.hinted_regime
+    return kernel_from(Builder(spec, target, Store(cache_folder())))
+
+
+def kernel_from(builder: Builder) -> Kernel:
+    """Compile the spec of `builder`: what is made ahead of the first call."""
+    spec, regime = builder.spec, builder.hinted_regime
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
         return Kernel(builder, builder.build_all([("forward", regime)]))

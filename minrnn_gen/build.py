@@ -174,15 +174,15 @@ class Builder:
         few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
         return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
 
-    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
-        """List and rank every candidate; raises Infeasible where there is none."""
-        return next(self.solutions(kernel_pass, regime))
-
     def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
-        """Yield the candidates of each family that serves, the preferred one's first; raises Infeasible where none does."""
+        """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
         return solutions(self._problem(kernel_pass, regime))
+
+    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+        """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
+        return next(self.solutions(kernel_pass, regime))
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""

@@ -103,6 +103,7 @@ OWNERS = {
     "jax": "bench.peers",
     "accelerated_scan": "bench.peers",
     "fla": "bench.peers",
+    "flashrnn": "bench.flash bench.flash_build",
     "matplotlib": "bench.plot",
     "sympy": "cell.* !cell.files",
     "jinja2": "source",

@@ -26,7 +26,7 @@ FLUSH_BYTES, FLUSHES = 1 << 30, 16
 # Whatever can change a number. Distributions, by their names.
 _DISTRIBUTIONS = (
     "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cublas",
-    "nvidia-cublas-cu12", "accelerated-scan", "fla-core", "jax", "numpy",
+    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "accelerated-scan", "fla-core", "flashrnn", "jax", "numpy",
 )  # fmt: skip
 _DRIVER_TEXT_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 

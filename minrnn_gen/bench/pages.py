@@ -1,4 +1,4 @@
-"""The measured tables in the project's own pages, between markers: what a committed record gives, and nothing else."""
+"""The measured tables in the project's own pages, between markers: what committed records give, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ from functools import partial
 
 from minrnn_gen.bench.functions import FunctionRecord, functions_text
 from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.problems import TABLES, TITLES, TableName
+from minrnn_gen.bench.problems import TableName
 from minrnn_gen.bench.record import Record, Row
-from minrnn_gen.bench.tables import provenance, shares_text, table_text
+from minrnn_gen.bench.suites import RECURRENT, SCAN, SUITES
+from minrnn_gen.bench.tables import provenance, table_text, whole_text
 from minrnn_gen.errors import BadInput, nearest_name
 
-# From the top of the checkout.
-PUBLISHED_RECORD = "benchmarks/results/scan_h200.json"
-PLOT = "docs/scans.svg"
+# By the commands that make them; from the top of the checkout. What was not measured yet has no record.
+PUBLISHED_RECORDS = {
+    SCAN.command: "benchmarks/results/scan_h200.json",
+    RECURRENT.command: "benchmarks/results/recurrent_h200.json",
+}
+PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg"}
 PAGES = ("README.md", "docs/performance.md")
+_DRAWN = {
+    SCAN.command: "Scans and layers over the length of the sequence",
+    RECURRENT.command: "Dense cells over head_dim and over batch",
+}
+
+Records = Mapping[str, Record | None]
 
 _SECTION = re.compile(
     r"(?<=<!-- measured: )(?P<name>[a-z ]+)(?P<opened> -->\n)(?P<text>.*?)(?=<!-- end of measured -->)", re.DOTALL
 )
 
 
-def filled(page: str, record: Record, name: str) -> str:
+def filled(page: str, records: Records, name: str) -> str:
     """Return the text of a page with every section between its markers made anew; BadInput for a section nobody knows.
 
-    A section begins with `<!-- measured: NAME -->` and ends with `<!-- end of measured -->`, each on a line of its own.
+    A section begins with `<!-- measured: NAME -->` and ends with `<!-- end of measured -->`, each on a line of its own. Those
+    of another command than `scan` begin with its name. `records` are by command.
     """
-    return _filled(page, name, {section: partial(text, record) for section, text in SECTIONS.items()})
+    sections = {section: partial(text, records.get(command)) for section, (command, text) in SECTIONS.items()}
+    return _filled(page, name, sections)
 
 
 def filled_functions(page: str, record: FunctionRecord | None, name: str) -> str:
@@ -48,7 +60,7 @@ def _filled(page: str, name: str, sections: Mapping[str, Callable[[], str]]) -> 
     return _SECTION.sub(section, page)
 
 
-def _headline(record: Record) -> str:
+def _scan_headline(record: Record) -> str:
     """What one wants to know first: the long scans, the two cells at one shape, one layer over time."""
     chosen: dict[TableName, Callable[[Row], bool]] = {
         "raw": lambda row: row.problem.batch == 8,
@@ -58,25 +70,51 @@ def _headline(record: Record) -> str:
     parts = [provenance(record)]
     for table, is_chosen in chosen.items():
         if rows := [row for row in record.of_table(table) if is_chosen(row)]:
-            parts += [f"{TITLES[table]}:", table_text(rows).rstrip()]
+            parts += [f"{SCAN.titles[table]}:", table_text(rows).rstrip()]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: TableName, record: Record) -> str:
+def _recurrent_headline(record: Record) -> str:
+    """Many small heads and a single large one, of the cells that most people use."""
+    shapes = {("lstm", 64), ("lstm", 768), ("slstm", 64), ("gru", 64), ("gru", 768)}
+    rows = [row for row in record.of_table("cells") if (row.problem.model, row.problem.head_dim) in shapes]
+    parts = [provenance(record), f"{RECURRENT.titles['cells']}:", table_text(rows).rstrip()]
+    return "\n\n".join(parts if rows else parts[:1]) + "\n"
+
+
+def _table(command: str, table: TableName, record: Record) -> str:
     rows: Sequence[Row] = record.of_table(table)
     if not rows:
-        return f"Not measured yet; `minrnn-gen bench scan --only {table}` does.\n"
-    return "\n".join(filter(None, (table_text(rows), shares_text(rows))))
+        return f"Not measured yet; `minrnn-gen bench {command} --only {table}` does.\n"
+    # Over many shapes first calls are more of the same.
+    return table_text(rows) if table == "sweep" else whole_text(rows)
 
 
-def _plot(record: Record) -> str:
-    return f"![Scans and layers over the length of the sequence]({PLOT.removeprefix('docs/')})\n" if panels_of(record) else ""
+def _plot(command: str, record: Record) -> str:
+    return f"![{_DRAWN[command]}]({PLOTS[command].removeprefix('docs/')})\n" if panels_of(record) else ""
 
 
-SECTIONS: Mapping[str, Callable[[Record], str]] = {
-    "headline": _headline,
-    "provenance": lambda record: provenance(record) + "\n",
-    "method": lambda record: "".join(f"- **{name}**: {text}.\n" for name, text in record.method.items()),
-    "plot": _plot,
-    **{table: partial(_table, table) for table in TABLES},
+def _of_record(command: str, text: Callable[[Record], str], record: Record | None) -> str:
+    return f"Not measured yet; `minrnn-gen bench {command}` does.\n" if record is None else text(record)
+
+
+def _sections(command: str, headline: Callable[[Record], str]) -> dict[str, Callable[[Record | None], str]]:
+    """Return the text of every section about one command's record, None where there is none yet."""
+    texts: dict[str, Callable[[Record], str]] = {
+        "headline": headline,
+        "provenance": lambda record: provenance(record) + "\n",
+        "method": lambda record: "".join(f"- **{name}**: {text}.\n" for name, text in record.method.items()),
+        "plot": partial(_plot, command),
+        **{table: partial(_table, command, table) for table in SUITES[command].tables},
+    }
+    return {name: partial(_of_record, command, text) for name, text in texts.items()}
+
+
+# {name: (the command whose record it is about, its text)}
+SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
+    **{name: (SCAN.command, text) for name, text in _sections(SCAN.command, _scan_headline).items()},
+    **{
+        f"{RECURRENT.command} {name}": (RECURRENT.command, text)
+        for name, text in _sections(RECURRENT.command, _recurrent_headline).items()
+    },
 }

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -112,10 +112,14 @@ PEERS = (
 def peer_of(name: str) -> Peer:
     """Return the peer called `name`; another name is BadInput."""
     by_name = {peer.name: peer for peer in PEERS}
-    if name not in by_name:
-        allowed = ", ".join(by_name)
-        raise BadInput(f"--peer: {shown(name)} is given{nearest_name(name, by_name)}; allowed: {allowed}, or none")
-    return by_name[name]
+    return by_name[known_name(name, by_name)]
+
+
+def known_name(name: str, names: Collection[str]) -> str:
+    """Return `name`, which is BadInput where it is none of `names`."""
+    if name not in names:
+        raise BadInput(f"--peer: {shown(name)} is given{nearest_name(name, names)}; allowed: {', '.join(names)}, or none")
+    return name
 
 
 def load(peer: Peer) -> Scan:
@@ -137,13 +141,23 @@ def refusals(peers: Sequence[Peer], seconds: float) -> dict[str, str]:
 
 def refusal(peer: Peer, seconds: float, program: Sequence[str] = PROBE) -> str | None:
     """Return why `peer` cannot be measured here, or None where it can; `program` is given its name and its status says so."""
+    return failure_in_process((*program, peer.name), seconds) if is_installed(peer.distribution) else NOT_INSTALLED
+
+
+def is_installed(distribution: str) -> bool:
+    """Say whether a distribution is here."""
     try:
-        metadata.version(peer.distribution)
+        metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return NOT_INSTALLED
+        return False
+    return True
+
+
+def failure_in_process(program: Sequence[str], seconds: float) -> str | None:
+    """Run `program` for `seconds` at most; return None where its status is 0, else why not, by its last line."""
     try:
         process = subprocess.Popen(
-            [*program, peer.name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+            program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
     except OSError as error:
         return failure_of(error)

@@ -1,4 +1,4 @@
-"""A record as a plot: raw scans and layers over the length of the sequence."""
+"""A record as a plot: scans over the length of the sequence, dense cells over head_dim and batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import mode
 
+from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import COPY, Record, Row
 from minrnn_gen.bench.tables import by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
@@ -16,33 +18,55 @@ _PANEL_INCHES = (5.6, 4.2)
 
 @dataclass(frozen=True)
 class Curve:
-    """A contender's values over the time steps."""
+    """A contender's values, each at a size of the problem."""
 
     name: str
-    time: tuple[int, ...]
+    sizes: tuple[int, ...]
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes; `is_log` where the values span orders of magnitude."""
+    """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude."""
 
     title: str
     quantity: str
     is_log: bool
     curves: tuple[Curve, ...]
+    size: str = "time steps"
 
 
 def panels_of(record: Record) -> tuple[Panel, ...]:
-    """Return what can be drawn of a record: rows that differ in the time steps alone, at least two of them."""
+    """Return what can be drawn of a record: rows that differ in one size alone, at least two of them."""
     raw = [row for row in record.of_table("raw") if row.problem.task == "forward" and row.problem.precision == "fp32"]
     panels = []
     for (batch, channels), rows in _grouped(raw, lambda row: (row.problem.batch, row.problem.channels)).items():
         title = f"raw scan, fp32, {batch} x time x {channels}"
-        panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _share_of_copy)))
+        panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _time, _share_of_copy)))
     for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
-        panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, lambda row, _: row.ms)))
-    return tuple(panel for panel in panels if any(len(curve.time) > 1 for curve in panel.curves))
+        panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, _time, _ms)))
+    panels += _of_sweep([row for row in record.of_table("sweep") if row.problem.precision == "bf16"])
+    return tuple(panel for panel in panels if any(len(curve.sizes) > 1 for curve in panel.curves))
+
+
+def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
+    """Dense cells over head_dim and over batch, each at the other's value that most rows have, as time is."""
+    if not rows:
+        return []
+    time, batch = (mode(getattr(row.problem, name) for row in rows) for name in ("time", "batch"))
+    panels = []
+    at_time = [row for row in rows if row.problem.time == time]
+    over_head_dim = [row for row in at_time if row.problem.batch == batch]
+    for (model, task), found in _grouped(over_head_dim, lambda row: (row.problem.model, row.problem.task)).items():
+        title = f"{model}, {task}, batch {batch}, {time} steps, bf16"
+        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.head_dim, _ms), "head_dim"))
+    shapes = _grouped(
+        at_time, lambda row: (row.problem.model, row.problem.task, f"{row.problem.heads} x {row.problem.head_dim}")
+    )
+    for (model, task, sizes), found in shapes.items():
+        title = f"{model} {sizes}, {task}, {time} steps, bf16"
+        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.batch, _ms), "batch"))
+    return panels
 
 
 def need_matplotlib() -> None:
@@ -58,7 +82,9 @@ def svg_of(record: Record) -> str:
     """
     panels = panels_of(record)
     if not panels:
-        raise BadInput("--plot: nothing was measured at two lengths or more; measure the table raw or classic, without --quick")
+        raise BadInput(
+            "--plot: nothing was measured at two lengths or sizes; measure the table raw, classic or sweep, without --quick"
+        )
     need_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
@@ -72,8 +98,8 @@ def svg_of(record: Record) -> str:
             axes = figure.add_subplot(rows, columns, index + 1)
             for curve in panel.curves:
                 ours = curve.name.startswith(("minrnn-gen", "GPU"))
-                axes.plot(curve.time, curve.values, marker="o", markersize=3, linewidth=2.2 if ours else 1.1, label=curve.name)
-            axes.set(title=panel.title, xlabel="time steps", ylabel=panel.quantity)
+                axes.plot(curve.sizes, curve.values, marker="o", markersize=3, linewidth=2.2 if ours else 1.1, label=curve.name)
+            axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             axes.set_xscale("log", base=2)
             if panel.is_log:
                 axes.set_yscale("log")
@@ -95,23 +121,33 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> d
     return groups
 
 
-def _curves(rows: Sequence[Row], value: Callable[[Row, Row | None], float | None]) -> tuple[Curve, ...]:
+def _curves(
+    rows: Sequence[Row], size: Callable[[Problem], int], value: Callable[[Row, Row | None], float | None]
+) -> tuple[Curve, ...]:
     """Return a curve for each contender, without the points that are wrong or missing."""
     found = by_problem(rows)
     curves = []
     for name in contenders(rows):
         points = []
-        for problem, by_name in sorted(found.items(), key=lambda item: item[0].time):
+        for problem, by_name in sorted(found.items(), key=lambda item: size(item[0])):
             row = by_name.get(name)
             if row is None or not row.is_right:
                 continue
             number = value(row, by_name.get(COPY))
             if number is not None:
-                points.append((problem.time, number))
+                points.append((size(problem), number))
         if points:
-            time, values = zip(*points, strict=True)
-            curves.append(Curve(name, time, values))
+            sizes, values = zip(*points, strict=True)
+            curves.append(Curve(name, sizes, values))
     return tuple(curves)
+
+
+def _time(problem: Problem) -> int:
+    return problem.time
+
+
+def _ms(row: Row, _: Row | None) -> float | None:
+    return row.ms
 
 
 def _share_of_copy(row: Row, copied: Row | None) -> float | None:

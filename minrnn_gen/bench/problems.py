@@ -1,17 +1,18 @@
-"""What is measured: the problems of each table."""
+"""What is measured: a problem, and the problems of each table of scans."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Literal
 
 import pydantic
 
 from minrnn_gen.precision import PrecisionName
 
-TableName = Literal["raw", "cells", "layers", "classic"]
+TableName = Literal["raw", "cells", "layers", "classic", "sweep", "accuracy"]
 Task = Literal["forward", "backward", "forward + backward"]
 
-TABLES: tuple[TableName, ...] = get_args(TableName)
+TABLES: tuple[TableName, ...] = ("raw", "cells", "layers", "classic")
 TITLES: dict[TableName, str] = {
     "raw": "Raw scans, h[t] = a[t] h[t-1] + b[t]",
     "cells": "Fused cells, from pre-activations",
@@ -22,7 +23,10 @@ GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3}
 
 
 class Problem(pydantic.BaseModel):
-    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where it is projected first."""
+    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where it is projected first.
+
+    A dense cell has `heads`, and where one is known `limit_ms`, what the best kernels for this cell and shape alone took.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -34,12 +38,26 @@ class Problem(pydantic.BaseModel):
     time: int
     channels: int
     inputs: int | None = None
+    heads: int | None = None
+    limit_ms: float | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """The units of a head."""
+        return self.channels // (self.heads or 1)
 
     @property
     def label(self) -> str:
         """The problem as the first cell of a row."""
         sizes = f"{self.batch} x {self.time} x {self.channels}"
+        if self.heads is not None:
+            sizes = f"{self.heads} x {self.head_dim}, {self.batch} x {self.time}"
         return " ".join(filter(None, (self.model, sizes, self.precision, "" if self.task == "forward" else self.task)))
+
+    @property
+    def heading(self) -> str:
+        """What the sizes of the label are."""
+        return "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
 
     @property
     def spec(self) -> dict[str, str | int | bool | None]:
@@ -47,6 +65,7 @@ class Problem(pydantic.BaseModel):
         return {
             "model": self.model,
             "hidden_size": self.channels,
+            "heads": self.heads or 1,
             "input_size": self.inputs,
             "precision": self.precision,
             "batch": self.batch,
@@ -81,7 +100,12 @@ _TRAINING: tuple[Task, ...] = ("forward", "forward + backward")
 
 def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
     """Return the problems of `table`, in the order in which they are measured; `quick`: one or two small ones."""
-    problems = {"raw": _raw, "cells": _cells, "layers": _layers, "classic": _classic}
+    problems: dict[TableName, Callable[[bool], tuple[Problem, ...]]] = {
+        "raw": _raw,
+        "cells": _cells,
+        "layers": _layers,
+        "classic": _classic,
+    }
     return problems[table](quick)
 
 

@@ -93,7 +93,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         where = ".".join(map(str, first["loc"]))
         raise BadInput(
             f"{shown(os.fspath(path))}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}; "
-            f"give a file that 'minrnn-gen bench scan --json' wrote"
+            f"give a file that 'minrnn-gen bench' wrote with --json"
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import Row
-from minrnn_gen.precision import precision_of
+from minrnn_gen.precision import PrecisionName, precision_of
 
 Arrays = Mapping[str, Any]
 Run = Callable[[], Arrays]
@@ -41,7 +41,7 @@ class Contender:
 
     `prepare` builds what `run` needs, and `run` returns its results by name. `judge` returns the relative error of each
     result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are asked
-    at the end. `refused`: why it is not to be measured at all.
+    at the end. `refused`: why it is not to be measured at all. `precision`: its own, where it is not the problem's.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Contender:
     facts: Callable[[], dict[str, int | float | str]] = dict
     shares: Callable[[Run], dict[str, float]] | None = None
     refused: str | None = None
+    precision: PrecisionName | None = None
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,13 @@ def quartiles(times_ms: Sequence[float]) -> tuple[float, float, float]:
     return lower, middle, upper
 
 
-def error_allowed(problem: Problem) -> float:
-    """Return the largest relative error, norm by norm, of a result that counts as right.
+def error_allowed(name: PrecisionName) -> float:
+    """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
 
     Eight roundings to storage: of the inputs' products, of a projection, of y, which a backward reads again. And as many of
     the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect, 64.
     """
-    precision = precision_of(problem.precision)
+    precision = precision_of(name)
     return 8 * precision.storage_roundoff + 64 * precision.arithmetic_roundoff
 
 
@@ -182,7 +183,7 @@ def _row(problem: Problem, one: _Prepared) -> Row:
         rounds=len(one.times_ms),
         clock="host" if contender.on_host else "device events",
         errors=one.errors,
-        error_allowed=error_allowed(problem) if one.errors else None,
+        error_allowed=error_allowed(contender.precision or problem.precision) if one.errors else None,
         prepare_seconds=round(one.prepare_seconds, 3),
         facts=facts,
         shares=shares,

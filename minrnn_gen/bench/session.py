@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minrnn_gen.bench import cells, classic, layers, raw
 from minrnn_gen.bench.gpu import FLUSH_BYTES, Gpu, driver_release, versions
-from minrnn_gen.bench.peers import Peer
-from minrnn_gen.bench.problems import Problem, TableName, problems_of
+from minrnn_gen.bench.problems import Problem, TableName
 from minrnn_gen.bench.record import Record, Row
 from minrnn_gen.bench.rounds import Contender, Limits, contest, failure_of
 from minrnn_gen.errors import MinrnnError
 
 # A peer that compiled or tuned itself for longer than this at one shape is left out at the next ones.
 PREPARE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one command measures, and with whom.
+
+    `titles` are the tables in their order; `problems` returns those of one, few and small ones where its second argument says
+    so. `peers` are the names of other libraries; `refusals` tries the chosen ones, for so many seconds, on what is going to be
+    measured, and `contenders` returns everyone at a problem, told {name: why not}. `method` is what is said of it besides what
+    is true of every run.
+    """
+
+    command: str
+    titles: Mapping[TableName, str]
+    problems: Callable[[TableName, bool], tuple[Problem, ...]]
+    peers: tuple[str, ...]
+    refusals: Callable[[Gpu, Sequence[str], Sequence[Problem], float], dict[str, str]]
+    contenders: Callable[[Problem, Gpu, Collection[str], Mapping[str, str]], list[Contender]]
+    method: Mapping[str, str]
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """The tables in the order in which they are measured."""
+        return tuple(self.titles)
 
 
 @dataclass
@@ -24,27 +47,20 @@ class Session:
     `peers` are measured as far as `refused` {name: why not} has none of them; it grows by those that take too long.
     """
 
+    suite: Suite
     gpu: Gpu
-    peers: Sequence[Peer]
+    peers: Sequence[str]
     refused: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
 
-    def contenders(self, problem: Problem) -> list[Contender]:
-        """Return everyone who solves `problem`."""
-        match problem.table:
-            case "raw":
-                return raw.contenders(problem, self.gpu, self.peers, self.refused)
-            case "cells":
-                return cells.contenders(problem, self.gpu)
-            case "layers":
-                return layers.contenders(problem, self.gpu)
-            case "classic":
-                return classic.contenders(problem, self.gpu)
+    def try_peers(self, problems: Sequence[Problem], seconds: float) -> None:
+        """Refuse the peers that cannot be measured here, after `seconds` at most."""
+        self.refused |= self.suite.refusals(self.gpu, self.peers, problems, seconds)
 
     def measure(self, problem: Problem) -> tuple[Row, ...]:
         """Measure one problem; raises MinrnnError where the device itself has failed, and can do nothing more."""
-        rows = contest(problem, self.contenders(problem), self.gpu, self.limits)
-        self.refused |= too_slow(rows, {peer.name for peer in self.peers})
+        everyone = self.suite.contenders(problem, self.gpu, self.peers, self.refused)
+        rows = contest(problem, everyone, self.gpu, self.suite.limits)
+        self.refused |= too_slow(rows, set(self.peers))
         try:
             self.gpu.release()
             self.gpu.finish()
@@ -62,8 +78,9 @@ def too_slow(rows: Sequence[Row], peers: set[str]) -> dict[str, str]:
     }
 
 
-def new_record(command: str, gpu: Gpu, limits: Limits) -> Record:
+def new_record(command: str, gpu: Gpu, suite: Suite) -> Record:
     """Return a record without rows: the command, the machine, and how it measures."""
+    limits = suite.limits
     return Record(
         command=command,
         gpu=gpu.name,
@@ -75,14 +92,15 @@ def new_record(command: str, gpu: Gpu, limits: Limits) -> Record:
             "order": "everyone in turn, round after round, in one process",
             "clock": "device events around each run; the host's clock for what works on a stream or a processor of its own",
             "cache": f"{FLUSH_BYTES} bytes written before each run, outside the time",
-            "inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1",
             "outputs": "in memory filled with NaN before each run, where the library's allocator can be brought to it",
             "errors": "norm of the difference from float64 over the norm of the float64 result, of the last round",
+            **suite.method,
         },
     )
 
 
 def run_tables(
+    suite: Suite,
     tables: Sequence[TableName],
     quick: bool,
     record: Record,
@@ -91,7 +109,7 @@ def run_tables(
 ) -> Record:
     """Measure `tables` and return the completed record; `keep` gets the record with the new rows after each problem."""
     for table in tables:
-        for problem in problems_of(table, quick):
+        for problem in suite.problems(table, quick):
             rows = measure(problem)
             record = record.with_rows(rows)
             keep(record, rows)

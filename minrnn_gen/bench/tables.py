@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import COPY, Record, Row
 
-PROBLEM = "batch x time x channels"
+LIMIT, PATH = "limit", "path"
+# The fact of a row that has seconds from compile(), or from the start of a build, to the first results.
+FIRST_CALL = "first_call_seconds"
 # What is short enough to stand in a cell; anything longer is a note below the table.
 INLINE_CHARACTERS = 20
 
@@ -15,17 +17,26 @@ INLINE_CHARACTERS = 20
 def table_text(rows: Sequence[Row]) -> str:
     """Return a table with a line for each problem and a column for each contender, and the failures below it.
 
-    A cell is the median in ms, in brackets the share of the copy's speed and the largest relative error.
+    A cell is the median in ms, in brackets the share of the copy's speed and the largest relative error; in the table
+    `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have columns where any row has them.
     """
     names = contenders(rows)
     notes: dict[str, int] = {}
-    lines = [heading(names)]
-    for problem, found in by_problem(rows).items():
-        lines.append(line(problem, names, found, notes))
+    problems = by_problem(rows)
+    behind = {LIMIT: [milliseconds(problem.limit_ms) for problem in problems], PATH: [_path(one) for one in problems.values()]}
+    behind = {name: cells for name, cells in behind.items() if any(cells)}
+    lines = [heading(rows[0].problem.heading if rows else "", (*names, *behind))]
+    for index, (problem, found) in enumerate(problems.items()):
+        lines.append(line(problem, names, found, notes, [cells[index] for cells in behind.values()]))
     text = "\n".join(lines) + "\n"
     if notes:
         text += "\n" + "\n".join(f"[{number}] {sentence}  " for sentence, number in notes.items()) + "\n"
     return text
+
+
+def whole_text(rows: Sequence[Row]) -> str:
+    """Return the table of `rows` with what else there is of them: shares of kernels, first calls."""
+    return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
 
 
 def contenders(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -41,16 +52,24 @@ def by_problem(rows: Sequence[Row]) -> dict[Problem, dict[str, Row]]:
     return found
 
 
-def heading(names: Sequence[str]) -> str:
+def _path(rows: Mapping[str, Row]) -> str:
+    """Return the fact of the first row, which is that of the kernel as it is planned; empty where it has none."""
+    first, *_ = rows.values()
+    return str(first.facts.get(PATH, ""))
+
+
+def heading(problem: str, names: Sequence[str]) -> str:
     """Return the first two lines of a table."""
-    return f"| {PROBLEM} | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}"
+    return f"| {problem} | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}"
 
 
-def line(problem: Problem, names: Sequence[str], rows: Mapping[str, Row], notes: dict[str, int]) -> str:
-    """Return the line of one problem; `notes` {sentence: number} grows by what needs one."""
+def line(
+    problem: Problem, names: Sequence[str], rows: Mapping[str, Row], notes: dict[str, int], behind: Sequence[str] = ()
+) -> str:
+    """Return the line of one problem, its last cells `behind`; `notes` {sentence: number} grows by what needs one."""
     copied = rows.get(COPY)
     cells = (cell_text(rows[name], copied, notes) if name in rows else "" for name in names)
-    return f"| {problem.label} | {' | '.join(cells)} |"
+    return f"| {problem.label} | {' | '.join((*cells, *behind))} |"
 
 
 def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
@@ -60,6 +79,8 @@ def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
             return row.failure
         sentence = f"{row.contender}: {row.failure}".replace("|", "\\|")
         return f"fails [{notes.setdefault(sentence, len(notes) + 1)}]"
+    if row.problem.table == "accuracy":
+        return ", ".join(f"{name} " + ("NaN" if error is None else f"{error:.1e}") for name, error in row.errors.items())
     if not row.is_right:
         return "error NaN" if row.worst_error is None else f"error {row.worst_error:.1e}"
     share = None if copied is None or copied is row or not copied.ms or not row.ms else copied.ms / row.ms
@@ -84,7 +105,20 @@ def shares_text(rows: Sequence[Row]) -> str:
     ]
     if not lines:
         return ""
-    return "\n".join([f"| {PROBLEM} | kernel | share of the time |", "|---|---|---|", *lines]) + "\n"
+    return "\n".join([f"| {rows[0].problem.heading} | kernel | share of the time |", "|---|---|---|", *lines]) + "\n"
+
+
+def first_calls_text(rows: Sequence[Row]) -> str:
+    """Return a table of how long first calls took, with nothing in a cache; empty where no row has any."""
+    timed = [row for row in rows if FIRST_CALL in row.facts]
+    names = contenders(timed)
+    if not names:
+        return ""
+    lines = [heading(f"first call, s: {rows[0].problem.heading}", names)]
+    for problem, found in by_problem(timed).items():
+        seconds = (f"{float(found[name].facts[FIRST_CALL]):.3g}" if name in found else "" for name in names)
+        lines.append(f"| {problem.label} | {' | '.join(seconds)} |")
+    return "\n".join(lines) + "\n"
 
 
 def provenance(record: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,22 +12,32 @@ import typer
 from minrnn_gen.cli.terminal import progress
 
 if TYPE_CHECKING:  # imported where something is measured: other commands do without
-    from minrnn_gen.bench.peers import Peer
     from minrnn_gen.bench.problems import Problem
     from minrnn_gen.bench.record import Record, Row
+    from minrnn_gen.bench.session import Suite
 
 # One of them runs a compiler for more than a minute when it is imported for the first time.
 DEFAULT_PEER_SECONDS = 120.0
+# The other compiles each of two dozen shapes for a minute or more, as many at once as there are processors.
+DEFAULT_DENSE_PEER_SECONDS = 300.0
 NO_PEERS = "none"
 
 
 class Table(StrEnum):
-    """What can be measured by itself."""
+    """What can be measured of scans by itself."""
 
     RAW = "raw"
     CELLS = "cells"
     LAYERS = "layers"
     CLASSIC = "classic"
+
+
+class DenseTable(StrEnum):
+    """What can be measured of dense cells by itself."""
+
+    CELLS = "cells"
+    SWEEP = "sweep"
+    ACCURACY = "accuracy"
 
 
 JsonFile = Annotated[
@@ -35,16 +46,16 @@ JsonFile = Annotated[
 PlotFile = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Draw the record here, as SVG.", show_default=False)
 ]
-Only = Annotated[
-    list[Table] | None, typer.Option("--only", help="Measure this table alone; may be repeated.", show_default=False)
-]
+_ONLY = typer.Option("--only", help="Measure this table alone; may be repeated.", show_default=False)
+Only = Annotated[list[Table] | None, _ONLY]
+OnlyDense = Annotated[list[DenseTable] | None, _ONLY]
 Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
 Peers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
         metavar="NAME",
-        help="Measure this library's scan alone beside ours; may be repeated; 'none' for no other.",
+        help="Measure this library alone beside ours; may be repeated; 'none' for no other.",
         show_default=False,
     ),
 ]
@@ -70,32 +81,59 @@ def scan(
     peer_seconds: PeerSeconds = DEFAULT_PEER_SECONDS,
 ) -> None:
     """Measure scans, cells and layers beside a copy, other libraries and the CPU."""
-    from minrnn_gen.bench import peers as all_peers
+    from minrnn_gen.bench.suites import SCAN
+
+    _measure(SCAN, json_file, plot_file, only, quick, peer_names, peer_seconds)
+
+
+@app.command()
+def recurrent(
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+    only: OnlyDense = None,
+    quick: Quick = False,
+    peer_names: Peers = None,
+    peer_seconds: PeerSeconds = DEFAULT_DENSE_PEER_SECONDS,
+) -> None:
+    """Measure dense cells by both paths, beside other libraries."""
+    from minrnn_gen.bench.suites import RECURRENT
+
+    _measure(RECURRENT, json_file, plot_file, only, quick, peer_names, peer_seconds)
+
+
+def _measure(
+    suite: Suite,
+    json_file: str | None,
+    plot_file: str | None,
+    only: Sequence[StrEnum] | None,
+    quick: bool,
+    peer_names: list[str] | None,
+    peer_seconds: float,
+) -> None:
+    """Measure the tables of `suite` and print, record and draw them."""
     from minrnn_gen.bench.gpu import open_gpu
     from minrnn_gen.bench.plot import need_matplotlib, svg_of
-    from minrnn_gen.bench.problems import TABLES
     from minrnn_gen.bench.record import write_text
     from minrnn_gen.bench.session import Session, new_record, run_tables
 
-    chosen = _peers(peer_names)
+    chosen = _peers(suite, peer_names)
     if plot_file is not None:
         need_matplotlib()
-    tables = [table for table in TABLES if only is None or table in only]
+    tables = [table for table in suite.tables if only is None or table in only]
     gpu = open_gpu()
-    session = Session(gpu, chosen)
-    printer = _Printer(json_file)
-    record = new_record(command_of(only, quick, peer_names), gpu, session.limits)
+    session = Session(suite, gpu, chosen)
+    printer = _Printer(suite, json_file)
+    record = new_record(command_of(suite.command, only, quick, peer_names), gpu, suite)
     printer.keep(record, ())
-    if "raw" in tables:
-        with progress("trying the other libraries"):
-            session.refused |= all_peers.refusals(chosen, peer_seconds)
+    with progress("trying the other libraries"):
+        session.try_peers([problem for table in tables for problem in suite.problems(table, quick)], peer_seconds)
 
     def measure(problem: Problem) -> tuple[Row, ...]:
         with progress(f"{problem.table}: {problem.label}"):
             return session.measure(problem)
 
     try:
-        record = run_tables(tables, quick, record, measure, printer.keep)
+        record = run_tables(suite, tables, quick, record, measure, printer.keep)
     finally:
         printer.finish()
     if plot_file is not None:
@@ -105,8 +143,8 @@ def scan(
 class _Printer:
     """Writes the record after each problem, and prints each table once it is whole or the run has ended."""
 
-    def __init__(self, json_file: str | None) -> None:
-        self._json_file = json_file
+    def __init__(self, suite: Suite, json_file: str | None) -> None:
+        self._suite, self._json_file = suite, json_file
         self._pending: list[Row] = []
         self._record: Record | None = None
 
@@ -130,27 +168,25 @@ class _Printer:
             typer.echo(provenance(self._record))
 
     def _print(self) -> None:
-        from minrnn_gen.bench.problems import TITLES
-        from minrnn_gen.bench.tables import shares_text, table_text
+        from minrnn_gen.bench.tables import whole_text
 
         if self._pending:
-            parts = (TITLES[self._pending[0].problem.table], table_text(self._pending), shares_text(self._pending))
-            typer.echo("\n".join(part for part in parts if part))
+            typer.echo(f"{self._suite.titles[self._pending[0].problem.table]}\n{whole_text(self._pending)}")
         self._pending = []
 
 
-def command_of(only: list[Table] | None, quick: bool, peer_names: list[str] | None) -> str:
+def command_of(command: str, only: Sequence[StrEnum] | None, quick: bool, peer_names: list[str] | None) -> str:
     """Return the command, without the files that it wrote: they change nothing that is measured."""
-    words = ["minrnn-gen", "bench", "scan"]
+    words = ["minrnn-gen", "bench", command]
     words += [word for table in only or () for word in ("--only", table.value)]
     words += ["--quick"] if quick else []
     words += [word for name in peer_names or () for word in ("--peer", name)]
     return shlex.join(words)
 
 
-def _peers(names: list[str] | None) -> tuple[Peer, ...]:
-    from minrnn_gen.bench.peers import PEERS, peer_of
+def _peers(suite: Suite, names: list[str] | None) -> tuple[str, ...]:
+    from minrnn_gen.bench.peers import known_name
 
     if names is None:
-        return PEERS
-    return tuple(peer_of(name) for name in names if name != NO_PEERS)
+        return suite.peers
+    return tuple(known_name(name, suite.peers) for name in names if name != NO_PEERS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from minrnn_gen.bench.record import COPY
@@ -111,12 +114,14 @@ functional = SimpleNamespace(
     relu=lambda x: tensor(np.maximum(np.asarray(x), 0)),
 )
 torch = SimpleNamespace(
-    **{name: getattr(np, name) for name in ("empty_like", "exp", "flip", "logaddexp", "ones_like", "tanh", "where")},
-    zeros_like=np.zeros_like,
+    **{name: getattr(np, name) for name in ("empty_like", "exp", "flip", "logaddexp", "ones_like", "tanh", "zeros_like")},
     equal=np.array_equal,
-    concatenate=lambda arrays: tensor(np.concatenate([np.asarray(array) for array in arrays])),
+    concatenate=lambda arrays, axis=0: tensor(np.concatenate([np.asarray(array) for array in arrays], axis)),
     cat=lambda arrays, dim: tensor(np.concatenate(arrays, axis=dim)),
     stack=_stack,
+    where=lambda condition, first, second: tensor(np.where(condition, first, second)),
+    zeros=lambda shape, dtype, **_: tensor(np.zeros(shape, dtype)),
+    no_grad=nullcontext,
     Tensor=Tensor,
     nn=SimpleNamespace(functional=functional),
 )
@@ -132,7 +137,7 @@ class FakeGpu:
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def dtype(self, precision: str) -> Any:
-        return {"fp32": np.float32, "fp64": np.float64}[precision]
+        return {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "fp64": np.float64}[precision]
 
     def normal(self, *shape: int) -> Tensor:
         return tensor(self.generator.standard_normal(shape, dtype=np.float32))
@@ -153,3 +158,6 @@ class FakeGpu:
 
     def finish(self) -> None:
         pass
+
+    def seconds(self) -> float:
+        return time.perf_counter()

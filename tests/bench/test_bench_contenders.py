@@ -15,6 +15,7 @@ from minrnn_gen.bench.peers import Layout, Peer
 from minrnn_gen.bench.problems import Problem, Task
 from minrnn_gen.bench.record import COPY, Row
 from minrnn_gen.bench.rounds import Contender, Limits, contest
+from minrnn_gen.kernel import Kernel
 
 ONCE = Limits(1, 1)
 HALVES = (slice(0, 20), slice(20, None))
@@ -42,13 +43,13 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
 class KernelOnTensors:
     """A kernel whose host results are tensors, as those of tensors on a GPU are."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.kernel = compile_kernel(spec)
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
         self.plans = self.kernel.plans
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any]:
         y, state = self.kernel(*arrays, **named)
-        return tensor(y), state
+        return tensor(y), {name: tensor(one) for name, one in state.items()}
 
     def forward(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any, Any]:
         y, state, saved = self.kernel.forward(*arrays, **named)
@@ -61,7 +62,7 @@ class KernelOnTensors:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minrnn_gen, "compile", KernelOnTensors)
+    monkeypatch.setattr(minrnn_gen, "compile", lambda spec: KernelOnTensors(compile_kernel(spec)))
 
 
 def peer(name: str, layout: Layout, function: Any, **more: Any) -> Peer:

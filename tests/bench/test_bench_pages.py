@@ -6,49 +6,72 @@ from pathlib import Path
 
 import pytest
 
-from minrnn_gen.bench.pages import PAGES, PLOT, PUBLISHED_RECORD, SECTIONS, filled
+from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
 from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.record import Record, read_record
+from minrnn_gen.bench.record import Record, Row, read_record
+from minrnn_gen.bench.suites import RECURRENT
+from minrnn_gen.bench.tables import FIRST_CALL, PATH
 from minrnn_gen.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
-EMPTY = Record(command="minrnn-gen bench scan", gpu="none", versions={}, method={})
+EMPTY = {
+    command: Record(command=f"minrnn-gen bench {command}", gpu="none", versions={}, method={}) for command in PUBLISHED_RECORDS
+}
 
 
 @pytest.fixture(scope="module")
-def published() -> Record:
-    return read_record(ROOT / PUBLISHED_RECORD)
+def published() -> Records:
+    paths = {command: ROOT / path for command, path in PUBLISHED_RECORDS.items()}
+    return {command: read_record(path) for command, path in paths.items() if path.exists()}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_has_the_tables_of_the_record(published: Record, name: str) -> None:
+def test_the_page_has_the_tables_of_the_record(published: Records, name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert "<!-- measured: " in page
     assert filled(page, published, name) == page, "run: python benchmarks/write_pages.py"
 
 
 def test_every_committed_record_can_be_read_and_was_completed() -> None:
-    records = {path.name: read_record(path) for path in (ROOT / PUBLISHED_RECORD).parent.glob("*.json")}
-    assert Path(PUBLISHED_RECORD).name in records
+    records = {path.name: read_record(path) for path in (ROOT / PUBLISHED_RECORDS["scan"]).parent.glob("*.json")}
+    assert Path(PUBLISHED_RECORDS["scan"]).name in records
     assert [name for name, record in records.items() if not record.is_complete] == []
 
 
-def test_the_committed_plot_shows_every_curve_of_the_record(published: Record) -> None:
-    names = {curve.name for panel in panels_of(published) for curve in panel.curves}
-    path = ROOT / PLOT
+@pytest.mark.parametrize("command", PUBLISHED_RECORDS)
+def test_the_committed_plot_shows_every_curve_of_the_record(published: Records, command: str) -> None:
+    record = published.get(command)
+    names = {curve.name for panel in panels_of(record) for curve in panel.curves} if record else set()
+    path = ROOT / PLOTS[command]
     assert path.exists() == bool(names), "run: python benchmarks/write_pages.py"
     text = path.read_text(encoding="utf-8") if names else ""
     assert {name for name in names if name not in text} == set()
 
 
+@pytest.mark.parametrize("records", [EMPTY, {}], ids=["empty", "none"])
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_is_replaced_as_a_whole_and_nothing_else(section: str) -> None:
+def test_a_section_is_replaced_as_a_whole_and_nothing_else(section: str, records: Records) -> None:
     page = f"before\n\n<!-- measured: {section} -->\nold\n<!-- end of measured -->\n\nafter\n"
-    once = filled(page, EMPTY, "page.md")
+    once = filled(page, records, "page.md")
     assert once.startswith(f"before\n\n<!-- measured: {section} -->\n")
     assert once.endswith("<!-- end of measured -->\n\nafter\n")
     assert "old" not in once
-    assert filled(once, EMPTY, "page.md") == once
+    assert filled(once, records, "page.md") == once
+    command = "recurrent" if section.startswith("recurrent ") else "scan"
+    assert records or f"Not measured yet; `minrnn-gen bench {command}` does." in once
+
+
+def test_a_record_of_dense_cells_has_its_tables() -> None:
+    (problem, *_) = RECURRENT.problems("cells", False)
+    rows = [
+        Row(problem=problem, contender="minrnn-gen", ms=0.25, facts={FIRST_CALL: 1.25, PATH: "persistent"}),
+        Row(problem=problem, contender="flashrnn.cuda_fused", failure="not installed"),
+    ]
+    records = {"recurrent": EMPTY["recurrent"].with_rows(rows)}
+    for section in ("recurrent headline", "recurrent cells"):
+        text = filled(f"<!-- measured: {section} -->\n<!-- end of measured -->\n", records, "page.md")
+        assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 | persistent |" in text
+    assert "| lstm 12 x 64, 16 x 1024 bf16 | 1.25 |" in text
 
 
 def test_a_section_nobody_knows_is_refused() -> None:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from minrnn_gen.bench import dense_problems
 from minrnn_gen.bench.plot import panels_of, svg_of
 from minrnn_gen.bench.problems import problems_of
 from minrnn_gen.bench.record import COPY, Record, Row
@@ -27,7 +28,7 @@ def record(quick: bool = False) -> Record:
 def test_curves_are_shares_of_the_copy_or_times() -> None:
     scan, *layers = panels_of(record())
     ours = next(curve for curve in scan.curves if curve.name == "minrnn-gen")
-    assert (ours.time, set(ours.values)) == ((1024, 4096, 16384, 65536), {0.5})
+    assert (ours.sizes, set(ours.values)) == ((1024, 4096, 16384, 65536), {0.5})
     assert [panel.title for panel in layers] == [
         "min_gru layer, one sequence, fp32",
         "min_lstm layer, one sequence, fp32",
@@ -37,10 +38,23 @@ def test_curves_are_shares_of_the_copy_or_times() -> None:
 
 def test_what_is_wrong_or_missing_is_not_drawn() -> None:
     (scan, *_) = panels_of(record())
-    times = {curve.name: curve.time for curve in scan.curves}
+    times = {curve.name: curve.sizes for curve in scan.curves}
     assert times["sometimes wrong"] == (1024, 4096)
     assert "absent" not in times
     assert COPY not in times
+
+
+def test_dense_cells_are_drawn_over_head_dim_and_over_batch() -> None:
+    rows = [
+        Row(problem=problem, contender="minrnn-gen", ms=problem.head_dim * problem.batch / 100)
+        for problem in dense_problems.problems_of("sweep")
+    ]
+    panels = panels_of(Record(command="", gpu="", versions={}, method={}, rows=tuple(rows)))
+    sizes = {(panel.size, panel.curves[0].sizes) for panel in panels}
+    assert sizes == {("head_dim", (16, 32, 64, 128, 256, 512, 1024, 2048)), ("batch", (1, 4, 16, 64, 256))}
+    assert len({panel.title for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel.curves[0].values == tuple(sorted(panel.curves[0].values))
 
 
 def test_nothing_to_draw_is_said() -> None:

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from minrnn_gen.bench.problems import TABLES, Problem, problems_of
 from minrnn_gen.bench.record import Record, Row, read_record, write_record
 from minrnn_gen.bench.session import PREPARE_SECONDS, run_tables, too_slow
+from minrnn_gen.bench.suites import RECURRENT, SCAN
 from minrnn_gen.errors import BadInput
 
 EMPTY = Record(command="minrnn-gen bench scan", gpu="none", versions={"numpy": "2"}, method={"time": "median"})
 FINITE = st.floats(1e-9, 1e9)
 ROWS = st.builds(
     Row,
-    problem=st.sampled_from([problem for table in TABLES for problem in problems_of(table)]),
+    problem=st.sampled_from(
+        [problem for suite in (SCAN, RECURRENT) for table in suite.tables for problem in suite.problems(table, False)]
+    ),
     contender=st.text(max_size=9),
     ms=st.none() | FINITE,
     quartiles_ms=st.none() | st.tuples(FINITE, FINITE),
@@ -65,14 +68,14 @@ def test_a_stopped_run_has_kept_every_shape_before() -> None:
         return (Row(problem=problem, contender="a", ms=1.0),)
 
     with pytest.raises(KeyboardInterrupt):
-        run_tables(("raw", "cells"), True, EMPTY, measure, lambda record, _: kept.append(record))
+        run_tables(SCAN, ("raw", "cells"), True, EMPTY, measure, lambda record, _: kept.append(record))
     assert [len(record.rows) for record in kept] == list(range(1, len(problems)))
     assert not kept[-1].is_complete
 
 
 def test_a_finished_run_says_so() -> None:
     kept: list[Record] = []
-    record = run_tables(TABLES, True, EMPTY, lambda _: (), lambda record, _: kept.append(record))
+    record = run_tables(SCAN, TABLES, True, EMPTY, lambda _: (), lambda record, _: kept.append(record))
     assert record.is_complete
     assert kept[-1] == record
 

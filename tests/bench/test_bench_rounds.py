@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,13 +87,19 @@ def test_who_is_refused_is_not_asked() -> None:
 def test_errors_are_held_against_the_tolerance(error: float, right: bool) -> None:
     (row,) = contest(PROBLEM, [contender("a", [], error)], FakeClock(), Limits())
     assert row.is_right is right
-    assert row.error_allowed == error_allowed(PROBLEM)
+    assert row.error_allowed == error_allowed("fp32")
 
 
 def test_the_tolerance_is_that_of_the_dtype() -> None:
-    fp32, bf16 = (error_allowed(PROBLEM.model_copy(update={"precision": precision})) for precision in ("fp32", "bf16"))
+    fp32, bf16 = error_allowed("fp32"), error_allowed("bf16")
     assert 2.0**-20 < fp32 < 2.0**-17
     assert 2.0**-6 < bf16 < 2.0**-4
+
+
+def test_whoever_computes_in_another_precision_is_held_to_that() -> None:
+    (row,) = contest(PROBLEM, [replace(contender("a", [], 1e-3), precision="bf16")], FakeClock(), Limits())
+    assert row.error_allowed == error_allowed("bf16")
+    assert row.is_right
 
 
 def test_the_clock_is_the_one_asked_for() -> None:

@@ -10,8 +10,10 @@ import pytest
 from commands_for_tests import Command
 
 from minrnn_gen.bench import gpu, session
-from minrnn_gen.bench.problems import TABLES, TITLES, Problem, problems_of
+from minrnn_gen.bench.problems import Problem, problems_of
 from minrnn_gen.bench.record import COPY, Row, read_record
+from minrnn_gen.bench.session import Suite
+from minrnn_gen.bench.suites import SUITES
 from minrnn_gen.errors import ToolchainMissing
 
 Measure = Callable[[session.Session, Problem], tuple[Row, ...]]
@@ -35,28 +37,35 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], None]:
     return put
 
 
-def test_every_table_is_printed_and_recorded(command: Command, measured: Callable[[Measure], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES.keys())
+def test_every_table_is_printed_and_recorded(
+    command: Command, measured: Callable[[Measure], None], suite: Suite, tmp_path: Path
+) -> None:
     measured(answer)
     path = tmp_path / "record.json"
-    said = command("bench", "scan", "--quick", "--peer", "none", "--json", path)
+    said = command("bench", suite.command, "--quick", "--peer", "none", "--json", path)
     assert (said.status, said.error) == (0, "")
     record = read_record(path)
     assert record.is_complete
     assert [row.problem for row in record.rows[::2]] == [
-        problem for table in TABLES for problem in problems_of(table, quick=True)
+        problem for table in suite.tables for problem in suite.problems(table, True)
     ]
-    assert record.command == "minrnn-gen bench scan --quick --peer none"
-    for table in TABLES:
-        assert TITLES[table] in said.out
-    assert said.out.count("2.00 (50 %, 0e+00)") == len(record.rows) / 2
+    assert record.command == f"minrnn-gen bench {suite.command} --quick --peer none"
+    for title in suite.titles.values():
+        assert title in said.out
+    timed = [row for row in record.rows if row.problem.table != "accuracy"]
+    assert said.out.count("2.00 (50 %, 0e+00)") == len(timed) / 2
+    assert said.out.count("y 0.0e+00") == (len(record.rows) - len(timed)) / 2
     assert f"Made by `{record.command}` on an a GPU that is none" in said.out
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measure], None], table: str) -> None:
+@pytest.mark.parametrize(("name", "table"), [(name, table) for name, suite in SUITES.items() for table in suite.tables])
+def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measure], None], name: str, table: str) -> None:
     measured(answer)
-    said = command("bench", "scan", "--quick", "--only", table, "--peer", "none")
-    assert [title for title in TITLES.values() if title in said.out] == [TITLES[table]]
+    said = command("bench", name, "--quick", "--only", table, "--peer", "none")
+    assert [title for title in SUITES[name].titles.values() if title in said.out] == [
+        title for each, title in SUITES[name].titles.items() if each == table
+    ]
 
 
 def test_a_run_that_is_stopped_leaves_what_it_has(
@@ -106,13 +115,15 @@ def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--peer", "accelerated_scan.wrap"), "did you mean 'accelerated_scan.warp'?"),
-        (("--only", "cell"), "invalid value for '--only'"),
-        (("--peer-seconds", "0"), "invalid value for '--peer-seconds'"),
+        (("scan", "--peer", "accelerated_scan.wrap"), "did you mean 'accelerated_scan.warp'?"),
+        (("scan", "--only", "sweep"), "invalid value for '--only'"),
+        (("scan", "--peer-seconds", "0"), "invalid value for '--peer-seconds'"),
+        (("recurrent", "--peer", "flashrnn.cuda_fuse"), "did you mean 'flashrnn.cuda_fused'?"),
+        (("recurrent", "--only", "raw"), "invalid value for '--only'"),
     ],
 )
-def test_options_are_checked(command: Command, arguments: tuple[str, str], sentence: str) -> None:
-    said = command("bench", "scan", *arguments)
+def test_options_are_checked(command: Command, arguments: tuple[str, ...], sentence: str) -> None:
+    said = command("bench", *arguments)
     assert said.status == 2
     assert sentence in said.error
 

@@ -105,7 +105,9 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
     builder = StrategyBuilder(loaded, target_of(loaded), store, strategy=strategy)
     passes: tuple[KernelPass, ...] = ("forward", "backward") if loaded.training else ("forward",)
     regime = builder.hinted_regime
-    return Kernel(builder, tuple(builder.build(one, regime) for one in passes))
+    built = tuple(builder.build(one, regime) for one in passes)
+    assert all(strategy.variables.items() <= one.plan.variables.items() for one in built)
+    return Kernel(builder, built)
 
 
 def round_steps(plan: KernelPlan) -> int:

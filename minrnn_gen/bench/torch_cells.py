@@ -1,0 +1,65 @@
+"""The recurrent layers of torch, which are cuDNN's: each in a precision of its own, and with its projection inside."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from minrnn_gen.bench.dense_inputs import Inputs, ProjectedInputs
+from minrnn_gen.bench.gpu import Gpu
+from minrnn_gen.bench.problems import Problem
+from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.precision import PrecisionName
+
+NAME = "torch.nn"
+# Their gates are in our order: i, f, g, o and r, z, n.
+_LAYERS = {"lstm": "LSTM", "gru": "GRU", "elman": "RNN"}
+_PRECISIONS: tuple[PrecisionName, ...] = ("bf16", "fp16", "fp32")
+
+
+def contenders(problem: Problem, gpu: Gpu, inputs: Inputs, refused: str | None) -> list[Contender]:
+    """Return the layer in each precision in the table `cells`, else in the problem's; none for cells or heads it has not."""
+    if problem.model not in _LAYERS or problem.heads != 1:
+        return []
+    precisions = _PRECISIONS if problem.table == "cells" else (problem.precision,)
+    projected = ProjectedInputs(problem, gpu, inputs)
+    return [
+        Contender(
+            f"{NAME} {precision}",
+            partial(_prepared, problem, gpu, inputs, projected, precision),
+            projected.judged,
+            facts=lambda precision=precision: {"precision": precision},  # type: ignore[misc]
+            refused=refused,
+            precision=precision,
+        )
+        for precision in precisions
+    ]
+
+
+def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedInputs, precision: PrecisionName) -> Run:
+    torch, dtype = gpu.torch, gpu.dtype(precision)
+    # Products of fp32 arrays are in fp32, as everybody's here.
+    torch.backends.cudnn.allow_tf32 = False
+    x, weight, R, dy = (projected.array(name).to(dtype) for name in ("x", "weight", "R", "dy"))
+    kind = getattr(torch.nn, _LAYERS[str(problem.model)])
+    layer = kind(x.shape[-1], problem.channels, bias=False, batch_first=True, device=x.device, dtype=dtype)
+    with torch.no_grad():
+        layer.weight_ih_l0.copy_(weight)
+        layer.weight_hh_l0.copy_(R.reshape(-1, problem.channels))
+
+    def forward() -> Arrays:
+        with torch.no_grad():
+            y, last = layer(x)
+        states: dict[str, Any] = {"c": last[1][0]} if problem.model == "lstm" else {}
+        return {"y": y} | {name: states[name] for name in inputs.kept_states}
+
+    if problem.task == "forward":
+        return forward
+    x = x.detach().requires_grad_()
+
+    def both() -> Arrays:
+        y, _ = layer(x)
+        dx, _, dR = torch.autograd.grad(y, (x, layer.weight_ih_l0, layer.weight_hh_l0), dy)
+        return {"y": y, "dx": dx, "dR": dR.reshape(R.shape)}
+
+    return both
