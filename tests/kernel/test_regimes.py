@@ -59,12 +59,13 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 1), ("bf16", 4)])
+@pytest.mark.parametrize(("gpu", "precision", "most"), [("t4", "fp32", 1), ("h200", "fp32", 4), ("h200", "bf16", 4)])
 def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
-    precision: str, most: int, monkeypatch: pytest.MonkeyPatch
+    gpu: str, precision: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
-    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
+    spec = {"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional", "gpu": gpu}
+    kernel = compiled_for_host(spec)
     compiled, cell = Counter[str](), kernel.built[0].cell
 
     def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
