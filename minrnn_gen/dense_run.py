@@ -103,7 +103,7 @@ class DenseRun(DeviceRun):
         self._walk(
             "forward",
             kept,
-            (part.x, outputs.y),
+            (part.x, part.R, outputs.y),
             steps,
             part,
             lambda scratch: forward_arguments(part, contract.layout, outputs, kept == "storage", scratch, single_step),
@@ -150,7 +150,7 @@ class DenseRun(DeviceRun):
         self._walk(
             "backward",
             "none",
-            (part.x, incoming.dy, *arrays.read_states),
+            (part.x, part.R, incoming.dy, *arrays.read_states),
             steps,
             part,
             lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
+from minrnn_gen.plan.occupancy import registers_per_thread_budget
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.recurrent_product import UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
@@ -14,8 +15,18 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 MAILBOX_BYTES = 8
+# A lane's part of a tile of the matrix.
+FRAGMENT_BYTES = 16
+SIXTEENTHS = 16
+# Fragments of shared memory under way, and how far the estimate of registers is off.
+REGISTERS_OF_SHARED, REGISTERS_ESTIMATE_OFF = 8, 16
+# What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
+SHARED_BYTES_PER_CYCLE = 128
+VARIABLES = ("cluster_blocks", "unit_warps", "k_warps", "shared_sixteenths", "batch_tile", "ahead")
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
-REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 58, 84
+REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
+# Of more than 16 bits there are more pieces to copy, and functions are accurate.
+WIDE_REGISTERS = 24
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
 # these numbers no more clusters are expected at once than were seen to be.
@@ -62,15 +73,16 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "k_warps": (1, 2, 4, 8),
+        "shared_sixteenths": tuple(range(SIXTEENTHS)) if problem.matrix_product == "narrow" else (0,),
         "batch_tile": (2, 4, 8),
-        "ahead": (4, 8),
+        "ahead": (2, 4, 8),
         **({"splits_once": (0, 1)} if problem.matrix_product == "tf32x3" else {}),
     }
 
 
 def _of_registers(problem: Problem) -> tuple[str, ...]:
     """The variables that registers depend on."""
-    return tuple(name for name in variables(problem) if name != "ahead")
+    return (*VARIABLES[:5], "splits_once") if problem.matrix_product == "tf32x3" else VARIABLES[:5]
 
 
 def _tiling(problem: Problem, batch_tile: int, splits_once: int = 0) -> Tiling:
@@ -100,14 +112,29 @@ def _cells(batch_tile: int) -> int:
     return 4 * batch_tile // COLUMNS
 
 
+def _shared_tiles(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int) -> int:
+    """The tiles of the operand whose part of a warp's matrix is in shared memory."""
+    tiles = _operand_tiles(problem, cluster_blocks, unit_warps) // k_warps
+    group = max(2, _tiling(problem, COLUMNS).chains)
+    return tiles * shared_sixteenths // SIXTEENTHS // group * group
+
+
 def _registers(
-    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, splits_once: int = 0
+    problem: Problem,
+    cluster_blocks: int,
+    unit_warps: int,
+    k_warps: int,
+    shared_sixteenths: int,
+    batch_tile: int,
+    splits_once: int = 0,
 ) -> int:
     cell, words = problem.cell, problem.precision.arithmetic_bytes // 4
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     its = _tiling(problem, batch_tile, splits_once)
-    fragments = its.matrix * _tiles(problem) * -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
-    sums = its.sum * _tiles(problem)
+    tiles = -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
+    in_shared = _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths)
+    fragments = its.matrix * _tiles(problem) * (tiles - in_shared) + (REGISTERS_OF_SHARED if in_shared else 0)
+    sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else WIDE_REGISTERS)
     if problem.kernel_pass == "backward":
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
@@ -126,13 +153,15 @@ def _slot_bytes(problem: Problem, batch_tile: int) -> int:
 
 
 def _shared_map(
-    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, batch_tile: int, ahead: int
+    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int, batch_tile: int, ahead: int
 ) -> dict[str, int]:
     row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + _tiling(problem, batch_tile).padding
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
         "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
     }
+    if in_shared := _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths):
+        parts["matrix"] = unit_warps * k_warps * _tiles(problem) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
     if k_warps > 1:
         results = _tiles(problem) * _cells(batch_tile) * scan.WARP_LANES
         parts["partial"] = 2 * (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
@@ -143,8 +172,17 @@ def _shared_map(
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     units = ("cluster_blocks", "unit_warps")
-    every = (*units, "k_warps", "batch_tile", "ahead")
+    every = VARIABLES
     head_dim = _head_dim(problem)
+
+    def registers_spared(*values: int) -> int:
+        """What a thread would need with a sixteenth less in shared memory, and a little for what the estimate is off."""
+        blocks, warps, k_warps, sixteenths, batch_tile = values
+        return _registers(problem, blocks, warps, k_warps, sixteenths - 1, batch_tile) + REGISTERS_ESTIMATE_OFF
+
+    def registers_there(warps: int, k_warps: int) -> int:
+        return registers_per_thread_budget(problem.gpu, warps * k_warps * scan.WARP_LANES, 1)
+
     return (
         Constraint(
             "units_of_head",
@@ -171,6 +209,23 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: 0,
             "tiles",
         ),
+        Constraint(
+            "whole_tiles",
+            "another sixteenth in shared memory is at least another tile there",
+            every[:4],
+            lambda *values: _shared_tiles(problem, *values[:3], values[3] - 1) + 1 if values[3] else 0,
+            lambda *values: _shared_tiles(problem, *values),
+            "tiles",
+        ),
+        Constraint(
+            "registers_first",
+            "what fits registers is not read from shared memory in every step",
+            every[:5],
+            lambda *values: registers_there(*values[1:3]) + 1 if values[3] else 0,
+            registers_spared,
+            "registers",
+            drops_dominated=True,
+        ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
@@ -181,7 +236,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    values = [candidate[name] for name in ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead")]
+    values = [candidate[name] for name in VARIABLES]
     return scan.resident(
         problem,
         threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
@@ -219,11 +274,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     tile_ns = its.products * model.product + its.cycles / cycles_per_ns
     row_ns = tile_ns * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps + its.row_cycles / cycles_per_ns
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
+    matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     terms_ns = {
         "step": model.step,
         "products": _tiles(problem) * warps_of_partition * row_ns,
         "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
         "exchange": model.exchange + blocks * _width(problem) * model.told if blocks > 1 else 0.0,
+        "shared_matrix": matrix_cycles / cycles_per_ns,
         "add_up": model.add_up if k_warps > 1 else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))

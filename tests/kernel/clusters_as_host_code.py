@@ -126,14 +126,14 @@ static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned lo
 }
 
 // PTX ISA, ldmatrix: lane 8 m + r has the address of row r of matrix m.
-template <int WORDS> static void load_matrices(unsigned (&word)[WORDS], const void* row) {
+static void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row) {
     const auto& rows = exchange(row);
-    const int lane = current->thread % LANES;
-    if (lane < 8 * WORDS && reinterpret_cast<size_t>(row) % 16) stop("a row of a matrix that is not aligned");
-    for (int m = 0; m < WORDS; ++m) {
+    const int lane = current->thread % LANES, matrices = second ? 4 : 2;
+    if (lane < 8 * matrices && reinterpret_cast<size_t>(row) % 16) stop("a row of a matrix that is not aligned");
+    for (int m = 0; m < matrices; ++m) {
         const unsigned char* of_lane;
         std::memcpy(&of_lane, rows[8 * m + lane / 4], sizeof of_lane);
-        std::memcpy(&word[m], of_lane + lane % 4 * sizeof word[m], sizeof word[m]);
+        std::memcpy(m < 2 ? &first[m] : &(*second)[m - 2], of_lane + lane % 4 * sizeof(unsigned), sizeof(unsigned));
     }
 }
 

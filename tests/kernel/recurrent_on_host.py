@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +71,41 @@ class PersistentKernels(DenseCell):
         code.launch(clusters, tuple(one.value or 0 for one in arguments), arrays, case.seed)
 
 
+# Less than the cells of the tests take with the whole matrix in registers.
+FEW_REGISTERS: dict[KernelPass, int] = {"forward": 120, "backward": 144}
+
+
 @functools.cache
 def persistent_kernels(
-    folder: Path, model: str, head_dim: int, heads: int, precision: str, regime: Regime, fp32_product: str, **wanted: int
+    folder: Path,
+    model: str,
+    head_dim: int,
+    heads: int,
+    precision: str,
+    regime: Regime,
+    fp32_product: str,
+    few_registers: bool,
+    **wanted: int,
 ) -> PersistentKernels:
-    """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same."""
+    """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same.
+
+    `few_registers`: for a GPU with so few that shared memory has a part of the matrix.
+    """
     sizes = {"hidden_size": heads * head_dim, "heads": heads}
     spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": fp32_product})
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
 
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:
-        solution = builder.solve(kernel_pass, regime)
+        solver = builder
+        if few_registers:
+            few = builder.target.profile.model_copy(update={"registers_per_thread_max": FEW_REGISTERS[kernel_pass]})
+            solver = replace(builder, target=replace(builder.target, profile=few))
+        solution = solver.solve(kernel_pass, regime)
         assert solution.family.name == f"recurrent_{kernel_pass}"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
-        return solution.plan(having.index(max(having)))
+        plan = solution.plan(having.index(max(having)))
+        assert ("matrix" in plan.shared_map) == few_registers
+        return plan
 
     @functools.cache
     def code(kernel_pass: KernelPass) -> ClusterCode:
