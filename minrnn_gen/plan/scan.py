@@ -94,7 +94,9 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
 
     def registers_of_block(*values: int) -> int:
         point = dict(zip(both, values, strict=True))
-        warps = threads.of(*(point[name] for name in threads.over)) // WARP_LANES
+        partitions = gpu.partitions_per_sm
+        # As the launch counts them: as if every partition held equally many.
+        warps = -(-threads.of(*(point[name] for name in threads.over)) // WARP_LANES // partitions) * partitions
         estimate = registers.of(*(point[name] for name in registers.over))
         unit = gpu.register_unit_per_warp
         return warps * (-(-estimate * WARP_LANES // unit) * unit)
