@@ -1,7 +1,8 @@
 """Times candidates of a problem beside a copy of the same bytes: what the cost model was fitted to, and its regret.
 
 Usage, on a GPU and with torch: `python benchmarks/candidates.py OUT.json [MODEL ...]`. Of each problem the best predicted
-candidates and as many drawn from the others; medians of runs with a cold L2, no errors taken (the tests hold every kernel against fp64).
+candidates and as many drawn from the others; medians of runs with a cold L2, no errors taken (the tests hold every kernel
+against fp64).
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class DenseRun(DeviceRun):
 
     def _walk_forward(self, steps: Steps, part: Call, outputs: Outputs, single_step: bool = False) -> None:
         contract = self._contract
+        assert part.R is not None
         kept: KeptStates = "none"
         if outputs.kept:
             kept = "storage" if outputs.kept[0].dtype == contract.precision.storage_dtype else "arithmetic"

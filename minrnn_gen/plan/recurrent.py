@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.occupancy import registers_per_thread_budget
-from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.recurrent_product import UNITS_PER_WARP, Tiling, tiling
+from minrnn_gen.plan.problem import MatrixProduct, Problem
+from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 MAILBOX_BYTES = 8
-# A lane's part of a tile of the matrix.
-FRAGMENT_BYTES = 16
-SIXTEENTHS = 16
+# A lane's part of a tile of a matrix of 16 bits, of which shared memory may hold some sixteenths.
+FRAGMENT_BYTES, SIXTEENTHS = 16, 16
 # Fragments of shared memory under way, and how far the estimate of registers is off.
 REGISTERS_OF_SHARED, REGISTERS_ESTIMATE_OFF = 8, 16
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
-VARIABLES = ("cluster_blocks", "unit_warps", "k_warps", "shared_sixteenths", "batch_tile", "ahead")
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
-# Of more than 16 bits there are more pieces to copy, and functions are accurate.
-WIDE_REGISTERS = 24
+# And the places of R's values, where they are loaded one by one.
+REGISTERS_OF_PLACES = 22
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
 # these numbers no more clusters are expected at once than were seen to be.
@@ -37,7 +35,7 @@ MEMORY_LATENCY_NS = 900.0
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to 170 candidates of 11 problems on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to 281 candidates of 13 problems on an H200 (docs/performance.md).
 
     `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
     one of a lane's cells, for each warp. `exchange`: of a cluster, with `told` for each value of a unit and block that is told
@@ -54,8 +52,8 @@ class StepModel:
 
 
 MODELS = {
-    "forward": StepModel(255.0, 2.47, 1.64, 1.29, 73.0, 12.0, 74.0),
-    "backward": StepModel(0.0, 12.2, 0.0, 4.33, 9.0, 9.9, 0.0),
+    "forward": StepModel(153.0, 2.36, 2.86, 1.24, 58.0, 6.43, 136.0),
+    "backward": StepModel(221.0, 4.01, 0.0, 5.14, 37.0, 6.55, 127.0),
 }
 
 
@@ -69,24 +67,23 @@ def refusal(problem: Problem) -> str:
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    of_product: dict[MatrixProduct, dict[str, tuple[int, ...]]] = {
+        "narrow": {"shared_sixteenths": tuple(range(SIXTEENTHS))},
+        "tf32x3": {"splits_once": (0, 1)},
+        "fma": {},
+    }
     return {
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "k_warps": (1, 2, 4, 8),
-        "shared_sixteenths": tuple(range(SIXTEENTHS)) if problem.matrix_product == "narrow" else (0,),
+        **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
         "ahead": (2, 4, 8),
-        **({"splits_once": (0, 1)} if problem.matrix_product == "tf32x3" else {}),
     }
 
 
-def _of_registers(problem: Problem) -> tuple[str, ...]:
-    """The variables that registers depend on."""
-    return (*VARIABLES[:5], "splits_once") if problem.matrix_product == "tf32x3" else VARIABLES[:5]
-
-
-def _tiling(problem: Problem, batch_tile: int, splits_once: int = 0) -> Tiling:
-    return tiling(problem, _tiles(problem), batch_tile, splits_once)
+def _tiling(problem: Problem, candidate: Candidate) -> Tiling:
+    return tiling(problem, _tiles(problem), candidate["batch_tile"], candidate.get("splits_once", 0))
 
 
 def _head_dim(problem: Problem) -> int:
@@ -103,43 +100,42 @@ def _tiles(problem: Problem) -> int:
     return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
 
 
-def _operand_tiles(problem: Problem, cluster_blocks: int, unit_warps: int) -> int:
-    return _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP // _tiling(problem, COLUMNS).depth
+def _operand_row(problem: Problem, candidate: Candidate) -> int:
+    """The values of a sequence that are multiplied."""
+    return _width(problem) * candidate["cluster_blocks"] * candidate["unit_warps"] * UNITS_PER_WARP
 
 
-def _cells(batch_tile: int) -> int:
-    """The cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
-    return 4 * batch_tile // COLUMNS
+def _operand_tiles(problem: Problem, candidate: Candidate) -> int:
+    return _operand_row(problem, candidate) // _tiling(problem, candidate).depth
 
 
-def _shared_tiles(problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int) -> int:
+def _shared_tiles(problem: Problem, candidate: Candidate) -> int:
     """The tiles of the operand whose part of a warp's matrix is in shared memory."""
-    tiles = _operand_tiles(problem, cluster_blocks, unit_warps) // k_warps
-    group = max(2, _tiling(problem, COLUMNS).chains)
-    return tiles * shared_sixteenths // SIXTEENTHS // group * group
+    if not (sixteenths := candidate.get("shared_sixteenths", 0)):
+        return 0
+    tiles = _operand_tiles(problem, candidate) // candidate["k_warps"]
+    # As many come together as there are sums under way.
+    group = max(2, _tiling(problem, candidate).sum // RESULTS)
+    return tiles * sixteenths // SIXTEENTHS // group * group
 
 
-def _registers(
-    problem: Problem,
-    cluster_blocks: int,
-    unit_warps: int,
-    k_warps: int,
-    shared_sixteenths: int,
-    batch_tile: int,
-    splits_once: int = 0,
-) -> int:
-    cell, words = problem.cell, problem.precision.arithmetic_bytes // 4
+def _cells(candidate: Candidate) -> int:
+    """The cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
+    return RESULTS * candidate["batch_tile"] // COLUMNS
+
+
+def _registers(problem: Problem, candidate: Candidate) -> int:
+    cell, words, its = problem.cell, problem.precision.arithmetic_bytes // 4, _tiling(problem, candidate)
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
-    its = _tiling(problem, batch_tile, splits_once)
-    tiles = -(-_operand_tiles(problem, cluster_blocks, unit_warps) // k_warps)
-    in_shared = _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths)
-    fragments = its.matrix * _tiles(problem) * (tiles - in_shared) + (REGISTERS_OF_SHARED if in_shared else 0)
-    sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else WIDE_REGISTERS)
+    in_shared = _shared_tiles(problem, candidate)
+    tiles = -(-_operand_tiles(problem, candidate) // candidate["k_warps"]) - in_shared
+    matrix = its.matrix * _tiles(problem) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
+    sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
     if problem.kernel_pass == "backward":
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
-        return BACKWARD_REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
+        return BACKWARD_REGISTERS_FIXED + matrix + sums + _cells(candidate) * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
-    return REGISTERS_FIXED + fragments + sums + _cells(batch_tile) * per_cell
+    return REGISTERS_FIXED + matrix + sums + _cells(candidate) * per_cell
 
 
 def _slot_bytes(problem: Problem, batch_tile: int) -> int:
@@ -152,37 +148,61 @@ def _slot_bytes(problem: Problem, batch_tile: int) -> int:
     return batch_tile * UNITS_PER_WARP * per_cell
 
 
-def _shared_map(
-    problem: Problem, cluster_blocks: int, unit_warps: int, k_warps: int, shared_sixteenths: int, batch_tile: int, ahead: int
-) -> dict[str, int]:
-    row = _width(problem) * cluster_blocks * unit_warps * UNITS_PER_WARP + _tiling(problem, batch_tile).padding
+def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
+    unit_warps, k_warps, batch_tile = candidate["unit_warps"], candidate["k_warps"], candidate["batch_tile"]
+    row = _operand_row(problem, candidate) + _tiling(problem, candidate).padding
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
-        "ring": unit_warps * ahead * _slot_bytes(problem, batch_tile),
+        "ring": unit_warps * candidate["ahead"] * _slot_bytes(problem, batch_tile),
     }
-    if in_shared := _shared_tiles(problem, cluster_blocks, unit_warps, k_warps, shared_sixteenths):
+    if in_shared := _shared_tiles(problem, candidate):
         parts["matrix"] = unit_warps * k_warps * _tiles(problem) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
     if k_warps > 1:
-        results = _tiles(problem) * _cells(batch_tile) * scan.WARP_LANES
+        results = _tiles(problem) * _cells(candidate) * scan.WARP_LANES
         parts["partial"] = 2 * (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
-    if cluster_blocks > 1:
+    if candidate["cluster_blocks"] > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts
 
 
+def _threads(candidate: Candidate) -> int:
+    return candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES
+
+
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    units = ("cluster_blocks", "unit_warps")
-    every = VARIABLES
+    units, every = ("cluster_blocks", "unit_warps"), tuple(variables(problem))
+    of_registers = tuple(name for name in every if name != "ahead")
     head_dim = _head_dim(problem)
 
-    def registers_spared(*values: int) -> int:
-        """What a thread would need with a sixteenth less in shared memory, and a little for what the estimate is off."""
-        blocks, warps, k_warps, sixteenths, batch_tile = values
-        return _registers(problem, blocks, warps, k_warps, sixteenths - 1, batch_tile) + REGISTERS_ESTIMATE_OFF
+    def named(names: tuple[str, ...], function: Callable[[Candidate], int]) -> Callable[..., int]:
+        """A function of a candidate's variables in the order of `names`."""
+        return lambda *values: function(dict(zip(names, values, strict=True)))
 
-    def registers_there(warps: int, k_warps: int) -> int:
-        return registers_per_thread_budget(problem.gpu, warps * k_warps * scan.WARP_LANES, 1)
+    def with_less_in_shared(candidate: Candidate) -> Candidate:
+        return {**candidate, "shared_sixteenths": candidate["shared_sixteenths"] - 1}
 
+    in_shared = (
+        Constraint(
+            "whole_tiles",
+            "another sixteenth in shared memory is at least another tile there",
+            of_registers,
+            named(of_registers, lambda one: one["shared_sixteenths"] and 1 + _shared_tiles(problem, with_less_in_shared(one))),
+            named(of_registers, lambda one: _shared_tiles(problem, one)),
+            "tiles",
+        ),
+        Constraint(
+            "registers_first",
+            "what fits registers is not read from shared memory in every step",
+            of_registers,
+            named(
+                of_registers,
+                lambda one: one["shared_sixteenths"] and 1 + registers_per_thread_budget(problem.gpu, _threads(one), 1),
+            ),
+            named(of_registers, lambda one: _registers(problem, with_less_in_shared(one)) + REGISTERS_ESTIMATE_OFF),
+            "registers",
+            drops_dominated=True,
+        ),
+    )
     return (
         Constraint(
             "units_of_head",
@@ -204,45 +224,28 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "even_columns",
             "the warps that share the columns of a matrix have equally many",
-            (*units, "k_warps"),
-            lambda blocks, warps, k_warps: _operand_tiles(problem, blocks, warps) % k_warps,
+            of_registers,
+            named(of_registers, lambda one: _operand_tiles(problem, one) % one["k_warps"]),
             lambda *_: 0,
             "tiles",
         ),
-        Constraint(
-            "whole_tiles",
-            "another sixteenth in shared memory is at least another tile there",
-            every[:4],
-            lambda *values: _shared_tiles(problem, *values[:3], values[3] - 1) + 1 if values[3] else 0,
-            lambda *values: _shared_tiles(problem, *values),
-            "tiles",
-        ),
-        Constraint(
-            "registers_first",
-            "what fits registers is not read from shared memory in every step",
-            every[:5],
-            lambda *values: registers_there(*values[1:3]) + 1 if values[3] else 0,
-            registers_spared,
-            "registers",
-            drops_dominated=True,
-        ),
+        *(in_shared if "shared_sixteenths" in every else ()),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
-            Quantity(_of_registers(problem), lambda *values: _registers(problem, *values)),
-            Quantity(every, lambda *values: sum(_shared_map(problem, *values).values())),
+            Quantity(of_registers, named(of_registers, lambda one: _registers(problem, one))),
+            Quantity(every, named(every, lambda one: sum(_shared_map(problem, one).values()))),
         ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    values = [candidate[name] for name in VARIABLES]
     return scan.resident(
         problem,
-        threads=candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES,
+        threads=_threads(candidate),
         channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
-        registers_estimated=_registers(problem, *(candidate[name] for name in _of_registers(problem))),
-        shared_map=_shared_map(problem, *values),
+        registers_estimated=_registers(problem, candidate),
+        shared_map=_shared_map(problem, candidate),
     )
 
 
@@ -262,17 +265,17 @@ def clusters_at_once(problem: Problem, blocks_per_sm: int, cluster_blocks: int) 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of clusters."""
     gpu, blocks, k_warps = problem.gpu, candidate["cluster_blocks"], candidate["k_warps"]
-    cycles_per_ns = gpu.sm_clock_hz / 1e9
     model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
     taken = resources(problem, candidate)
     wanted = clusters(problem, problem.batch, candidate)
     at_once = min(wanted, clusters_at_once(problem, taken.blocks_per_sm, blocks))
-    blocks_of_busiest_sm = math.ceil(at_once * blocks / gpu.sm_count)
+    # Clusters that lie in the same GPC share its SMs.
+    blocks_of_busiest_sm = math.ceil(at_once / clusters_at_once(problem, 1, blocks))
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
-    cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate["batch_tile"])
-    its = _tiling(problem, candidate["batch_tile"], candidate.get("splits_once", 0))
+    cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
+    cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
     tile_ns = its.products * model.product + its.cycles / cycles_per_ns
-    row_ns = tile_ns * _operand_tiles(problem, blocks, candidate["unit_warps"]) / k_warps + its.row_cycles / cycles_per_ns
+    row_ns = tile_ns * _operand_tiles(problem, candidate) / k_warps + its.row_cycles / cycles_per_ns
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     terms_ns = {

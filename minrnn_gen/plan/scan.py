@@ -94,9 +94,9 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
 
     def registers_of_block(*values: int) -> int:
         point = dict(zip(both, values, strict=True))
-        partitions = gpu.partitions_per_sm
-        # As the launch counts them: as if every partition held equally many.
-        warps = -(-threads.of(*(point[name] for name in threads.over)) // WARP_LANES // partitions) * partitions
+        warps = threads.of(*(point[name] for name in threads.over)) // WARP_LANES
+        # Each partition of the SM has its part of the registers, and one of them the most warps.
+        warps = -(-warps // gpu.partitions_per_sm) * gpu.partitions_per_sm
         estimate = registers.of(*(point[name] for name in registers.over))
         unit = gpu.register_unit_per_warp
         return warps * (-(-estimate * WARP_LANES // unit) * unit)

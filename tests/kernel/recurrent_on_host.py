@@ -83,7 +83,7 @@ def persistent_kernels(
     heads: int,
     precision: str,
     regime: Regime,
-    fp32_product: str,
+    product: str,
     few_registers: bool,
     **wanted: int,
 ) -> PersistentKernels:
@@ -92,7 +92,7 @@ def persistent_kernels(
     `few_registers`: for a GPU with so few that shared memory has a part of the matrix.
     """
     sizes = {"hidden_size": heads * head_dim, "heads": heads}
-    spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": fp32_product})
+    spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": product})
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
 
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:
