@@ -42,9 +42,7 @@ test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
 
 sanitize: $(TEST)
-	for tool in memcheck racecheck synccheck; do \
-		$(SANITIZER) --tool $$tool --kernel-name-exclude kernel_substring=nvjet --error-exitcode 1 $(BIN)/python tests/gpu/sanitize.py || exit 1; \
-	done
+	$(BIN)/python tests/gpu/sanitizers.py --sanitizer $(SANITIZER)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.cell.files import CellSource, find_cell
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
+from minrnn_gen.debug_build import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
@@ -73,11 +74,15 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the kernels of one spec for one GPU; may be used from several threads."""
+    """Builds the kernels of one spec for one GPU; may be used from several threads.
+
+    `waits_are_bounded`: a debug build, as the environment asks for when the builder is made; the same kernels otherwise.
+    """
 
     spec: Spec
     target: Target
     store: Store
+    waits_are_bounded: bool = field(default_factory=debug_build_is_asked_for)
 
     @cached_property
     def cell_source(self) -> CellSource:
@@ -171,9 +176,13 @@ class Builder:
 
     def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
         """List and rank every candidate; raises Infeasible where there is none."""
+        return next(self.solutions(kernel_pass, regime))
+
+    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+        """Yield the candidates of each family that serves, the preferred one's first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
-        return next(solutions(self._problem(kernel_pass, regime)))
+        return solutions(self._problem(kernel_pass, regime))
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
@@ -224,7 +233,7 @@ class Builder:
         from minrnn_gen.source import header_lines, render
 
         started = time.perf_counter()
-        plan = solution.plan(rank)
+        plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
         spec = self._spec_without_paths(plan)
         header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
         text = render(plan, self._lowered_for(solution.problem.kernel_pass), header)
@@ -258,11 +267,9 @@ class Builder:
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        from minrnn_gen.plan.families import solutions
-
         started = time.perf_counter()
         dropped: list[str] = []
-        for solution in solutions(self._problem(kernel_pass, regime)):
+        for solution in self.solutions(kernel_pass, regime):
             for rank in range(min(ATTEMPTS, len(solution.candidates))):
                 try:
                     built = self.build_candidate(solution, rank)
@@ -309,6 +316,7 @@ class Builder:
             self.target.profile_bytes,
             package_digest(),
             toolchain_version() or "",
+            "debug build" if self.waits_are_bounded else "",
         )
 
     def _lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:

@@ -35,6 +35,7 @@ def _decision(plan: KernelPlan, note: str) -> str:
             f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
+            *_build(plan),
             *_walk(plan),
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
@@ -43,6 +44,10 @@ def _decision(plan: KernelPlan, note: str) -> str:
             *_values("recomputed ", plan.recomputed_values),
         )
     )
+
+
+def _build(plan: KernelPlan) -> tuple[str, ...]:
+    return ("  build      debug (MINRNN_DEBUG=1): every wait is bounded",) if plan.waits_are_bounded else ()
 
 
 def _walk(plan: KernelPlan) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,14 +15,22 @@ from minrnn_gen import build
 from minrnn_gen.errors import ToolchainMissing
 
 
-def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
-    """Compile `spec` for the profile h200 as if there were no NVRTC."""
+@contextlib.contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Let kernels be planned and rendered as if there were no NVRTC."""
 
     def missing(*_: object) -> None:
-        raise ToolchainMissing("compiled for the host only")
+        raise ToolchainMissing("planned and rendered only")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "compile_source", missing)
+        yield
+
+
+def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
+    """Compile `spec` for the profile h200 as if there were no NVRTC."""
+
+    with nothing_compiled():
         return minrnn_gen.compile(spec, gpu="h200")
 
 

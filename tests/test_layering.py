@@ -32,7 +32,7 @@ class Layer:
 LAYERS = (
     Layer("errors", "one family of exceptions"),
     Layer("violations", "a refused value in one sentence"),
-    Layer("precision package_files documents", "tables, folders and files that know nothing of kernels"),
+    Layer("precision package_files documents debug_build", "tables, files and settings that know nothing of kernels"),
     Layer("spec gpu_profile store", "what the user wants, what the GPU has, what is already made"),
     Layer("cell.files cell.syntax", "a cell as a file and as text"),
     Layer("cell.functions", "what an equation may call"),

@@ -55,6 +55,8 @@ def decision(built: BuiltKernel) -> list[tuple[str, str]]:
     ]
     if built.dropped:
         rows.append(("", f"{len(built.dropped)} better predicted ones broke their promise when compiled"))
+    if plan.waits_are_bounded:
+        rows.append(("build", "debug (MINRNN_DEBUG=1): every wait is bounded"))
     return rows
 
 

@@ -66,7 +66,7 @@ class KernelPlan:
     a kernel that keeps it on the chip multiplies by it: "narrow", "tf32x3" or "fma", empty where there is none.
     `saved_values` names what a backward reads of its forward, `recomputed_values` what it computes again; both are empty in
     other passes. `passed_over` is why a preferred family of kernels does not serve, one sentence, empty where there is
-    none.
+    none. In a debug build `waits_are_bounded`: whoever waits in vain says so and ends the kernel.
     """
 
     kernel_pass: str
@@ -111,6 +111,7 @@ class KernelPlan:
     rejected: Mapping[str, int]
     passed_over: str
     runners_up: tuple[Alternative, ...]
+    waits_are_bounded: bool = False
 
     def __post_init__(self) -> None:
         for name in ("variables", "shared_map", "predicted_us", "rejected"):

@@ -131,6 +131,17 @@ def test_explain_says_how_a_dense_cell_takes_its_steps(command: Command, min_gru
     assert [line for line in answer.out.splitlines() if "walk" in line and line.endswith(said)]
 
 
+@pytest.mark.usefixtures("nvrtc")
+def test_a_debug_build_is_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in ("0", "1"):
+        monkeypatch.setenv("MINRNN_DEBUG", asked)
+        for line in ("explain", "compile", "render"):
+            assert ("debug" in command(line, min_gru, "--gpu", "h100").out) == (asked == "1")
+    monkeypatch.setenv("MINRNN_DEBUG", "on")
+    answer = command("compile", min_gru, "--gpu", "h100")
+    assert answer.status == 2 and "MINRNN_DEBUG is 'on'" in answer.error
+
+
 def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minrnn_gen.cuda.has_device", lambda: False)
     monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: None)

@@ -37,18 +37,22 @@ def compiled() -> Callable[..., Kernel]:
 
 
 @pytest.fixture(scope="session")
-def taking(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Kernel]:
-    """Compile once per spec and strategy; skip the test where the GPU has no kernel that takes it."""
-    # The workers of a run share what they compile.
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """What the workers of a run compile once for all of them."""
     folder = Path(tmp_path_factory.getbasetemp())
-    store = Store((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels-of-strategies")
+    return Store((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels-of-all-workers")
+
+
+@pytest.fixture(scope="session")
+def taking(shared_store: Store) -> Callable[..., Kernel]:
+    """Compile once per spec and strategy; skip the test where the GPU has no kernel that takes it."""
     kernels: dict[str, Kernel] = {}
 
     def kernel(strategy: Strategy, **spec: Any) -> Kernel:
         key = repr((strategy, sorted(spec.items())))
         if key not in kernels:
             try:
-                kernels[key] = kernel_taking(strategy, store, spec)
+                kernels[key] = kernel_taking(strategy, shared_store, spec)
             except Infeasible as nothing:
                 pytest.skip(str(nothing))
         return kernels[key]

@@ -1,13 +1,17 @@
-"""Run every kernel once on small arrays, for compute-sanitizer to watch: `make sanitize`, or python tests/gpu/sanitize.py."""
+"""Run every kernel once on small arrays, for compute-sanitizer to watch; sanitizers.py does that, in several processes."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import itertools
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
 import numpy as np
-from strategies import EVERY_WAY, kernel_taking, round_steps
+from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
 import minrnn_gen
 from minrnn_gen.arrays import numpy_dtype
@@ -78,33 +82,65 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
     cupy.cuda.Device().synchronize()
 
 
+@dataclass(frozen=True)
+class Case:
+    """One kernel of each pass: of the strategy, where one is given, whatever the cost model prefers."""
+
+    name: str
+    spec: Mapping[str, Any]
+    has_sequences: bool
+    all_states: bool
+    strategy: Strategy | None = None
+
+    def kernel(self, store: Store) -> Kernel:
+        return kernel_taking(self.strategy, store, self.spec) if self.strategy else minrnn_gen.compile(self.spec)
+
+
+def cases() -> Iterator[Case]:
+    for (layout, strategy), (model, precision, hidden_size), regime in itertools.product(EVERY_WAY, CELLS, REGIMES):
+        spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
+        yield _case(f"{layout} {strategy} {model} {precision}", spec, regime, strategy)
+    for layout, (model, precision, hidden_size), regime in itertools.product(LAYOUTS, NO_SCANS, REGIMES):
+        spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
+        yield _case(f"{layout} {model if isinstance(model, str) else model['name']} {precision}", spec, regime)
+    for (cell, precision, heads, head_dim, layout), regime in itertools.product(DENSE, REGIMES):
+        spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
+        yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | {"recurrent_bias": True}, regime)
+
+
+def _case(name: str, spec: Mapping[str, Any], regime: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
+    direction, has_sequences, all_states = regime
+    return Case(f"{name} {direction}", {**spec, "direction": direction}, has_sequences, all_states, strategy)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Read "I/N", part I of N, from 1 on."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="every N-th case, from the I-th on")
+    parser.add_argument("--seconds", type=int, default=0, help="end the process when it takes longer, wherever it hangs")
+    given = parser.parse_args()
+    signal.alarm(given.seconds)  # 0 is never; a signal reaches what waits for a device too
+    part, parts = given.part
     store = Store(cache_folder())
-    for layout, strategy in EVERY_WAY:
-        for model, precision, hidden_size in CELLS:
-            for direction, has_sequences, all_states in REGIMES:
-                spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-                try:
-                    kernel = kernel_taking(strategy, store, {**spec, "direction": direction})
-                except Infeasible as nothing:
-                    print(f"{layout} {precision}: {nothing}", flush=True)
-                    continue
-                print(layout, strategy, model, precision, direction, flush=True)
-                run(kernel, has_sequences, all_states)
-    for layout in LAYOUTS:
-        for model, precision, hidden_size in NO_SCANS:
-            for direction, has_sequences, all_states in REGIMES:
-                spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-                kernel = minrnn_gen.compile({**spec, "direction": direction})
-                print(layout, kernel.plan.model, precision, direction, flush=True)
-                run(kernel, has_sequences, all_states)
-    for cell, precision, heads, head_dim, layout in DENSE:
-        for direction, has_sequences, all_states in REGIMES:
-            spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
-            kernel = minrnn_gen.compile({**spec, "direction": direction, "recurrent_bias": True})
-            print(layout, cell, precision, f"{heads} x {head_dim}", direction, flush=True)
-            run(kernel, has_sequences, all_states)
+    count = 0
+    for case in itertools.islice(cases(), part - 1, None, parts):
+        print(case.name, flush=True)
+        count += 1
+        try:
+            kernel = case.kernel(store)
+        except Infeasible as nothing:
+            print(nothing, flush=True)
+            continue
+        run(kernel, case.has_sequences, case.all_states)
+    print(f"done: {count} cases", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

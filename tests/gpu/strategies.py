@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,18 +78,22 @@ class StrategyBuilder(Builder):
         regime = super().regime_of(sizes, alignment_bytes, reverse, resets, kept_states, packed)
         return replace(regime, few_channels=self.strategy.takes_tickets)
 
-    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
-        solution = super().solve(kernel_pass, regime)
+    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+        solutions = super().solutions(kernel_pass, regime)
         if kernel_pass == "step":
-            return solution
-        wanted = self.strategy.variables.items()
-        candidates = tuple(one for one in solution.candidates if wanted <= one.items())
-        if not candidates:
-            raise Infeasible(f"{self.target.profile.name} has no kernel that takes {self.strategy}")
-        return replace(solution, candidates=candidates)
+            return solutions
+        return iter(having(next(solutions), self.strategy.variables))
 
     def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
         return digest(super()._request_key(kernel_pass, regime), json.dumps(dict(self.strategy.variables)))
+
+
+def having(solution: Solution, variables: Mapping[str, int]) -> tuple[Solution]:
+    """Return only the candidates with these variables; raises Infeasible where there are none."""
+    candidates = tuple(one for one in solution.candidates if variables.items() <= one.items())
+    if not candidates:
+        raise Infeasible(f"{solution.problem.gpu.name} has no {solution.family.name} with {dict(variables)}")
+    return (replace(solution, candidates=candidates),)
 
 
 def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> Kernel:

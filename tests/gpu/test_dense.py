@@ -57,6 +57,56 @@ def plain_run(
     return torch.stack(outputs, 1), state
 
 
+def check_call(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
+    """Call both passes with all that they may be given, on numbers drawn now; return the arguments of the forward and its y."""
+    cell, precision, layout = kernel.plan.model, kernel.spec.precision, kernel.spec.layout
+    contract = kernel.contract
+    heads, size, hidden = contract.heads, contract.head_dim, contract.hidden_size
+    gates, products = len(kernel.gates), len(contract.recurrent_gates)
+    dtype = getattr(torch, DTYPES[precision])
+    carried = torch.float64 if precision == "fp64" else torch.float32
+
+    def random(*shape: int, of: Any = dtype, scale: float = 1.0) -> Any:
+        return (scale * torch.randn(*shape, device="cuda")).to(of)
+
+    x, dy = random(batch, time, gates, hidden), random(batch, time, hidden)
+    bias, recurrent_bias = random(gates, hidden), random(products, heads, size)
+    R = random(products, heads, size, size, scale=size**-0.5)
+    # Reachable ones: an n of slstm is 1 at least.
+    initial = [random(batch, hidden, of=carried, scale=0.5) for _ in kernel.states]
+    if cell == "slstm":
+        initial[2] = 1 + initial[2].abs()
+    dfinal = [random(batch, hidden, of=carried) for _ in kernel.states]
+
+    exact = [value.double().clone().requires_grad_() for value in (x, bias, R, recurrent_bias, *initial)]
+    outputs, final = plain_run(torch, cell, exact[0] + exact[1], exact[2], exact[3], exact[4:], dtype)
+    loss = (outputs * dy.double()).sum()
+    loss = loss + sum((last * one.double()).sum() for last, one in zip(final, dfinal, strict=True) if last.requires_grad)
+    expected = torch.autograd.grad(loss, exact, allow_unused=True)
+
+    named = dict(zip(kernel.states, initial, strict=True))
+    given = {"bias": bias, "recurrent_bias": recurrent_bias, "state": named}
+    given |= {"x": x.permute(X_ORDER[layout]).contiguous(), "R": R}
+    y, state, saved = kernel.forward(**given)
+    outputs = outputs.detach()
+    error = torch.linalg.vector_norm(y.double() - outputs.permute(Y_ORDER[layout])) / torch.linalg.vector_norm(outputs)
+    assert float(error) <= Y_TOLERANCE[precision]
+    for name, last in zip(kernel.states, final, strict=True):
+        assert_near(torch, state[name], last.detach(), precision)
+    incoming = dy.permute(Y_ORDER[layout]).contiguous()
+    dstate = dict(zip(kernel.states, dfinal, strict=True))
+    gradients = kernel.backward(saved, incoming, dstate)
+    assert gradients["R"].dtype == dtype and gradients["R"].shape == R.shape
+    assert_near(torch, gradients["x"], expected[0].permute(X_ORDER[layout]), precision)
+    for name, value in zip(("bias", "R", "recurrent_bias"), expected[1:4], strict=True):
+        assert_near(torch, gradients[name], value, precision)
+    for name, value in zip(kernel.states, expected[4:], strict=True):
+        assert_near(torch, gradients["state"][name], torch.zeros_like(x[:, 0, 0]) if value is None else value, precision)
+    again = kernel.backward(saved, incoming, dstate)
+    assert all(torch.equal(again[name], gradients[name]) for name in ("x", "R", "bias", "recurrent_bias"))
+    return given, y
+
+
 @pytest.mark.parametrize("layout", tuple(X_ORDER))
 @pytest.mark.parametrize("precision", tuple(DTYPES))
 @pytest.mark.parametrize("cell", CELLS)
@@ -75,6 +125,15 @@ def test_persistent_kernels_of_more_than_16_bits(compiled: Callable[..., Kernel]
     check_against_autograd(compiled, cell, layout="BTD", shapes=WIDE_SHAPES, **spec)
 
 
+# Of which shared memory has a part, where a cluster has one, and rows at multiples of two values.
+LARGE_SHAPES = ((5, 9, 1, 512), (3, 7, 1, 768), (3, 5, 1, 602))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_large_heads(compiled: Callable[..., Kernel], cell: str) -> None:
+    check_against_autograd(compiled, cell, "bf16", "BTD", LARGE_SHAPES)
+
+
 def check_against_autograd(
     compiled: Callable[..., Kernel],
     cell: str,
@@ -86,53 +145,11 @@ def check_against_autograd(
     import torch
 
     torch.manual_seed(5)
-    dtype = getattr(torch, DTYPES[precision])
-    carried = torch.float64 if precision == "fp64" else torch.float32
     for batch, time, heads, size in shapes:
-        hidden = heads * size
-        kernel = compiled(
-            model=cell, hidden_size=hidden, heads=heads, precision=precision, layout=layout, recurrent_bias=True, **spec
-        )
-        gates, products = len(kernel.gates), len(kernel.contract.recurrent_gates)
-
-        def random(*shape: int, of: Any = dtype, scale: float = 1.0) -> Any:
-            return (scale * torch.randn(*shape, device="cuda")).to(of)
-
-        x, dy = random(batch, time, gates, hidden), random(batch, time, hidden)
-        bias, recurrent_bias = random(gates, hidden), random(products, heads, size)
-        R = random(products, heads, size, size, scale=size**-0.5)
-        # Reachable ones: an n of slstm is 1 at least.
-        initial = [random(batch, hidden, of=carried, scale=0.5) for _ in kernel.states]
-        if cell == "slstm":
-            initial[2] = 1 + initial[2].abs()
-        dfinal = [random(batch, hidden, of=carried) for _ in kernel.states]
-
-        exact = [value.double().clone().requires_grad_() for value in (x, bias, R, recurrent_bias, *initial)]
-        outputs, final = plain_run(torch, cell, exact[0] + exact[1], exact[2], exact[3], exact[4:], dtype)
-        loss = (outputs * dy.double()).sum()
-        loss = loss + sum((last * one.double()).sum() for last, one in zip(final, dfinal, strict=True) if last.requires_grad)
-        expected = torch.autograd.grad(loss, exact, allow_unused=True)
-
-        named = dict(zip(kernel.states, initial, strict=True))
-        given = {"bias": bias, "recurrent_bias": recurrent_bias, "state": named}
-        y, state, saved = kernel.forward(x.permute(X_ORDER[layout]).contiguous(), R, **given)
-        outputs = outputs.detach()
-        error = torch.linalg.vector_norm(y.double() - outputs.permute(Y_ORDER[layout])) / torch.linalg.vector_norm(outputs)
-        assert float(error) <= Y_TOLERANCE[precision]
-        for name, last in zip(kernel.states, final, strict=True):
-            assert_near(torch, state[name], last.detach(), precision)
-        incoming = dy.permute(Y_ORDER[layout]).contiguous()
-        dstate = dict(zip(kernel.states, dfinal, strict=True))
-        gradients = kernel.backward(saved, incoming, dstate)
-        assert gradients["R"].dtype == dtype and gradients["R"].shape == R.shape
-        assert_near(torch, gradients["x"], expected[0].permute(X_ORDER[layout]), precision)
-        for name, value in zip(("bias", "R", "recurrent_bias"), expected[1:4], strict=True):
-            assert_near(torch, gradients[name], value, precision)
-        for name, value in zip(kernel.states, expected[4:], strict=True):
-            assert_near(torch, gradients["state"][name], torch.zeros_like(x[:, 0, 0]) if value is None else value, precision)
-        again = kernel.backward(saved, incoming, dstate)
-        assert all(torch.equal(again[name], gradients[name]) for name in ("x", "R", "bias", "recurrent_bias"))
-        repeated, _ = kernel(x.permute(X_ORDER[layout]).contiguous(), R, **given)
+        sizes = {"hidden_size": heads * size, "heads": heads}
+        kernel = compiled(model=cell, precision=precision, layout=layout, recurrent_bias=True, **sizes, **spec)
+        given, y = check_call(torch, kernel, batch, time)
+        repeated, _ = kernel(**given)
         assert torch.equal(repeated, y)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from device_arrays import same_bits
-from strategies import EVERY_WAY, Strategy, round_steps
+from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.store import Store
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +78,19 @@ def test_runs_are_bitwise_equal(cupy: ModuleType, taking: Taking, layout: str, s
         again = both_passes(kernel, *given)
         assert all(same_bits(one, other) for one, other in zip(again, first, strict=True))
     stream.synchronize()
+
+
+@pytest.mark.parametrize(("layout", "strategy"), EVERY_WAY, ids=str)
+def test_a_debug_build_gives_the_same_bits(
+    cupy: ModuleType, taking: Taking, layout: str, strategy: Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, time = kernel_and_time(taking, layout, strategy)
+    monkeypatch.setenv("MINRNN_DEBUG", "1")
+    debug = kernel_taking(strategy, Store(tmp_path), release.spec.model_dump())
+    given = [mapped(cupy.asarray, one) for one in arguments_of(release, time, 0)]
+    found, expected = both_passes(debug, *given), both_passes(release, *given)
+    assert all(same_bits(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(plan.waits_are_bounded for plan in debug.plans.values())
 
 
 @pytest.mark.parametrize(("layout", "strategy"), EVERY_WAY, ids=str)

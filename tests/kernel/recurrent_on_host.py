@@ -85,6 +85,7 @@ def persistent_kernels(
     regime: Regime,
     product: str,
     few_registers: bool,
+    is_debug: bool,
     **wanted: int,
 ) -> PersistentKernels:
     """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same.
@@ -105,7 +106,7 @@ def persistent_kernels(
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         plan = solution.plan(having.index(max(having)))
         assert ("matrix" in plan.shared_map) == few_registers
-        return plan
+        return replace(plan, waits_are_bounded=is_debug)
 
     @functools.cache
     def code(kernel_pass: KernelPass) -> ClusterCode:

@@ -79,6 +79,21 @@ def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler,
     assert all(dropped in explain(again) for dropped in built.dropped)
 
 
+def test_debug_builds_and_others_do_not_mix(compiler: Compiler, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the request nor the content of one is that of the other, and each is found again."""
+    found = []
+    for asked in ("0", "1", "0", "1"):
+        monkeypatch.setenv("MINRNN_DEBUG", asked)
+        found.append(builder_of(cache).build("forward", REGIME))
+    release, debug, *again = found
+    assert compiler.calls == 2 and [one.cached for one in found] == [False, False, True, True]
+    assert release.digest != debug.digest and [one.plan for one in again] == [release.plan, debug.plan]
+    assert [one.plan.waits_are_bounded for one in found] == [False, True, False, True]
+    for one in found:
+        is_debug = one.plan.waits_are_bounded
+        assert ("debug" in explain(one)) == ("debug build" in one.source) == is_debug
+
+
 def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Compiler, cache: Path) -> None:
     """As it is built, and as it comes from the cache."""
     for builds in range(2):

@@ -63,6 +63,7 @@ WAYS = (
     way("elman", 40, 1, "fp64", 2, "reverse resets storage", 1, 4, 2, 8, 8),
     way("lstm", 40, 1, "bf16", 8, "few_registers resets", 1, 3, 1, 2, 4),
     way("lstm", 60, 1, "fp16", 1, "few_registers arithmetic", 2, 2, 1, 2, 2),
+    way("gru", 24, 1, "fp16", 8, "resets debug", 2, 1, 2, 2, 4),
 )
 CLUSTERS_AND_A_BLOCK = [WAYS[0], WAYS[2], WAYS[7], WAYS[14], WAYS[21], WAYS[23]]
 
@@ -75,7 +76,7 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     regime = Regime(alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept)
     product = "fma" if "fma" in flags else "tf32x3"
     kernels = persistent_kernels(
-        folder, model, head_dim, heads, precision, regime, product, "few_registers" in flags, **variables
+        folder, model, head_dim, heads, precision, regime, product, "few_registers" in flags, "debug" in flags, **variables
     )
     return cases(
         st.just(kernels),

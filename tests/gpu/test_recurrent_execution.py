@@ -1,0 +1,210 @@
+"""Persistent kernels on a GPU that is not theirs alone, launched again and again, and one of them that hangs."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from test_dense import arguments
+
+import minrnn_gen
+from minrnn_gen.kernel import Kernel
+
+pytestmark = pytest.mark.gpu
+
+# (cell, heads, head_dim) in bf16: heads that fit a block, and one that takes a cluster where the GPU has them.
+WAYS = (("lstm", 2, 64), ("gru", 1, 256))
+# A GPU that is not done by then never will be.
+PATIENCE_SECONDS = 120.0
+# More of them by hand: see the test.
+LAUNCHES = int(os.environ.get("MINRNN_TEST_LAUNCHES", "20000"))
+# Odd, so that both kernels are looked at.
+LAUNCHES_BETWEEN_LOOKS = 1001
+# A prime, so that every size meets both kernels, and both passes.
+SIZES = 97
+LAUNCHES_BETWEEN_BACKWARDS = 4
+LAUNCHES_BETWEEN_OTHERS = 10
+
+# Keeps whatever it is on busy for `cycles` of the SM's clock: a count, so that it ends.
+OCCUPY = """
+extern "C" __global__ void occupy(long long cycles) {
+    const long long began = clock64();
+    while (clock64() - began < cycles) {}
+}
+"""
+# At 1 to 2 GHz 13 to 25 ms, in four waves 50 to 100 ms; and a little work, half a millisecond.
+LONG_CYCLES, SHORT_CYCLES, WAVES = 25_000_000, 1_000_000, 4
+
+
+@pytest.fixture(scope="module")
+def occupy(cupy: ModuleType) -> Callable[[Any, int, int, int], None]:
+    """Keep SMs busy on a stream of torch's: (stream, blocks, threads, cycles)."""
+    kernel = cupy.RawKernel(OCCUPY, "occupy")
+
+    def launch(stream: Any, blocks: int, threads: int, cycles: int) -> None:
+        with cupy.cuda.ExternalStream(stream.cuda_stream):
+            kernel((blocks,), (threads,), (cupy.int64(cycles),))
+
+    return launch
+
+
+def sm_count(torch: Any) -> int:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+def wait_for(torch: Any, *streams: Any) -> None:
+    """Wait until the streams are done, and fail where they never will be, instead of waiting for ever."""
+    events = [torch.cuda.Event() for _ in streams]
+    for event, stream in zip(events, streams, strict=True):
+        event.record(stream)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not all(event.query() for event in events):
+        if time.monotonic() > deadline:
+            pytest.fail(f"the GPU is not done after {PATIENCE_SECONDS:g} s: a kernel hangs")
+        time.sleep(1e-4)
+
+
+def both_passes(kernel: Kernel, x: Any, R: Any) -> list[Any]:
+    y, state, saved = kernel.forward(x, R)
+    gradients = kernel.backward(saved, y)
+    return [y, *state.values(), gradients["x"], gradients["R"]]
+
+
+def all_equal(torch: Any, found: list[Any], expected: list[Any]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def persistent(compiled: Callable[..., Kernel], cell: str, heads: int, head_dim: int) -> Kernel:
+    kernel = compiled(model=cell, hidden_size=heads * head_dim, heads=heads, precision="bf16")
+    if not kernel.plan.is_persistent:
+        pytest.skip(f"not persistent on this GPU: {kernel.plan.passed_over}")
+    return kernel
+
+
+@pytest.mark.parametrize(("blocks_per_sm", "threads"), ((2, 1024), (1, 768), (3, 256)))
+@pytest.mark.parametrize(("cell", "heads", "head_dim"), WAYS)
+def test_a_gpu_that_is_full(
+    compiled: Callable[..., Kernel],
+    occupy: Callable[..., None],
+    cell: str,
+    heads: int,
+    head_dim: int,
+    blocks_per_sm: int,
+    threads: int,
+) -> None:
+    """Whatever is on the SMs, wholly or in part, all blocks of a cluster get their turn together; the bits are the same."""
+    import torch
+
+    kernel = persistent(compiled, cell, heads, head_dim)
+    calls = [arguments(torch, kernel, batch, 33, seed=batch) for batch in (3, 64)]
+    expected = [both_passes(kernel, *call) for call in calls]
+    others, mine = torch.cuda.Stream(), torch.cuda.Stream()
+    occupy(others, 1, 1, 1)  # loads it
+    torch.cuda.synchronize()
+    for _ in range(2):
+        occupy(others, WAVES * blocks_per_sm * sm_count(torch), threads, LONG_CYCLES)
+        with torch.cuda.stream(mine):
+            found = [both_passes(kernel, *call) for call in calls]
+        wait_for(torch, mine, others)
+        assert all(all_equal(torch, *pair) for pair in zip(found, expected, strict=True))
+
+
+def test_many_launches(compiled: Callable[..., Kernel], occupy: Callable[..., None]) -> None:
+    """Two kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
+
+    The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
+    MINRNN_TEST_LAUNCHES=100000 python -m pytest tests/gpu/test_recurrent_execution.py -k many_launches
+    """
+    import torch
+
+    kernels = [persistent(compiled, *way) for way in WAYS]
+    drawn = random.Random(0)
+    sizes = [(1, 1), (64, 16), *((drawn.randint(1, 64), drawn.randint(1, 16)) for _ in range(SIZES - 2))]
+    calls = [[arguments(torch, kernel, *size, seed=number) for number, size in enumerate(sizes)] for kernel in kernels]
+    first: dict[tuple[int, int], list[Any]] = {}
+    for which, kernel in enumerate(kernels):
+        for number in range(SIZES):
+            first[which, number] = both_passes(kernel, *calls[which][number])
+    mine, others = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(mine):
+        for launch in range(LAUNCHES):
+            which, number = launch % len(kernels), launch % SIZES
+            call = calls[which][number]
+            # In turn for either kernel.
+            if launch // len(kernels) % LAUNCHES_BETWEEN_BACKWARDS:
+                y, state = kernels[which](*call)
+                found = [y, *state.values()]
+            else:
+                found = both_passes(kernels[which], *call)
+            if launch % LAUNCHES_BETWEEN_OTHERS == 0:
+                occupy(others, sm_count(torch), 256, SHORT_CYCLES)
+            if launch % LAUNCHES_BETWEEN_LOOKS == LAUNCHES_BETWEEN_LOOKS - 1:
+                wait_for(torch, mine)
+                expected = first[which, number][: len(found)]
+                assert all_equal(torch, found, expected), (launch, WAYS[which], sizes[number])
+    wait_for(torch, mine, others)
+
+
+@pytest.mark.parametrize(("cell", "heads", "head_dim"), WAYS)
+def test_a_debug_build_gives_the_same_bits(
+    compiled: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch, cell: str, heads: int, head_dim: int
+) -> None:
+    import torch
+
+    release = persistent(compiled, cell, heads, head_dim)
+    monkeypatch.setenv("MINRNN_DEBUG", "1")
+    debug = minrnn_gen.compile(release.spec)
+    call = arguments(torch, release, 5, 40, seed=7)
+    assert all_equal(torch, both_passes(debug, *call), both_passes(release, *call))
+    for key, plan in debug.plans.items():
+        assert plan.waits_are_bounded and not release.plans[key].waits_are_bounded
+        assert plan.variables == release.plans[key].variables
+
+
+# A kernel of a cluster of which one block never says how many bytes it expects, so that no mail of its ever comes.
+HANGING = """
+import torch
+from minrnn_gen import build
+
+original = build.compile_source
+
+def one_block_is_silent(text, plan):
+    assert text.count("expect_bytes(&shared") == 1 or plan.variables["cluster_blocks"] == 1
+    return original(text.replace("expect_bytes(&shared", "if (blockIdx.x != 1) expect_bytes(&shared"), plan)
+
+build.compile_source = one_block_is_silent
+import minrnn_gen
+
+kernel = minrnn_gen.compile({"model": "gru", "hidden_size": 256, "precision": "bf16"})
+if kernel.plan.variables.get("cluster_blocks", 1) == 1:
+    raise SystemExit("no clusters")
+x = torch.randn(2, 9, 3, 256, device="cuda").bfloat16()
+R = torch.randn(kernel.contract.R_shape, device="cuda").bfloat16()
+y, _ = kernel(x, R)
+torch.cuda.synchronize()
+raise SystemExit("it came to its end")
+"""
+
+
+def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path) -> None:
+    """In a process of its own, whose use of the GPU ends with it, and with a cache of its own."""
+    environment = os.environ | {"MINRNN_DEBUG": "1", "MINRNN_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        (sys.executable, "-c", HANGING), env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    if "no clusters" in done.stderr:
+        pytest.skip("this GPU has no clusters")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "it came to its end" not in said
+    assert "launch failure" in said or "illegal instruction" in said, said[-2000:]  # what a trap is called
+    assert "minrnn-gen: recurrent_forward hangs: block 1, thread" in said, said[-2000:]
+    assert "waits for the mail of a cluster in turn 1" in said, said[-2000:]
