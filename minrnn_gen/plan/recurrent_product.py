@@ -26,7 +26,6 @@ class Tiling:
     `depth`: the values of the operand that a tile adds up. `padding`: values behind each column of the operand. `matrix` and
     `sum`: a lane's registers for a tile of R and for the sums of a row of tiles. `products`: the instructions of a tile, of
     which each takes as long as that of a tile in 16 bits; `cycles`, `row_cycles`: what a tile and a row of tiles take besides.
-    `chains`: the sums of a result that are under way at once, in 16 bits.
     """
 
     depth: int
@@ -36,7 +35,6 @@ class Tiling:
     products: int
     cycles: float = 0.0
     row_cycles: float = 0.0
-    chains: int = 1
 
 
 def tiling(problem: Problem, rows: int, batch_tile: int, splits_once: int = 0) -> Tiling:
@@ -45,7 +43,7 @@ def tiling(problem: Problem, rows: int, batch_tile: int, splits_once: int = 0) -
     match problem.matrix_product:
         case "narrow":
             chains = max(1, 4 // rows) if rows != 3 else 1
-            return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * chains, products=1, chains=chains)
+            return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * chains, products=1)
         case "tf32x3":
             # m16n8k8 in tf32 has half the multiply-adds of m16n8k16 in 16 bits, at half the rate.
             sums = 2 * RESULTS * (2 if rows == 1 else 1)
