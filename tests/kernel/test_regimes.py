@@ -15,6 +15,7 @@ from minrnn_gen.alternating_walk import AlternatingWalk
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.plan import recurrent
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
 
@@ -59,11 +60,14 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 1), ("bf16", 4)])
+@pytest.mark.parametrize(
+    ("why_not_persistent", "precision", "most"), [("too large", "bf16", 1), ("", "fp32", 4), ("", "bf16", 4)]
+)
 def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
-    precision: str, most: int, monkeypatch: pytest.MonkeyPatch
+    why_not_persistent: str, precision: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
+    monkeypatch.setattr(recurrent, "refusal", lambda _: why_not_persistent)
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
     compiled, cell = Counter[str](), kernel.built[0].cell
 
