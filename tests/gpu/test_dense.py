@@ -224,7 +224,8 @@ def test_nothing_gives_nothing(
 
     kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
     x, R = arguments(torch, kernel, batch, time, seed=3)
-    initial = {name: torch.randn(batch, heads * size, device="cuda") for name in kernel.states}
+    carried = torch.float64 if precision == "fp64" else torch.float32
+    initial = {name: torch.randn(batch, heads * size, device="cuda", dtype=carried) for name in kernel.states}
     y, state, saved = kernel.forward(x, R, state=initial)
     gradients = kernel.backward(saved, y)
     assert y.shape == (batch, time, heads * size) and all(torch.equal(state[name], initial[name]) for name in initial)

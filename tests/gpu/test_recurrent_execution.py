@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,16 +45,29 @@ extern "C" __global__ void occupy(long long cycles) {
 LONG_CYCLES, SHORT_CYCLES, WAVES = 25_000_000, 1_000_000, 4
 
 
+@dataclass(frozen=True)
+class Others:
+    """What else the GPU has to do, on a stream of its own."""
+
+    kernel: Any
+    stream: Any
+
+    def occupy(self, blocks: int, threads: int, cycles: int) -> None:
+        with self.stream:
+            self.kernel((blocks,), (threads,), (cycles,))
+
+    @property
+    def torch_stream(self) -> Any:
+        import torch
+
+        return torch.cuda.ExternalStream(self.stream.ptr)
+
+
 @pytest.fixture(scope="module")
-def occupy(cupy: ModuleType) -> Callable[[Any, int, int, int], None]:
-    """Keep SMs busy on a stream of torch's: (stream, blocks, threads, cycles)."""
-    kernel = cupy.RawKernel(OCCUPY, "occupy")
-
-    def launch(stream: Any, blocks: int, threads: int, cycles: int) -> None:
-        with cupy.cuda.ExternalStream(stream.cuda_stream):
-            kernel((blocks,), (threads,), (cupy.int64(cycles),))
-
-    return launch
+def others(cupy: ModuleType) -> Others:
+    made = Others(cupy.RawKernel(OCCUPY, "occupy"), cupy.cuda.Stream(non_blocking=True))
+    made.occupy(1, 1, 1)  # loads it
+    return made
 
 
 def sm_count(torch: Any) -> int:
@@ -93,7 +107,7 @@ def persistent(compiled: Callable[..., Kernel], cell: str, heads: int, head_dim:
 @pytest.mark.parametrize(("cell", "heads", "head_dim"), WAYS)
 def test_a_gpu_that_is_full(
     compiled: Callable[..., Kernel],
-    occupy: Callable[..., None],
+    others: Others,
     cell: str,
     heads: int,
     head_dim: int,
@@ -106,18 +120,17 @@ def test_a_gpu_that_is_full(
     kernel = persistent(compiled, cell, heads, head_dim)
     calls = [arguments(torch, kernel, batch, 33, seed=batch) for batch in (3, 64)]
     expected = [both_passes(kernel, *call) for call in calls]
-    others, mine = torch.cuda.Stream(), torch.cuda.Stream()
-    occupy(others, 1, 1, 1)  # loads it
+    mine = torch.cuda.Stream()
     torch.cuda.synchronize()
     for _ in range(2):
-        occupy(others, WAVES * blocks_per_sm * sm_count(torch), threads, LONG_CYCLES)
+        others.occupy(WAVES * blocks_per_sm * sm_count(torch), threads, LONG_CYCLES)
         with torch.cuda.stream(mine):
             found = [both_passes(kernel, *call) for call in calls]
-        wait_for(torch, mine, others)
+        wait_for(torch, mine, others.torch_stream)
         assert all(all_equal(torch, *pair) for pair in zip(found, expected, strict=True))
 
 
-def test_many_launches(compiled: Callable[..., Kernel], occupy: Callable[..., None]) -> None:
+def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
     """Two kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
 
     The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
@@ -133,7 +146,7 @@ def test_many_launches(compiled: Callable[..., Kernel], occupy: Callable[..., No
     for which, kernel in enumerate(kernels):
         for number in range(SIZES):
             first[which, number] = both_passes(kernel, *calls[which][number])
-    mine, others = torch.cuda.Stream(), torch.cuda.Stream()
+    mine = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(mine):
         for launch in range(LAUNCHES):
@@ -146,12 +159,12 @@ def test_many_launches(compiled: Callable[..., Kernel], occupy: Callable[..., No
             else:
                 found = both_passes(kernels[which], *call)
             if launch % LAUNCHES_BETWEEN_OTHERS == 0:
-                occupy(others, sm_count(torch), 256, SHORT_CYCLES)
+                others.occupy(sm_count(torch), 256, SHORT_CYCLES)
             if launch % LAUNCHES_BETWEEN_LOOKS == LAUNCHES_BETWEEN_LOOKS - 1:
                 wait_for(torch, mine)
                 expected = first[which, number][: len(found)]
                 assert all_equal(torch, found, expected), (launch, WAYS[which], sizes[number])
-    wait_for(torch, mine, others)
+    wait_for(torch, mine, others.torch_stream)
 
 
 @pytest.mark.parametrize(("cell", "heads", "head_dim"), WAYS)
