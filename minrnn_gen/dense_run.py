@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from minrnn_gen import cublas, cuda
-from minrnn_gen.addresses import Address
 from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
@@ -23,9 +22,8 @@ from minrnn_gen.dense_launch import (
 )
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
-from minrnn_gen.forms import Reading
 from minrnn_gen.gradients import RawGradients
-from minrnn_gen.launch import alignment_of_call
+from minrnn_gen.launch import Launch, alignment_of_call
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, alignment_of
 from minrnn_gen.prepared import Steps
@@ -47,11 +45,12 @@ class DenseRun(DeviceRun):
         """Run one step."""
         contract = self._contract
         shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
-        steps = self._steps(call.x, None)
+        steps = Steps(call.x, call.reading)
         y = steps.new_array(shape, contract.precision.storage_dtype)
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
             self._walk_forward(steps, self._projected(steps, call, "bgh"), outputs, single_step=True)
+        self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
@@ -59,7 +58,7 @@ class DenseRun(DeviceRun):
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         assert call.R is not None
-        steps = self._steps(call.x, None)
+        steps = Steps(call.x, None)  # what multiplies before and after the loop is not noted down
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
@@ -86,10 +85,6 @@ class DenseRun(DeviceRun):
         dx, dweight = self._through_projection(steps, call, gradients.dx)
         owners = [None if one is None else one.owner for one in (dx, *gradients.dinitial, gradients.sums, dweight)]
         return replace(self._raw(owners), dR=dR.owner.swapaxes(1, 2))
-
-    def _steps(self, like: Array, reading: Reading | None) -> Steps:
-        del reading  # launches in graphs are not noted down: they are as fast as they would be again
-        return Steps(like, None)
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
         del kept
@@ -183,14 +178,11 @@ class DenseRun(DeviceRun):
         regime = self._dense_regime(kernel_pass, part, kept, *rows)
         kernel = self._compiled(kernel_pass, regime)
         if kernel[1].is_persistent:
-            self._launch_once(kernel_pass, regime, part, arguments(None))
+            loaded, plan = self._load(kernel_pass, regime)
+            steps.launch(loaded, Launch(persistent_blocks(plan, part), arguments(None)), plan.threads)
         else:
+            steps.forget()  # launches in graphs are as fast as they would be again
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
-
-    def _launch_once(self, kernel_pass: KernelPass, regime: Regime, part: Call, arguments: tuple[Any, ...]) -> None:
-        loaded, plan = self._load(kernel_pass, regime)
-        values = tuple(int(one) if isinstance(one, Address) else one for one in arguments)
-        loaded.launch(part.x, persistent_blocks(plan, part), plan.threads, values)
 
     def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.

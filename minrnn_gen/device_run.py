@@ -70,7 +70,7 @@ class DeviceRun:
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
         kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
-        steps = self._steps(call.x, call.reading)
+        steps = Steps(call.x, call.reading)
         outputs = Outputs(
             y=steps.new_array(shape, storage, fill=fill),
             kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
@@ -140,10 +140,6 @@ class DeviceRun:
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
         return cuda.cast(gradient.reshape(array.shape), array.dtype)
-
-    def _steps(self, like: Array, reading: Reading | None) -> Steps:
-        """Begin a run."""
-        return Steps(like, reading)
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
         """Run a call of one direction."""

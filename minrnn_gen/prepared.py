@@ -73,6 +73,10 @@ class Steps:
         arrays = [one for one in arguments if isinstance(one, Array)]
         self._note(_Product(product, _without_owners(arguments)), [one.address for one in arrays])
 
+    def forget(self) -> None:
+        """Say that this run does what is not noted down: it will not be played again."""
+        self._is_repeatable = False
+
     def played(self, results: Sequence[Array | None], notes: Any) -> Played | None:
         """Return the run, which is over, as one that can be played again, or None where it cannot.
 

@@ -63,7 +63,7 @@ def test_a_step_is_a_forward_of_one(model: str) -> None:
     """And its source is the same for all layouts and directions, but for the header."""
     sources = set()
     for kernel_pass, layout, direction in (("forward", "BTD", "forward"), ("step", "BDT", "reverse")):
-        builder = builder_of(MODELS[model], layout=layout, direction=direction)
+        builder = builder_of(MODELS[model], "t4", layout=layout, direction=direction)  # where nothing is persistent
         solution = builder.solve(kernel_pass, builder.hinted_regime)
         assert solution.family.name == "alternating_forward"
         source = builder.build_candidate(solution, 0).source

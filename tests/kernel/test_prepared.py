@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from host_kernels import compiled_for_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import LAYOUTS
+from kernels_as_host_code import HAS_COMPILER
+from recurrent_on_host import persistent_kernels
 from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, assert_close, cell_named, kernel_of
 from torch_on_host import Device, Parameter, Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen import cuda, kernel, prepared
 from minrnn_gen.addresses import Address, Gap
+from minrnn_gen.alternating_walk import AlternatingWalk
 from minrnn_gen.arguments import Given
 from minrnn_gen.arrays import Array
 from minrnn_gen.call_forms import read_call
+from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
 from minrnn_gen.forms import read
 from minrnn_gen.launch import Launch
+from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.prepared import Steps, Tapes
 
 INPUTS = 4
@@ -110,6 +118,41 @@ def test_what_is_played_again_is_what_the_host_does(
             assert_close(as_arrays(each), other)
         for each in found:
             assert_close(as_arrays(each), expected)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(
+    monkeypatch: pytest.MonkeyPatch, checked: list[str], tmp_path: Path, is_persistent: bool
+) -> None:
+    hidden, batch, time = 16, 3, 5
+    code = persistent_kernels(tmp_path, "lstm", hidden, 1, "fp64", Regime(16), "tf32x3", False, False, cluster_blocks=1).code(
+        "forward"
+    )
+    one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
+    plan = code.plan if is_persistent else replace(code.plan, entry="alternating_forward")
+    walked: list[Any] = []
+    given: list[Any] = []  # what the launch of this turn may copy from
+    monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
+    monkeypatch.setattr(AlternatingWalk, "run", lambda *_: walked.append(1))
+
+    def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
+        code.launch(blocks, tuple(one or 0 for one in arguments), given, 0)
+
+    for turn in range(3):
+        random = np.random.default_rng(turn)
+        x, R = random.normal(size=(batch, time, 4, hidden)), random.normal(size=(4, 1, hidden, hidden)) / 4
+        state = {name: random.normal(size=(batch, hidden)) for name in ("h", "c")}
+        given[:] = [x]
+        with as_if_on_a_device(one, lambda *_: (SimpleNamespace(launch=launch), plan)):
+            y, final = one(as_tensors(x), as_tensors(R), state=as_tensors(state))
+        expected, states = one(x, R, state=state)
+        assert len(walked) == (0 if is_persistent else turn + 1)
+        if is_persistent:
+            assert_close(as_arrays(y), expected)
+            assert_close(as_arrays(final), states)
+    # Looked at once, and then again only where nothing was noted down.
+    assert checked.count("check_call") == 3 + (1 if is_persistent else 3)
 
 
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
