@@ -67,7 +67,8 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
         release, debug = (way.built(kernel_pass, is_debug) for is_debug in (False, True))
         assert replace(debug.plan, waits_are_bounded=False) == release.plan and debug.plan.waits_are_bounded
         assert not any(word in release.source for word in OF_DEBUG_BUILDS)
-        differing = [line for line in difflib.ndiff(release.source.splitlines(), debug.source.splitlines()) if line[0] in "+-"]
+        lines = difflib.unified_diff(release.source.splitlines(), debug.source.splitlines(), n=0, lineterm="")
+        differing = [line for line in lines if line[0] in "+-" and line not in ("--- ", "+++ ")]
         removed = [line for line in differing if line[0] == "-"]
         assert "debug build" in debug.source.split("*/")[0] and release.digest != debug.digest
         if way in NOT_WAITING:

@@ -78,7 +78,7 @@ extern "C" void launch(long long blocks, long long threads, const long long* wor
     run(ENTRY, blocks, threads, words, std::make_index_sequence<count(ENTRY)>());
 }
 """
-OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-fsanitize=alignment,bounds")
+OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-shared", "-fPIC", "-fsanitize=alignment,bounds")
 
 
 @functools.cache
