@@ -10,7 +10,7 @@ from typing import Any, Literal
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = (
-    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "add_up", "look_ahead", "launch",
+    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "add_up", "look_ahead", "launch",
 )  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
