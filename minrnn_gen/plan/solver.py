@@ -40,7 +40,9 @@ class Constraint:
         return self.used(*values) <= self.limit(*values)
 
     def margin(self, candidate: Candidate) -> Margin:
-        values = [candidate[name] for name in self.over]
+        return self.margin_of(*(candidate[name] for name in self.over))
+
+    def margin_of(self, *values: int) -> Margin:
         return Margin(self.name, self.used(*values), self.limit(*values), self.unit)
 
 
@@ -230,8 +232,11 @@ def _nearest_miss(
     Of points that are equally near, one that the user can do something about: not the one that is merely dominated.
     """
 
+    # As in `solve`.
+    margin_of = {constraint.name: functools.cache(constraint.margin_of) for constraint in constraints}
+
     def violations(point: Mapping[str, int]) -> list[tuple[Constraint, Margin]]:
-        margins = [(constraint, constraint.margin(point)) for constraint in constraints]
+        margins = [(one, margin_of[one.name](*[point[name] for name in one.over])) for one in constraints]
         return [(constraint, margin) for constraint, margin in margins if margin.used > margin.limit]
 
     def has_no_advice(miss: tuple[Constraint, Margin]) -> bool:

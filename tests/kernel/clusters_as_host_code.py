@@ -107,22 +107,29 @@ static float half_of(unsigned word, int which) {
     const unsigned short bits = which ? word >> 16 : word & 0xffffu;
     return FROM_STORAGE(bits);
 }
-// PTX ISA, mma.sync m16n8k16: who holds which element.
-static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+// PTX ISA, mma.sync m16n8k16 of two values in a word, and m16n8k8 of one: who holds which element.
+template <int DEPTH, typename ValueOf, typename Rounded>
+static void multiply_add_tiles(
+    float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, ValueOf value_of, Rounded rounded) {
+    constexpr int IN_WORD = DEPTH / 8, HALF = DEPTH / 2;
     const Held mine = {{left[0], left[1], left[2], left[3]}, {low, high}};
     const auto& words = exchange(mine);
     const int lane = current->thread % LANES;
     for (int n = 0; n < 4; ++n) {
         const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
         double total = sum[n];
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < DEPTH; ++k) {
             Held of_left, of_right;
-            std::memcpy(&of_left, words[row % 8 * 4 + k % 8 / 2], sizeof of_left);
-            std::memcpy(&of_right, words[column * 4 + k % 8 / 2], sizeof of_right);
-            total += double(half_of(of_left.left[row / 8 + k / 8 * 2], k % 2)) * half_of(of_right.right[k / 8], k % 2);
+            std::memcpy(&of_left, words[row % 8 * 4 + k % HALF / IN_WORD], sizeof of_left);
+            std::memcpy(&of_right, words[column * 4 + k % HALF / IN_WORD], sizeof of_right);
+            const double from_left = value_of(of_left.left[row / 8 + k / HALF * 2], k % IN_WORD);
+            total += from_left * value_of(of_right.right[k / HALF], k % IN_WORD);
         }
-        sum[n] = total;
+        sum[n] = rounded(total);
     }
+}
+static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+    multiply_add_tiles<16>(sum, left, low, high, half_of, [](double total) { return float(total); });
 }
 
 // PTX ISA, ldmatrix: lane 8 m + r has the address of row r of matrix m.
@@ -147,22 +154,8 @@ static float towards_zero(double value) {
     const float nearest = value;
     return std::abs(nearest) > std::abs(value) ? std::nextafter(nearest, 0.0f) : nearest;
 }
-// PTX ISA, mma.sync m16n8k8: who holds which element.
 static void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
-    const Held mine = {{left[0], left[1], left[2], left[3]}, {low, high}};
-    const auto& words = exchange(mine);
-    const int lane = current->thread % LANES;
-    for (int n = 0; n < 4; ++n) {
-        const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
-        double total = sum[n];
-        for (int k = 0; k < 8; ++k) {
-            Held of_left, of_right;
-            std::memcpy(&of_left, words[row % 8 * 4 + k % 4], sizeof of_left);
-            std::memcpy(&of_right, words[column * 4 + k % 4], sizeof of_right);
-            total += double(read_as_tf32(of_left.left[row / 8 + k / 4 * 2])) * read_as_tf32(of_right.right[k / 4]);
-        }
-        sum[n] = towards_zero(total);
-    }
+    multiply_add_tiles<8>(sum, left, low, high, [](unsigned word, int) { return read_as_tf32(word); }, towards_zero);
 }
 
 static void copy_now(const Copy& copy) { std::memcpy(copy.to, copy.from, copy.bytes); }
