@@ -42,6 +42,11 @@ PROBLEMS = (
     ("scan", 8, 16384, 1536, "fp32"),
     ("scan", 8, 16384, 1536, "bf16"),
     ("scan", 1, 65536, 512, "fp32"),
+    ("min_gru", 16, 1024, 768, "bf16"),
+    ("min_lstm", 8, 16384, 1536, "fp32"),
+    ("min_lstm", 1, 65536, 512, "bf16"),
+    ("scan", 64, 512, 1024, "fp32"),
+    ("scan", 8, 1024, 1536, "fp32"),
 )
 # (model, batch, time, hidden_size, precision, heads)
 DENSE_PROBLEMS = (
@@ -63,7 +68,7 @@ CELLS: dict[str, dict[str, object]] = {
 }
 LAYOUTS = ("BTD", "BDT")
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
-BEST, OTHERS = 20, 20
+BEST, OTHERS = 20, 12
 RUNS = 5
 # More than twice any L2, so often that the host has prepared a call before the device gets to it.
 FLUSHED_BYTES, FLUSHES = 1 << 30, 6

@@ -52,7 +52,7 @@ def pointwise_us(problem: Problem, threads: int) -> float:
     elements = problem.batch * problem.hidden_size
     blocks_of_busiest_sm = math.ceil(math.ceil(elements / threads) / gpu.sm_count)
     warps = blocks_of_busiest_sm * threads / scan.WARP_LANES
-    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_TILE)
+    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_THREAD)
     issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
     states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products

@@ -21,10 +21,17 @@ TEMPORARIES_MAX = 16
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 24.0
 INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
+# Around a tile: its loop, and the latency of what ends it.
+INSTRUCTIONS_PER_TILE = 13.0
+CYCLES_PER_TILE = 69.0
 # The latency under load as of the scans with lanes along the channels, whose accesses have the same form. The first tile
 # arrives, and the last one is walked, without overlap.
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=2.2, missing_power=0.62, excess_share=0.0, tiles_not_overlapped=1.0, narrow_share=0.2
+    wanted_per_read={"forward": 1.25, "backward": 0.85},
+    missing_power=0.62,
+    excess_share=0.0,
+    tiles_not_overlapped=1.0,
+    narrow_share=0.2,
 )
 
 
@@ -125,11 +132,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "prefetch_steps"))
     elements = steps * channels_per_lane
     vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
-    instructions = (
-        elements * scan.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + scan.INSTRUCTIONS_PER_TILE
-    )
+    instructions = elements * scan.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
     step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
-    walked_cycles = scan.CYCLES_PER_TILE + max(steps * step_cycles, instructions * scan.CYCLES_PER_INSTRUCTION)
+    walked_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
     is_by_time = problem.layout == "BDT"
     blocks = (

@@ -24,17 +24,9 @@ UNROLLED_OPERATIONS_MAX = 1200
 
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
-# The constants below are those of lanes along time; they were fitted to measured candidates on an H200 (docs/performance.md).
 # Cells over complex numbers call no functions.
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
-INSTRUCTIONS_PER_COPY = 10.5  # address and predicate of one asynchronous piece
-INSTRUCTIONS_PER_SHUFFLE = 5.8  # a pair exchanged and composed; shuffles issue at half rate
-INSTRUCTIONS_PER_TILE = 13.0
-CYCLES_PER_TILE = 69.0
-CYCLES_PER_INSTRUCTION = 1.0  # of one warp by itself
-CYCLES_PER_BARRIER = 1.0
-CYCLES_PER_BARRIER_WARP = 15.6
-CYCLES_PER_SHUFFLE = 29.0
+INSTRUCTIONS_PER_THREAD = 13.0  # where a thread begins: its indices and addresses, counted in the source of the single step
 SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
 
 
@@ -42,13 +34,13 @@ SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (a
 class MemoryModel:
     """How a family's copies fill the memory, fitted to measured candidates (docs/performance.md).
 
-    Under load the latency is `loaded_latency_factor` times that of an idle memory, so that this many times the bytes are wanted
-    in flight; with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each
-    doubling. `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap. Where a block reads rows
-    of one burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
+    Of every value that a step reads, `wanted_per_read` times the bytes that hide an idle memory's latency are wanted in flight;
+    with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each doubling.
+    `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap. Where a block reads rows of one
+    burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
     """
 
-    loaded_latency_factor: float
+    wanted_per_read: Mapping[str, float]  # forward and backward
     missing_power: float
     excess_share: float
     tiles_not_overlapped: float
@@ -81,9 +73,9 @@ class Walk:
 def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
     """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
     cell = problem.cell
-    own = cell.operation_count + cell.transcendental_count * (
-        per_transcendental or INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
-    )
+    if per_transcendental is None:
+        per_transcendental = INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    own = cell.operation_count + cell.transcendental_count * per_transcendental
     return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
 
 
@@ -192,9 +184,11 @@ def resident(
     return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles)
 
 
-def _congestion(gpu: GpuProfile, memory: MemoryModel, in_flight_bytes: float) -> float:
+def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: float) -> float:
     """Return how many times the time of a copy the memory takes with so many bytes in flight on each SM."""
-    ratio = in_flight_bytes / (memory.loaded_latency_factor * gpu.bytes_in_flight_per_sm)
+    gpu = problem.gpu
+    wanted = memory.wanted_per_read[problem.kernel_pass] * problem.cell.read_count
+    ratio = in_flight_bytes / (wanted * gpu.bytes_in_flight_per_sm)
     if ratio >= 1:
         return 1 + memory.excess_share * math.log2(ratio)
     # Never better than an idle memory would allow (Little's law).
@@ -221,7 +215,7 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     overlapping = {
         "memory": problem.traffic_bytes
         / gpu.bandwidth_bytes_per_s
-        * _congestion(gpu, walk.memory, in_flight_bytes)
+        * _congestion(problem, walk.memory, in_flight_bytes)
         * narrow
         * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,

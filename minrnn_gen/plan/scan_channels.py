@@ -22,21 +22,25 @@ GROUP_TILES = 32
 PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_PACKET = 5
 
-# What follows was fitted to the candidates of 22 passes of problems on an H200 (docs/performance.md).
-INSTRUCTIONS_PER_TRANSCENDENTAL = 3.5
-INSTRUCTIONS_PER_SHUFFLE = 15.3  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 29.0  # a block's composition sent, received and applied
-INSTRUCTIONS_PER_FOLD = 6.6  # one warp's composition read and applied
-INSTRUCTIONS_PER_TILE = 3.6
-INSTRUCTIONS_PER_ROUND = 118.0  # of a cluster, besides
+# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md). There is nothing for the
+# special functions but their own time: what prepares their arguments did not show.
+INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
+INSTRUCTIONS_PER_SHUFFLE = 98.0  # a pair exchanged and composed, and waited for
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 16.0  # a block's composition sent, received and applied
+INSTRUCTIONS_PER_FOLD = 6.1  # one warp's composition read and applied
+INSTRUCTIONS_PER_ROUND = 200.0  # of a cluster, besides
 PARTITIONS = 4
-CYCLES_PER_INSTRUCTION = 2.3  # of one warp by itself
-CYCLES_PER_WARP_OF_PARTITION = 1.73  # where the warps of a block share a partition's scheduler
+CYCLES_PER_INSTRUCTION = 3.0  # of one warp, and of each that shares a partition's scheduler with it
 # To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
-CYCLES_PER_HANDOVER = 28000.0
-READ_SHARE_OF_TILE = 0.113  # of the time of a tile, until its slot has been read
+CYCLES_PER_HANDOVER = 4200.0
+# Of the time of a tile, until its slot is free for the next copy: the forward reads first, the backward walks twice.
+BUSY_SHARE_OF_TILE = {"forward": 0.11, "backward": 0.3}
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=2.37, missing_power=0.32, excess_share=0.07, tiles_not_overlapped=0.256, narrow_share=0.139
+    wanted_per_read={"forward": 1.25, "backward": 0.85},
+    missing_power=0.53,
+    excess_share=0.062,
+    tiles_not_overlapped=0.39,
+    narrow_share=0.043,
 )
 
 
@@ -276,18 +280,16 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         + rows * (streams + problem.cell.written_count + 1)
         + channels_per_lane * len(problem.cell.states) * per_state
         + (INSTRUCTIONS_PER_ROUND if cluster_blocks > 1 else 0)
-        + INSTRUCTIONS_PER_TILE
         + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
-    latency_cycles = instructions * max(CYCLES_PER_INSTRUCTION, CYCLES_PER_WARP_OF_PARTITION * time_warps / PARTITIONS)
+    latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
     columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
     blocks, walked_at_once = cluster_blocks * columns, cluster_blocks * taken.tile_steps
     if candidate["splits_time"]:
         blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, columns * -(-problem.time // taken.tile_steps))
         walked_at_once = max(1, taken.tile_steps * blocks // columns)
         latency_cycles += CYCLES_PER_HANDOVER
-    # The forward starts to copy as soon as it has read, the backward when it has walked.
-    ahead = max(stages - 1, 0.5) if problem.kernel_pass == "backward" else stages - READ_SHARE_OF_TILE
+    ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     return scan.predicted_us(
         problem,
         taken,

@@ -33,14 +33,21 @@ GROUP_TILES = scan.WARP_LANES
 CYCLES_PER_L2_TRIP = 270.0
 # Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
 TICKETS_PER_US = 800.0
-# A warp's composition of one state read from shared memory, and applied, counted in the source.
-INSTRUCTIONS_PER_FOLD = 10.0
-# A ticket, its column's constants, the packets and one more scan of the warp, counted in the source.
-INSTRUCTIONS_PER_HANDOVER = 150.0
-
-# Fitted to the times of candidates of 16 problems on an H200 (docs/performance.md).
+# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md).
+INSTRUCTIONS_PER_COPY = 19.0  # address and predicate of one asynchronous piece
+INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
+INSTRUCTIONS_PER_FOLD = 3.0  # a warp's composition of one state read from shared memory, and applied
+INSTRUCTIONS_PER_HANDOVER = 1500.0  # a ticket, its column's constants, the packets waited for, and one more scan of the warp
+CYCLES_PER_TILE = 54.0
+CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
+CYCLES_PER_BARRIER_WARP = 50.0
+# No power of what is missing: as long as the latency is hidden at all (Little's law), fewer bytes in flight are as good.
 MEMORY = scan.MemoryModel(
-    loaded_latency_factor=1.8, missing_power=0.48, excess_share=0.02, tiles_not_overlapped=0.1, narrow_share=1.6
+    wanted_per_read={"forward": 2.0, "backward": 2.2},
+    missing_power=0.0,
+    excess_share=0.019,
+    tiles_not_overlapped=0.05,
+    narrow_share=0.53,
 )
 
 
@@ -180,17 +187,15 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     folds = time_warps * len(problem.cell.states) if exchanges else 0
     instructions = (
         steps_per_lane * scan.operations_per_element(problem)
-        + streams * max(1.0, pieces) * scan.INSTRUCTIONS_PER_COPY
-        + shuffles * scan.INSTRUCTIONS_PER_SHUFFLE
-        + scan.INSTRUCTIONS_PER_TILE
+        + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
+        + shuffles * INSTRUCTIONS_PER_SHUFFLE
         + folds * INSTRUCTIONS_PER_FOLD
         + splits_time * INSTRUCTIONS_PER_HANDOVER
     )
     latency_cycles = (
-        scan.CYCLES_PER_TILE
-        + instructions * scan.CYCLES_PER_INSTRUCTION
-        + (1 + splits_time) * shuffles * scan.CYCLES_PER_SHUFFLE
-        + exchanges * (scan.CYCLES_PER_BARRIER + time_warps * scan.CYCLES_PER_BARRIER_WARP)
+        CYCLES_PER_TILE
+        + instructions * CYCLES_PER_INSTRUCTION
+        + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
         + splits_time * 2 * CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
@@ -207,7 +212,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             blocks=blocks,
             warps=warps * time_warps,
             tile_steps=walked_at_once,
-            in_flight_bytes=taken.shared_map["ring"] * max(1, stages - 1) // stages,
+            in_flight_bytes=taken.shared_map["ring"],
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,

@@ -25,7 +25,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     blocks = math.ceil(elements / candidate["threads"])
     blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
     warps = blocks_of_busiest_sm * candidate["threads"] / scan.WARP_LANES
-    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_TILE)
+    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_THREAD)
     return {
         "issue": instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6),
         "launch": scan.LAUNCH_US,
