@@ -276,7 +276,8 @@ def synchronize() -> None:
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
 
-    The module stays loaded as long as this object lives. Launches are asynchronous.
+    The module stays loaded as long as this object lives. Launches are asynchronous. Where `is_cooperative`, the driver launches
+    only what the GPU holds at once, so that blocks may wait for each other.
     """
 
     cubin: bytes
@@ -284,6 +285,7 @@ class LoadedKernel:
     arch: str
     dynamic_shared_bytes: int
     cluster_blocks: int = 1
+    is_cooperative: bool = False
     _functions: dict[int, Any] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -299,7 +301,16 @@ class LoadedKernel:
         """Launch on a stream of `device`."""
         function = self.function(device)
         with _current(cupy_module(), device):
-            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _stream(stream))
+            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _stream(stream), self.is_cooperative)
+
+    def resident_blocks(self, device: int | None, threads: int) -> int:
+        """Return how many blocks of so many threads `device` holds at once."""
+        assert device is not None
+        driver, runtime = cupy_module().cuda.driver, cupy_module().cuda.runtime
+        function = self.function(device)
+        with _current(cupy_module(), device):
+            per_sm = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, self.dynamic_shared_bytes)
+        return int(per_sm * runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
 
     def function(self, device: int) -> Any:
         """Return the function on `device`, loaded there if it was not yet."""
@@ -329,7 +340,15 @@ class LoadedKernel:
 
 def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKernel:
     """Return the kernel of `plan`, to be loaded on first use; `part` is the end of its name where the plan has several."""
-    return LoadedKernel(cubin, plan.entry + part, plan.arch, plan.shared_bytes, plan.variables.get("cluster_blocks", 1))
+    variables = plan.variables
+    return LoadedKernel(
+        cubin,
+        plan.entry + part,
+        plan.arch,
+        plan.shared_bytes,
+        variables.get("cluster_blocks", 1),
+        is_cooperative=variables.get("grid_blocks", 1) > 1,
+    )
 
 
 def _allow_large_clusters(function: int) -> None:

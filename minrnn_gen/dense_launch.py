@@ -12,7 +12,7 @@ from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.cuda_graphs import Scratch
 from minrnn_gen.errors import BadInput
-from minrnn_gen.launch import mask_of, pointers_of
+from minrnn_gen.launch import Launch, mask_of, pointers_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Steps are counted in an int (templates/recurrent_forward.cu.j2), which counts ahead of the one that is walked.
@@ -21,14 +21,41 @@ PERSISTENT_STEPS_MAX = 2**31 - 64
 CALL_BYTES = 4096
 
 
-def persistent_blocks(plan: KernelPlan, call: Call) -> int:
-    """Return the blocks of a persistent kernel: a cluster for each head and tile of sequences.
+def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
+    """Return the bytes, all ones before the launch, through which the blocks of a grid hand outputs on; 0 where none do.
 
-    Raises BadInput for a time that such a kernel does not count to.
+    A group of blocks has two operands, of even and of odd steps, each word of 4 bytes with its step.
+    """
+    return 2 * plan.shared_map["operand"] * _groups(plan, batch) if plan.variables["grid_blocks"] > 1 else 0
+
+
+def persistent_launches(
+    plan: KernelPlan, call: Call, arguments: tuple[Any, ...], workspace: Array | None, resident_blocks: int
+) -> list[Launch]:
+    """Return the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
+
+    One, unless blocks of a grid wait for each other: of those the GPU has to hold all at once, and it holds `resident_blocks`.
+    Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
     """
     if call.time > PERSISTENT_STEPS_MAX:
         raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
-    return plan.variables["cluster_blocks"] * plan.heads * -(-call.batch // plan.variables["batch_tile"])
+    groups, grid_blocks = _groups(plan, call.batch), plan.variables["grid_blocks"]
+    if grid_blocks == 1:
+        return [Launch(groups * plan.variables["cluster_blocks"], arguments)]
+    at_once = resident_blocks // grid_blocks
+    if not at_once:
+        raise BadInput(
+            f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
+            f"compile it without 'gpu' on this machine, or with the profile of this GPU"
+        )
+    behind = pointers_of((workspace,))
+    return [
+        Launch(min(at_once, groups - first) * grid_blocks, (*arguments, *behind, first)) for first in range(0, groups, at_once)
+    ]
+
+
+def _groups(plan: KernelPlan, batch: int) -> int:
+    return plan.heads * -(-batch // plan.variables["batch_tile"])
 
 
 def scratch_sizes(contract: Contract, batch: int, backward: bool) -> dict[str, int]:

@@ -16,14 +16,15 @@ from minrnn_gen.dense_launch import (
     BackwardArrays,
     backward_arguments,
     forward_arguments,
-    persistent_blocks,
+    persistent_launches,
     recurrent_gradient,
     row_products,
+    workspace_bytes_of,
 )
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.gradients import RawGradients
-from minrnn_gen.launch import Launch, alignment_of_call
+from minrnn_gen.launch import alignment_of_call
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, alignment_of
 from minrnn_gen.prepared import Steps
@@ -179,7 +180,10 @@ class DenseRun(DeviceRun):
         kernel = self._compiled(kernel_pass, regime)
         if kernel[1].is_persistent:
             loaded, plan = self._load(kernel_pass, regime)
-            steps.launch(loaded, Launch(persistent_blocks(plan, part), arguments(None)), plan.threads)
+            workspace = steps.workspace(workspace_bytes_of(plan, part.batch))
+            resident = loaded.resident_blocks(part.x.device, plan.threads) if loaded.is_cooperative else 0
+            for launch in persistent_launches(plan, part, arguments(None), workspace, resident):
+                steps.launch(loaded, launch, plan.threads)
         else:
             steps.forget()  # launches in graphs are as fast as they would be again
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)

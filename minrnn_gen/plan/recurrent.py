@@ -31,6 +31,12 @@ REGISTERS_OF_PLACES = 22
 SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
 # From a load to its value under load: what is not under way for so long is waited for.
 MEMORY_LATENCY_NS = 900.0
+# Words of what a grid hands on that a lane has under way, with the step of each and where they are.
+REGISTERS_OF_GATHER = 20
+# Through L2, from a block's store to another's load of it, and what an SM draws from L2 when all do, in words of 4 bytes, each
+# with its step; estimates of yardsticks on an H200.
+GRID_EXCHANGE_NS = 1100.0
+GATHERED_WORDS_PER_NS = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,25 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     }
     return {
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
+        "grid_blocks": (1, *_grids(problem)),
         "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "k_warps": (1, 2, 4, 8),
         **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
         "ahead": (2, 4, 8),
     }
+
+
+def _grids(problem: Problem) -> tuple[int, ...]:
+    """Groups of more blocks than a cluster has, but no more than the GPU holds, with a head for 1, 2 or 4 warps of each."""
+    gpu = problem.gpu
+    wanted = {-(-_head_dim(problem) // (warps * UNITS_PER_WARP)) for warps in (1, 2, 4)}
+    return tuple(sorted(blocks for blocks in wanted if gpu.cluster_size_max < blocks <= gpu.sm_count))
+
+
+def _group_blocks(candidate: Candidate) -> int:
+    """The blocks that share a head and a tile of sequences."""
+    return candidate["cluster_blocks"] * candidate["grid_blocks"]
 
 
 def _tiling(problem: Problem, candidate: Candidate) -> Tiling:
@@ -102,7 +121,7 @@ def _tiles(problem: Problem) -> int:
 
 def _operand_row(problem: Problem, candidate: Candidate) -> int:
     """The values of a sequence that are multiplied."""
-    return _width(problem) * candidate["cluster_blocks"] * candidate["unit_warps"] * UNITS_PER_WARP
+    return _width(problem) * _group_blocks(candidate) * candidate["unit_warps"] * UNITS_PER_WARP
 
 
 def _operand_tiles(problem: Problem, candidate: Candidate) -> int:
@@ -131,6 +150,7 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     tiles = -(-_operand_tiles(problem, candidate) // candidate["k_warps"]) - in_shared
     matrix = its.matrix * _tiles(problem) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
     sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
+    sums += REGISTERS_OF_GATHER if candidate["grid_blocks"] > 1 else 0
     if problem.kernel_pass == "backward":
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + matrix + sums + _cells(candidate) * per_cell
@@ -170,7 +190,7 @@ def _threads(candidate: Candidate) -> int:
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    units, every = ("cluster_blocks", "unit_warps"), tuple(variables(problem))
+    units, every = ("cluster_blocks", "grid_blocks", "unit_warps"), tuple(variables(problem))
     of_registers = tuple(name for name in every if name != "ahead")
     head_dim = _head_dim(problem)
 
@@ -205,11 +225,19 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     )
     return (
         Constraint(
+            "one_scope",
+            "a head is shared by the blocks of a cluster, or by blocks anywhere on the GPU",
+            ("cluster_blocks", "grid_blocks"),
+            lambda cluster_blocks, grid_blocks: min(cluster_blocks, grid_blocks),
+            lambda *_: 1,
+            "blocks",
+        ),
+        Constraint(
             "units_of_head",
-            "the warps of a cluster have all units of a head, 16 each",
+            "the warps that share a head have all of its units, 16 each",
             units,
             lambda *_: head_dim,
-            lambda blocks, warps: blocks * warps * UNITS_PER_WARP,
+            lambda cluster_blocks, grid_blocks, warps: cluster_blocks * grid_blocks * warps * UNITS_PER_WARP,
             "units",
             "split the hidden size into more heads",
         ),
@@ -217,7 +245,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "units_wasted",
             "with a warp less in every block the units would fit as well",
             units,
-            lambda blocks, warps: blocks * (warps - 1) * UNITS_PER_WARP + 1,
+            lambda cluster_blocks, grid_blocks, warps: cluster_blocks * grid_blocks * (warps - 1) * UNITS_PER_WARP + 1,
             lambda *_: head_dim,
             "units",
         ),
@@ -249,28 +277,38 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def clusters(problem: Problem, batch: int, candidate: Candidate) -> int:
-    """Return how many clusters a launch has: one for each head and tile of sequences."""
+def groups(problem: Problem, batch: int, candidate: Candidate) -> int:
+    """Return how many groups of blocks a call has: one for each head and tile of sequences."""
     return problem.heads * -(-batch // candidate["batch_tile"])
 
 
-def clusters_at_once(problem: Problem, blocks_per_sm: int, cluster_blocks: int) -> int:
-    """Return how many clusters the GPU holds at once: each within a GPC."""
-    gpu = problem.gpu
+def groups_at_once(problem: Problem, blocks_per_sm: int, candidate: Candidate) -> int:
+    """Return how many groups the GPU holds at once: a cluster lies within a GPC, the blocks of a grid anywhere."""
+    gpu, cluster_blocks = problem.gpu, candidate["cluster_blocks"]
     if cluster_blocks == 1:
-        return blocks_per_sm * gpu.sm_count
+        return max(1, blocks_per_sm * gpu.sm_count // candidate["grid_blocks"])
     return max(1, gpu.sm_count // SMS_PER_GPC_MOST * (SMS_PER_GPC_USED * blocks_per_sm // cluster_blocks))
 
 
+def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, blocks_of_busiest_sm: int) -> float:
+    """Return what a step takes to hand on what it computed."""
+    if candidate["grid_blocks"] > 1:
+        words = candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes / 4
+        return GRID_EXCHANGE_NS + blocks_of_busiest_sm * words / GATHERED_WORDS_PER_NS
+    if (blocks := candidate["cluster_blocks"]) > 1:
+        return model.exchange + blocks * _width(problem) * model.told
+    return 0.0
+
+
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
-    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of clusters."""
-    gpu, blocks, k_warps = problem.gpu, candidate["cluster_blocks"], candidate["k_warps"]
+    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
+    gpu, k_warps = problem.gpu, candidate["k_warps"]
     model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
     taken = resources(problem, candidate)
-    wanted = clusters(problem, problem.batch, candidate)
-    at_once = min(wanted, clusters_at_once(problem, taken.blocks_per_sm, blocks))
+    wanted = groups(problem, problem.batch, candidate)
+    at_once = min(wanted, groups_at_once(problem, taken.blocks_per_sm, candidate))
     # Clusters that lie in the same GPC share its SMs.
-    blocks_of_busiest_sm = math.ceil(at_once / clusters_at_once(problem, 1, blocks))
+    blocks_of_busiest_sm = math.ceil(at_once / groups_at_once(problem, 1, candidate))
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
     cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
@@ -282,7 +320,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         "step": model.step,
         "products": _tiles(problem) * warps_of_partition * row_ns,
         "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
-        "exchange": model.exchange + blocks * _width(problem) * model.told if blocks > 1 else 0.0,
+        "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "add_up": model.add_up if k_warps > 1 else 0.0,
     }

@@ -58,11 +58,14 @@ struct Fiber {
     std::vector<char> stack;
     Warp& warp() { return block->warps[thread / LANES]; }
 };
+struct Store { void* to; unsigned char unit[16]; int bytes; };
 struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[16]; int bytes; };
 static ucontext_t scheduler;
 static Fiber* current;
 static std::vector<Fiber*> runnable;
 static std::vector<Message> under_way;
+static std::vector<Store> stores;
+static int loads_in_vain;
 static std::vector<std::unique_ptr<Block>> blocks;
 static Barrier cluster_barrier;
 static int cluster_threads, block_threads, shared_size;
@@ -208,6 +211,24 @@ template <typename Value> static void send(Value* to, void* mailbox, unsigned ra
     std::memcpy(message.value, &value, sizeof value);
     under_way.push_back(message);
 }
+// Stores to memory that others wait for arrive late, and in any order; whoever loads lets the others run.
+template <typename Unit> static void store_unit(Unit* to, Unit unit) {
+    Store store = {to, {}, sizeof unit};
+    std::memcpy(store.unit, &unit, sizeof unit);
+    stores.push_back(store);
+}
+static void arrive_in_memory() {
+    std::swap(stores[below(stores.size())], stores.back());
+    std::memcpy(stores.back().to, stores.back().unit, stores.back().bytes);
+    stores.pop_back();
+    loads_in_vain = 0;
+}
+template <typename Unit> static Unit load_unit(const Unit* from) {
+    if (++loads_in_vain > 1000000) stop("everybody waits");
+    runnable.push_back(current);
+    swapcontext(&current->context, &scheduler);
+    return *from;
+}
 static void deliver() {
     std::swap(under_way[below(under_way.size())], under_way.back());
     const Message message = under_way.back();
@@ -264,6 +285,8 @@ extern "C" const char* launch(int cluster_count, int cluster_blocks, int threads
         std::vector<std::unique_ptr<Fiber>> fibers;
         cluster_barrier = {};
         under_way.clear();
+        stores.clear();
+        loads_in_vain = 0;
         runnable.clear();
         blocks.clear();
         for (int rank = 0; rank < cluster_blocks; ++rank) {
@@ -290,6 +313,7 @@ extern "C" const char* launch(int cluster_count, int cluster_blocks, int threads
         }
         while (!wrong) {
             if (!under_way.empty() && (runnable.empty() || !below(4))) deliver();
+            else if (!stores.empty() && (runnable.empty() || !below(4))) arrive_in_memory();
             else if (!runnable.empty()) {
                 std::swap(runnable[below(runnable.size())], runnable.back());
                 current = runnable.back();
@@ -323,7 +347,8 @@ class ClusterCode:
         assert len(arguments) == self.library.arguments()
         packed = b"".join(struct.pack("d" if isinstance(one, float) else "q", one) for one in arguments)
         words = (ctypes.c_longlong * len(arguments)).from_buffer_copy(packed)
-        wrong = self.library.launch(clusters, self.plan.variables["cluster_blocks"], self.plan.threads, words, seed)
+        group_blocks = self.plan.variables["cluster_blocks"] * self.plan.variables["grid_blocks"]
+        wrong = self.library.launch(clusters, group_blocks, self.plan.threads, words, seed)
         assert wrong is None, wrong.decode()
 
 

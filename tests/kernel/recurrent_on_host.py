@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import clusters_as_host_code
+import numpy as np
 from clusters_as_host_code import ClusterCode
 from dense_cases import (
     MODELS,
@@ -30,10 +31,12 @@ from dense_cases import (
 )
 
 from minrnn_gen.build import Builder, Target
+from minrnn_gen.dense_launch import workspace_bytes_of
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
+from minrnn_gen.prepared import ALL_ONES
 from minrnn_gen.source import render
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store, cache_folder
@@ -67,6 +70,9 @@ class PersistentKernels(DenseCell):
     def _launch(self, kernel_pass: KernelPass, case: Case, arguments: tuple[Any, ...]) -> None:
         code = self.code(kernel_pass)
         clusters = self.heads * -(-len(case.sequences) // code.plan.variables["batch_tile"])
+        workspace = np.full(workspace_bytes_of(code.plan, len(case.sequences)), ALL_ONES, np.uint8)
+        if code.plan.variables["grid_blocks"] > 1:
+            arguments = (*arguments, pointer(workspace), *integers(0))
         arrays = [one.array for one in arguments if getattr(one, "array", None) is not None]
         code.launch(clusters, tuple(one.value or 0 for one in arguments), arrays, case.seed)
 
@@ -86,6 +92,7 @@ def persistent_kernels(
     product: str,
     few_registers: bool,
     is_debug: bool,
+    gpu: str = "h200",
     **wanted: int,
 ) -> PersistentKernels:
     """Return the kernels of a model of `MODELS` with most of the variables wanted; the same for the same.
@@ -94,7 +101,7 @@ def persistent_kernels(
     """
     sizes = {"hidden_size": heads * head_dim, "heads": heads}
     spec = load_spec({"model": MODELS[model], **sizes, "precision": precision, "fp32_product": product})
-    builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
+    builder = Builder(spec, Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:
         solver = builder

@@ -28,9 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def way(model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int) -> Any:
+def way(
+    model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int, grid_blocks: int = 1
+) -> Any:
     names = ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead", "splits_once")
-    return (model, head_dim, heads, precision, gap, flags.split(), dict(zip(names, variables, strict=False)))
+    wanted = {"grid_blocks": grid_blocks, **dict(zip(names, variables, strict=False))}
+    return (model, head_dim, heads, precision, gap, flags.split(), wanted)
 
 
 # Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, unit_warps,
@@ -64,8 +67,13 @@ WAYS = (
     way("lstm", 40, 1, "bf16", 8, "few_registers resets", 1, 3, 1, 2, 4),
     way("lstm", 60, 1, "fp16", 1, "few_registers arithmetic", 2, 2, 1, 2, 2),
     way("gru", 24, 1, "fp16", 8, "resets debug", 2, 1, 2, 2, 4),
+    way("lstm", 40, 1, "bf16", 8, "resets", 1, 1, 2, 4, 4, grid_blocks=3),
+    way("gru", 40, 1, "fp16", 1, "reverse arithmetic", 1, 2, 1, 8, 2, grid_blocks=2),
+    way("slstm", 24, 2, "fp32", 8, "resets", 1, 1, 2, 2, 4, 0, grid_blocks=2),
+    way("elman", 60, 1, "fp64", 2, "storage", 1, 2, 2, 4, 4, grid_blocks=2),
+    way("light_gru", 24, 1, "fp32", 1, "reverse fma debug", 1, 1, 1, 8, 4, grid_blocks=2),
 )
-CLUSTERS_AND_A_BLOCK = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21]]
+ALL_SCOPES = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21], WAYS[27]]
 
 
 def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStrategy[Case]:
@@ -75,9 +83,9 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     value_bytes = precision_of(precision).storage_bytes
     regime = Regime(alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept)
     product = "fma" if "fma" in flags else "tf32x3"
-    kernels = persistent_kernels(
-        folder, model, head_dim, heads, precision, regime, product, "few_registers" in flags, "debug" in flags, **variables
-    )
+    gpu = "a100" if variables["grid_blocks"] > 1 else "h200"  # the one without clusters
+    bounds = ("few_registers" in flags, "debug" in flags)
+    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, product, *bounds, gpu, **variables)
     return cases(
         st.just(kernels),
         ("BTD", "TBD"),
@@ -134,7 +142,7 @@ def test_products_are_as_exact_as_their_precision(one: Any, error: float, folder
             assert (np.abs(y[batch, row] - exact[sequence]) <= error * size[sequence]).all()
 
 
-@pytest.mark.parametrize("one", CLUSTERS_AND_A_BLOCK, ids=str)
+@pytest.mark.parametrize("one", ALL_SCOPES, ids=str)
 @settings(max_examples=5)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_whoever_comes_first_the_results_are_the_same_bits(one: Any, folder: Path, data: st.DataObject, seed: int) -> None:
@@ -142,7 +150,7 @@ def test_whoever_comes_first_the_results_are_the_same_bits(one: Any, folder: Pat
     assert_same_bits(case, replace(case, seed=seed))
 
 
-@pytest.mark.parametrize("one", CLUSTERS_AND_A_BLOCK, ids=str)
+@pytest.mark.parametrize("one", ALL_SCOPES, ids=str)
 @settings(max_examples=5)
 @given(data=st.data())
 def test_nan_stays_in_its_sequence_and_behind_a_reset(one: Any, folder: Path, data: st.DataObject) -> None:
