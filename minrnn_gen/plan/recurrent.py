@@ -25,8 +25,8 @@ SHARED_BYTES_PER_CYCLE = 128
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
 # And the places of R's values, where they are loaded one by one.
 REGISTERS_OF_PLACES = 22
-# Of a piece that a lane copies for every step: from where (two), to where, and for how many steps more. Those of 16 bytes are few,
-# and among the fixed ones.
+# Of a piece that a lane copies for every step: from where (two), to where, and for how many steps more. Those of 16 bytes are
+# few, and among the fixed ones.
 REGISTERS_OF_PIECE = 4
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
@@ -136,7 +136,8 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
     pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, candidate["batch_tile"])
     if problem.kernel_pass == "backward":
-        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
+        # And of other warps a sum to add, where there are some.
+        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors + (candidate["k_warps"] > 1)) + 8
         return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
     return REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell

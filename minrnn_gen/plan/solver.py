@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,9 @@ from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
+# Candidates that are alike in all that registers depend on break their promise together, but for luck with the compiler: a
+# second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
+ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,23 @@ class Solution:
     candidates: tuple[Candidate, ...]
     rejected: Mapping[str, int]
     passed_over: str = ""
+
+    def attempts(self, most: int) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks to compile until one keeps its promise, at most so many: the first alone, then several at once."""
+        yield (0,)
+        depends_on = next(
+            (one.over for one in self.constraints if one.name == "registers_per_thread"), tuple(self.candidates[0])
+        )
+        kinds: Counter[tuple[int, ...]] = Counter()
+        ranks = []
+        for rank, candidate in enumerate(self.candidates):
+            kind = tuple(candidate[name] for name in depends_on)
+            kinds[kind] += 1
+            if kinds[kind] <= ATTEMPTS_OF_A_KIND:
+                ranks.append(rank)
+        rest = ranks[1:most]
+        for first in range(0, len(rest), ATTEMPTS_AT_ONCE):
+            yield tuple(rest[first : first + ATTEMPTS_AT_ONCE])
 
     def plan(self, rank: int = 0) -> KernelPlan:
         """Return the plan of the candidate at `rank`, 0 for the best predicted."""
