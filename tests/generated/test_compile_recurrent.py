@@ -52,6 +52,37 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_d
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
 
 
+# A model's hidden size in heads, and layers of one head up to more than fits; rows at multiples of 2, 4, 8 and 16 bytes.
+LAYERS = ((12, 64), (6, 128), (3, 256), (4, 48), (1, 32), (1, 33), (1, 100), (1, 256), (1, 512), (1, 640), (1, 768), (1, 1024))
+LAYER_GPUS, PRECISIONS, BATCHES = ("h200", "h100", "a100", "rtx4090"), ("bf16", "fp16", "fp32"), (16, 1, 64)
+# Every day the largest that are persistent, and of each kind of the others one.
+EVERY_DAY = {
+    ("lstm", "h200", (1, 512), "bf16"), ("gru", "h100", (1, 768), "fp16"), ("slstm", "h200", (1, 640), "bf16"),
+    ("elman", "h100", (1, 1024), "bf16"), ("lstm", "h100", (1, 768), "bf16"), ("gru", "a100", (3, 256), "bf16"),
+    ("lstm", "rtx4090", (6, 128), "fp16"), ("slstm", "a100", (12, 64), "fp32"), ("slstm", "rtx4090", (1, 33), "bf16"),
+}  # fmt: skip
+LAYER_CASES = tuple(
+    pytest.param(
+        *case,
+        BATCHES[(number + number // 3 + number // 36) % len(BATCHES)],
+        marks=() if case in EVERY_DAY else pytest.mark.matrix_full,
+    )
+    for number, case in enumerate(itertools.product(MODELS, LAYER_GPUS, LAYERS, PRECISIONS))
+)
+
+
+@pytest.mark.parametrize(("model", "gpu", "layer", "precision", "batch"), LAYER_CASES)
+def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple[int, int], precision: str, batch: int) -> None:
+    """Nobody waits for kernels that are then thrown away."""
+    heads, head_dim = layer
+    builder = builder_of(model, gpu, hidden_size=heads * head_dim, heads=heads, precision=precision, batch=batch, time=1024)
+    for kernel_pass in PASSES:
+        kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
+        built = builder.build(kernel_pass, replace(builder.hinted_regime, kept_states=kept))
+        assert built.dropped == () and built.resources is not None
+        assert all(kernel.spill_bytes == 0 for kernel in built.resources)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("gpu", "head_dim"), [("h100", 256), ("a100", 64), ("rtx4090", 64), ("b200", 128)])
 def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int) -> None:
