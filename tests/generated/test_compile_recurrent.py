@@ -11,6 +11,7 @@ from planning import builder_of
 
 from minrnn_gen.compiler import toolchain_version
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
@@ -73,14 +74,14 @@ LAYER_CASES = tuple(
 
 @pytest.mark.parametrize(("model", "gpu", "layer", "precision", "batch"), LAYER_CASES)
 def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple[int, int], precision: str, batch: int) -> None:
-    """Nobody waits for kernels that are then thrown away."""
+    """Nobody waits long for kernels that are then thrown away: the first holds, or else one of those that are tried next."""
     heads, head_dim = layer
     builder = builder_of(model, gpu, hidden_size=heads * head_dim, heads=heads, precision=precision, batch=batch, time=1024)
     for kernel_pass in PASSES:
         kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
         built = builder.build(kernel_pass, replace(builder.hinted_regime, kept_states=kept))
-        assert built.dropped == () and built.resources is not None
-        assert all(kernel.spill_bytes == 0 for kernel in built.resources)
+        assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in EVERY_DAY else ATTEMPTS_AT_ONCE), built.dropped
+        assert built.resources is not None and all(kernel.spill_bytes == 0 for kernel in built.resources)
 
 
 @pytest.mark.parametrize("model", MODELS)
