@@ -25,9 +25,9 @@ SHARED_BYTES_PER_CYCLE = 128
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
 # And the places of R's values, where they are loaded one by one.
 REGISTERS_OF_PLACES = 22
-# Of a piece that a lane copies for every step: from where (two), to where, and for how many steps more. Those of 16 bytes are
-# few, and among the fixed ones.
-REGISTERS_OF_PIECE = 4
+# Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few, and
+# among the fixed ones.
+REGISTERS_OF_PIECE = 3
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
 # these numbers no more clusters are expected at once than were seen to be.
