@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -270,19 +270,32 @@ class Builder:
         started = time.perf_counter()
         dropped: list[str] = []
         for solution in self.solutions(kernel_pass, regime):
-            for rank in range(min(ATTEMPTS, len(solution.candidates))):
-                try:
-                    built = self.build_candidate(solution, rank)
-                except PromiseBroken as broken:
-                    dropped.append(str(broken))
-                    continue
-                if built.plan.passed_over:
-                    LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
-                folder = self._keep(key, built, dropped)
-                return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
+            for ranks in solution.attempts(ATTEMPTS):
+                for built in self._build_candidates(solution, ranks):
+                    if isinstance(built, PromiseBroken):
+                        dropped.append(str(built))
+                        continue
+                    if built.plan.passed_over:
+                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
+                    folder = self._keep(key, built, dropped)
+                    return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
         raise CompileFailed(
             f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
         )
+
+    def _build_candidates(self, solution: Solution, ranks: tuple[int, ...]) -> Iterable[BuiltKernel | PromiseBroken]:
+        """Build several candidates at once; gives what was built or broke its promise, in the order of `ranks`."""
+
+        def attempt(rank: int) -> BuiltKernel | PromiseBroken:
+            try:
+                return self.build_candidate(solution, rank)
+            except PromiseBroken as broken:
+                return broken
+
+        if len(ranks) == 1:
+            return [attempt(*ranks)]
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(attempt, ranks))
 
     def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:
         """Put a compiled kernel into the cache and return its folder there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.occupancy import registers_per_thread_budget
-from minrnn_gen.plan.problem import MatrixProduct, Problem
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -25,6 +25,9 @@ SHARED_BYTES_PER_CYCLE = 128
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
 # And the places of R's values, where they are loaded one by one.
 REGISTERS_OF_PLACES = 22
+# Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few, and
+# among the fixed ones.
+REGISTERS_OF_PIECE = 3
 
 # The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
 # these numbers no more clusters are expected at once than were seen to be.
@@ -151,11 +154,13 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     matrix = its.matrix * _tiles(problem) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
     sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
     sums += REGISTERS_OF_GATHER if candidate["grid_blocks"] > 1 else 0
+    pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, candidate["batch_tile"])
     if problem.kernel_pass == "backward":
-        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
-        return BACKWARD_REGISTERS_FIXED + matrix + sums + _cells(candidate) * per_cell
+        # And of other warps a sum to add, where there are some.
+        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors + (candidate["k_warps"] > 1)) + 8
+        return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
-    return REGISTERS_FIXED + matrix + sums + _cells(candidate) * per_cell
+    return REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
 
 
 def _slot_bytes(problem: Problem, batch_tile: int) -> int:
@@ -166,6 +171,15 @@ def _slot_bytes(problem: Problem, batch_tile: int) -> int:
         storage_values, real_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
     per_cell = storage_values * precision.storage_bytes + real_values * precision.arithmetic_bytes
     return batch_tile * UNITS_PER_WARP * per_cell
+
+
+def _narrow_pieces(problem: Problem, batch_tile: int) -> int:
+    """How many more pieces a lane copies for one step than if all were of 16 bytes."""
+
+    def pieces(copy_bytes: int) -> int:
+        return -(-_slot_bytes(problem, batch_tile) // (copy_bytes * scan.WARP_LANES))
+
+    return pieces(problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
 
 def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:

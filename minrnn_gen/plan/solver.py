@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,9 @@ from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
+# Candidates that are alike in all that registers depend on break their promise together, but for luck with the compiler: a
+# second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
+ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ class Constraint:
 
     def margin_of(self, *values: int) -> Margin:
         return Margin(self.name, self.used(*values), self.limit(*values), self.unit)
+
+
+Miss = tuple[Constraint, Margin]
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,23 @@ class Solution:
     candidates: tuple[Candidate, ...]
     rejected: Mapping[str, int]
     passed_over: str = ""
+
+    def attempts(self, most: int) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks to compile until one keeps its promise, at most so many: the first alone, then several at once."""
+        yield (0,)
+        depends_on = next(
+            (one.over for one in self.constraints if one.name == "registers_per_thread"), tuple(self.candidates[0])
+        )
+        kinds: Counter[tuple[int, ...]] = Counter()
+        ranks = []
+        for rank, candidate in enumerate(self.candidates):
+            kind = tuple(candidate[name] for name in depends_on)
+            kinds[kind] += 1
+            if kinds[kind] <= ATTEMPTS_OF_A_KIND:
+                ranks.append(rank)
+        rest = ranks[1:most]
+        for first in range(0, len(rest), ATTEMPTS_AT_ONCE):
+            yield tuple(rest[first : first + ATTEMPTS_AT_ONCE])
 
     def plan(self, rank: int = 0) -> KernelPlan:
         """Return the plan of the candidate at `rank`, 0 for the best predicted."""
@@ -201,11 +225,6 @@ def _feasible(
     return [MappingProxyType({name: candidate[name] for name in variables}) for candidate in found]
 
 
-def _points(variables: Mapping[str, tuple[int, ...]]) -> Iterable[dict[str, int]]:
-    names = tuple(variables)
-    return (dict(zip(names, values, strict=True)) for values in itertools.product(*variables.values()))
-
-
 def _census(
     variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
 ) -> dict[str, int]:
@@ -221,6 +240,44 @@ def _census(
     return rejected
 
 
+def _fewest_misses(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> list[Miss]:
+    """Return what the nearest point violates: the fewest constraints, one with advice among them, and those by the least.
+
+    Of equally near points the first. Values are chosen variable by variable, and given up as soon as they violate more than the
+    nearest point found so far: whatever is chosen next, it takes nothing back.
+    """
+    names, domains = tuple(variables), tuple(variables.values())
+    places = [[names.index(name) for name in constraint.over] for constraint in constraints]
+    decided_at = [[n for n, of in enumerate(places) if max(of, default=0) == depth] for depth in range(len(names))]
+    # As in `solve`.
+    margin_of = [functools.cache(constraint.margin_of) for constraint in constraints]
+    nearest: list[Miss] = []
+    least = (len(constraints) + 1, True, 0.0)
+
+    def distance(misses: Mapping[int, Miss]) -> tuple[int, bool, float]:
+        its = [misses[n] for n in sorted(misses)]
+        excess = sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in its)
+        return len(its), not any(constraint.advice for constraint, _ in its), excess
+
+    def choose(values: tuple[int, ...], misses: Mapping[int, Miss]) -> None:
+        nonlocal nearest, least
+        depth = len(values)
+        if depth == len(names):
+            nearest, least = [misses[n] for n in sorted(misses)], distance(misses)
+            return
+        for value in domains[depth]:
+            chosen, its = (*values, value), dict(misses)
+            for n in decided_at[depth]:
+                margin = margin_of[n](*[chosen[place] for place in places[n]])
+                if margin.used > margin.limit:
+                    its[n] = (constraints[n], margin)
+            if distance(its) < least:
+                choose(chosen, its)
+
+    choose((), {})
+    return nearest
+
+
 def _nearest_miss(
     problem: Problem,
     variables: Mapping[str, tuple[int, ...]],
@@ -232,23 +289,11 @@ def _nearest_miss(
     Of points that are equally near, one that the user can do something about: not the one that is merely dominated.
     """
 
-    # As in `solve`.
-    margin_of = {constraint.name: functools.cache(constraint.margin_of) for constraint in constraints}
-
-    def violations(point: Mapping[str, int]) -> list[tuple[Constraint, Margin]]:
-        margins = [(one, margin_of[one.name](*[point[name] for name in one.over])) for one in constraints]
-        return [(constraint, margin) for constraint, margin in margins if margin.used > margin.limit]
-
-    def has_no_advice(miss: tuple[Constraint, Margin]) -> bool:
+    def has_no_advice(miss: Miss) -> bool:
         return not miss[0].advice
 
-    def distance(point: Mapping[str, int]) -> tuple[int, bool, float]:
-        missed = violations(point)
-        excess = sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in missed)
-        return len(missed), all(map(has_no_advice, missed)), excess
-
     counts = ", ".join(f"{name} {count}" for name, count in rejected.items() if count)
-    constraint, margin = min(violations(min(_points(variables), key=distance)), key=has_no_advice)
+    constraint, margin = min(_fewest_misses(variables, constraints), key=has_no_advice)
     amount = f"{margin.used:g} {margin.unit}".strip()
     advice = f"; {constraint.advice}" if constraint.advice else ""
     return (

@@ -11,6 +11,7 @@ from planning import builder_of
 
 from minrnn_gen.compiler import toolchain_version
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
@@ -50,6 +51,37 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_d
         assert built.plan.is_persistent == (not built.plan.passed_over)
         for kernel in built.resources:
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
+
+
+# A model's hidden size in heads, and layers of one head up to more than fits; rows at multiples of 2, 4, 8 and 16 bytes.
+LAYERS = ((12, 64), (6, 128), (3, 256), (4, 48), (1, 32), (1, 33), (1, 100), (1, 256), (1, 512), (1, 640), (1, 768), (1, 1024))
+LAYER_GPUS, PRECISIONS, BATCHES = ("h200", "h100", "a100", "rtx4090"), ("bf16", "fp16", "fp32"), (16, 1, 64)
+# Every day the largest that are persistent, and of each kind of the others one.
+EVERY_DAY = {
+    ("lstm", "h200", (1, 512), "bf16"), ("gru", "h100", (1, 768), "fp16"), ("slstm", "h200", (1, 640), "bf16"),
+    ("elman", "h100", (1, 1024), "bf16"), ("lstm", "h100", (1, 768), "bf16"), ("gru", "a100", (3, 256), "bf16"),
+    ("lstm", "rtx4090", (6, 128), "fp16"), ("slstm", "a100", (12, 64), "fp32"), ("slstm", "rtx4090", (1, 33), "bf16"),
+}  # fmt: skip
+LAYER_CASES = tuple(
+    pytest.param(
+        *case,
+        BATCHES[(number + number // 3 + number // 36) % len(BATCHES)],
+        marks=() if case in EVERY_DAY else pytest.mark.matrix_full,
+    )
+    for number, case in enumerate(itertools.product(MODELS, LAYER_GPUS, LAYERS, PRECISIONS))
+)
+
+
+@pytest.mark.parametrize(("model", "gpu", "layer", "precision", "batch"), LAYER_CASES)
+def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple[int, int], precision: str, batch: int) -> None:
+    """Nobody waits long for kernels that are then thrown away: the first holds, or else one of those that are tried next."""
+    heads, head_dim = layer
+    builder = builder_of(model, gpu, hidden_size=heads * head_dim, heads=heads, precision=precision, batch=batch, time=1024)
+    for kernel_pass in PASSES:
+        kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
+        built = builder.build(kernel_pass, replace(builder.hinted_regime, kept_states=kept))
+        assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in EVERY_DAY else ATTEMPTS_AT_ONCE), built.dropped
+        assert built.resources is not None and all(kernel.spill_bytes == 0 for kernel in built.resources)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from minrnn_gen.explain import explain
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store
 
@@ -31,15 +33,15 @@ SPEC = {"model": "min_gru", "hidden_size": 64}
 
 
 class Compiler:
-    """In place of NVRTC: keeps every promise but those of the first `spilling` candidates, and counts."""
+    """In place of NVRTC: keeps every promise but those of the candidates that are `spilling`, and counts."""
 
-    def __init__(self, spilling: int = 0) -> None:
-        self.spilling = spilling
+    def __init__(self) -> None:
+        self.spilling: Sequence[Mapping[str, int]] = ()
         self.calls = 0
 
     def __call__(self, text: str, plan: KernelPlan) -> CompiledSource:
         self.calls += 1
-        spill_bytes = 4 * self.calls if self.calls <= self.spilling else 0
+        spill_bytes = 4 * (self.spilling.index(plan.variables) + 1) if plan.variables in self.spilling else 0
         kernel = KernelResources(plan.entry, plan.registers_per_thread, plan.shared_bytes, spill_bytes, 0)
         return CompiledSource(f"cubin of {len(text)} characters".encode(), (kernel,))
 
@@ -63,18 +65,21 @@ def builder_of(folder: Path, gpu: str = "h200", **spec: Any) -> Builder:
 
 
 def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler, cache: Path) -> None:
-    compiler.spilling = 3
     builder = builder_of(cache)
+    solution = builder.solve("forward", REGIME)
+    first, *rest = solution.attempts(ATTEMPTS)
+    assert len(first) == 1 and all(len(ranks) == ATTEMPTS_AT_ONCE for ranks in rest[:2])
+    *broken, kept = (solution.candidates[rank] for rank in (*first, *rest[0], rest[1][0]))
+    compiler.spilling = broken
     built = builder.build("forward", REGIME)
-    candidates = builder.solve("forward", REGIME).candidates
-    assert compiler.calls == 4
-    assert built.plan.variables == candidates[3]
-    assert len(built.dropped) == 3
-    for dropped, candidate, spilled in zip(built.dropped, candidates[:3], (4, 8, 12), strict=True):
-        assert dropped == f"{dict(candidate)}: scan_forward spills {spilled} bytes"
+    # What is tried at once with the one that is taken is compiled, no more.
+    assert built.plan.variables == kept and compiler.calls == len(broken) + ATTEMPTS_AT_ONCE
+    assert built.dropped == tuple(
+        f"{dict(candidate)}: scan_forward spills {4 * number} bytes" for number, candidate in enumerate(broken, start=1)
+    )
     # Nor is it forgotten: the next to ask is told the same, and compiles nothing.
     again = builder_of(cache).build("forward", REGIME)
-    assert compiler.calls == 4
+    assert compiler.calls == len(broken) + ATTEMPTS_AT_ONCE
     assert (again.cached, again.dropped, again.plan) == (True, built.dropped, built.plan)
     assert all(dropped in explain(again) for dropped in built.dropped)
 
@@ -106,9 +111,10 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Comp
 
 
 def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Compiler, cache: Path) -> None:
-    compiler.spilling = 10**6
+    builder = builder_of(cache)
+    compiler.spilling = builder.solve("forward", REGIME).candidates
     with pytest.raises(CompileFailed) as caught:
-        builder_of(cache).build("forward", REGIME)
+        builder.build("forward", REGIME)
     message = str(caught.value)
     assert compiler.calls == ATTEMPTS
     assert "forward" in message and "scan_forward spills 4 bytes" in message and str(ATTEMPTS) in message

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -20,7 +22,7 @@ from minrnn_gen.plan.families import FAMILIES, families_of, family_of
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.solver import Constraint, Family, Solution, solve
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE, ATTEMPTS_OF_A_KIND, Constraint, Family, Solution, solve
 
 Point = Mapping[str, int]
 
@@ -52,7 +54,7 @@ def check_against_brute_force(problem: Problem, family: Family) -> Solution | No
         solution = solve(problem, family)
     except Infeasible as refused:
         assert feasible == []
-        check_message(str(refused), problem, constraints, first_to_reject)
+        check_message(str(refused), problem, constraints, first_to_reject, points)
         return None
     in_order = operator.itemgetter(*variables)
     assert sorted(map(in_order, solution.candidates)) == sorted(map(in_order, feasible))
@@ -61,7 +63,26 @@ def check_against_brute_force(problem: Problem, family: Family) -> Solution | No
     return solution
 
 
-def check_message(text: str, problem: Problem, constraints: tuple[Constraint, ...], first_to_reject: list[str | None]) -> None:
+def misses(constraints: tuple[Constraint, ...], point: Point) -> list[tuple[Constraint, float, float]]:
+    """What `point` violates, with what it uses and the limit."""
+    used = ((each, [point[name] for name in each.over]) for each in constraints if not holds(each, point))
+    return [(each, each.used(*values), each.limit(*values)) for each, values in used]
+
+
+def distance(constraints: tuple[Constraint, ...], point: Point) -> tuple[int, bool, float]:
+    """The fewest violated constraints are nearest, then those of which one has advice, then those violated by the least."""
+    its = misses(constraints, point)
+    excess = sum((used - limit) / max(abs(limit), 1.0) for _, used, limit in its)
+    return len(its), not any(each.advice for each, _, _ in its), excess
+
+
+def check_message(
+    text: str,
+    problem: Problem,
+    constraints: tuple[Constraint, ...],
+    first_to_reject: list[str | None],
+    points: list[dict[str, int]],
+) -> None:
     assert text.isprintable() and len(text) < 600 and not text.endswith(".")
     for part in (problem.cell.name, str(problem.hidden_size), problem.precision.name, problem.gpu.name):
         assert part in text
@@ -73,8 +94,10 @@ def check_message(text: str, problem: Problem, constraints: tuple[Constraint, ..
     }
     assert sum(map(int, counted.values())) == len(first_to_reject)
     missed = re.search(r"the nearest candidate needs (\S+).* for (\w+), the limit is ([^\s;]+)", text)
-    assert missed is not None and missed[2] in {each.name for each in constraints}
-    assert float(missed[1]) > float(missed[3])
+    assert missed is not None
+    nearest = misses(constraints, min(points, key=functools.partial(distance, constraints)))
+    its, used, limit = min(nearest, key=lambda miss: not miss[0].advice)
+    assert (missed[2], missed[1], missed[3]) == (its.name, f"{used:g}", f"{limit:g}")
 
 
 @pytest.mark.parametrize("gpu", ("l4", "h200"))
@@ -181,6 +204,24 @@ def test_every_candidate_can_keep_its_promises(problem: Problem) -> None:
         assert taken.registers_estimated <= taken.registers_per_thread <= gpu.registers_per_thread_max
         resident = blocks_per_sm(gpu, taken.threads, taken.registers_per_thread, taken.shared_bytes)
         assert resident >= taken.blocks_per_sm >= 1
+
+
+@given(problem=st.one_of(problems(), dense_problems()), most=st.integers(1, 20))
+def test_attempts_start_with_the_best_and_do_not_dwell_on_a_kind(problem: Problem, most: int) -> None:
+    solution = solved(problem)
+    first, *rest = solution.attempts(most)
+    ranks = list(itertools.chain(first, *rest))
+    assert first == (0,) and all(len(at_once) <= ATTEMPTS_AT_ONCE for at_once in rest) and len(ranks) <= most
+    assert ranks == sorted(set(ranks)) and ranks[-1] < len(solution.candidates)
+    over = [each.over for each in solution.constraints if each.name == "registers_per_thread"] or [
+        tuple(solution.candidates[0])
+    ]
+    kinds = [tuple(candidate[name] for name in over[0]) for candidate in solution.candidates]
+    tried = Counter(kinds[rank] for rank in ranks)
+    assert max(tried.values()) <= ATTEMPTS_OF_A_KIND
+    # What was left out on the way was tried often enough.
+    for rank in set(range(ranks[-1])) - set(ranks):
+        assert tried[kinds[rank]] == ATTEMPTS_OF_A_KIND
 
 
 @given(problem=problems(), rank=st.integers(0, 10))
