@@ -61,6 +61,12 @@ DENSE_PROBLEMS = (
     ("elman", 16, 1024, 768, "bf16", 12),
     ("elman", 16, 1024, 768, "bf16", 1),
     ("slstm", 16, 1024, 768, "bf16", 12),
+    ("slstm", 16, 1024, 768, "bf16", 1),
+    ("lstm", 8, 1024, 1024, "bf16", 1),
+    ("lstm", 64, 1024, 768, "bf16", 6),
+    ("elman", 16, 1024, 2048, "bf16", 1),
+    ("lstm", 16, 1024, 768, "fp32", 12),
+    ("lstm", 16, 1024, 256, "fp32", 1),
 )
 # What is no built-in cell: the raw scan, as `minrnn_gen.scan` has it.
 CELLS: dict[str, dict[str, object]] = {
