@@ -33,36 +33,36 @@ REGISTERS_OF_PIECE = 3
 # these numbers no more clusters are expected at once than were seen to be.
 SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
 # From a load to its value under load: what is not under way for so long is waited for.
-MEMORY_LATENCY_NS = 900.0
+MEMORY_LATENCY_NS = 1500.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are.
 REGISTERS_OF_GATHER = 20
-# Through L2, from a block's store to another's load of it, and what an SM draws from L2 when all do, in words of 4 bytes, each
-# with its step; estimates of yardsticks on an H200.
-GRID_EXCHANGE_NS = 1100.0
-GATHERED_WORDS_PER_NS = 5.0
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to 281 candidates of 13 problems on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to 732 candidates of 20 problems on an H200 (docs/performance.md).
 
     `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
-    one of a lane's cells, for each warp. `exchange`: of a cluster, with `told` for each value of a unit and block that is told
-    it. `add_up`: of adding up over warps.
+    one of a lane's cells, for each warp. `add_up`: of adding up over warps. `exchange`: of a cluster, with `received` for each
+    KB that an SM is told. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of 4 bytes and as much
+    for the step, and `load` for each load of a lane.
     """
 
     step: float
     product: float
     transcendental: float
     operation: float
-    exchange: float
-    told: float
     add_up: float
+    exchange: float
+    received: float
+    grid: float
+    gathered: float
+    load: float
 
 
 MODELS = {
-    "forward": StepModel(153.0, 2.36, 2.86, 1.24, 58.0, 6.43, 136.0),
-    "backward": StepModel(221.0, 4.01, 0.0, 5.14, 37.0, 6.55, 127.0),
+    "forward": StepModel(156.0, 2.43, 5.3, 0.35, 153.0, 47.0, 30.4, 640.0, 93.0, 63.0),
+    "backward": StepModel(278.0, 7.0, 18.3, 0.82, 142.0, 6.3, 36.4, 429.0, 87.0, 56.0),
 }
 
 
@@ -306,11 +306,13 @@ def groups_at_once(problem: Problem, blocks_per_sm: int, candidate: Candidate) -
 
 def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, blocks_of_busiest_sm: int) -> float:
     """Return what a step takes to hand on what it computed."""
+    told_bytes = candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes
     if candidate["grid_blocks"] > 1:
-        words = candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes / 4
-        return GRID_EXCHANGE_NS + blocks_of_busiest_sm * words / GATHERED_WORDS_PER_NS
-    if (blocks := candidate["cluster_blocks"]) > 1:
-        return model.exchange + blocks * _width(problem) * model.told
+        words = told_bytes / 4
+        loads = words / (2 * _threads(candidate))
+        return model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load
+    if candidate["cluster_blocks"] > 1:
+        return model.exchange + blocks_of_busiest_sm * told_bytes / 1000 * model.received
     return 0.0
 
 
