@@ -15,15 +15,16 @@ from minrnn_gen.plan.solver import Candidate
 REGISTERS_FIXED = 44
 BACKWARD_REGISTERS_FIXED = 56
 
-# Estimated, before any measurement: what a batched product of cuBLAS and a pointwise kernel take in a replayed graph, where
-# they are bound by their start and by the latency of memory.
-PRODUCT_US = 3.5
-POINTWISE_US = 2.5
-# Estimated: the multiply-adds of an SM and cycle that small products reach, about a third of the slowest architecture's peak.
-PRODUCTS_PER_SM_CYCLE = {"fp64": 10.0, "fp32": 40.0, "fp16": 150.0, "bf16": 150.0}
-# Estimated: L2, where a matrix stays that fits, gives about three times the bandwidth of memory (2.5 to 4 on the A100, H100 and
-# RTX 4090, gpu-benches gpu-l2-cache).
-L2_BANDWIDTH_FACTOR = 3.0
+# What a batched product of cuBLAS and a pointwise kernel take in a replayed graph, bound by their start and by the latency of
+# memory; these and the rates below fitted to 15 problems on an H200 (docs/performance.md).
+PRODUCT_US = {"fp64": 10.0, "fp32": 10.0, "fp16": 4.5, "bf16": 4.5}
+POINTWISE_US = {"forward": 2.7, "backward": 7.2}
+# Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed.
+PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "fp16": 550.0, "bf16": 550.0}
+# A backward makes all products once more before its steps, and those of the gradient of R behind them.
+BACKWARD_PRODUCTS = 2
+# L2, where a matrix stays that fits, is so many times as fast as memory.
+L2_BANDWIDTH_FACTOR = 1.6
 
 
 def _registers(problem: Problem) -> int:
@@ -37,13 +38,14 @@ def _registers(problem: Problem) -> int:
 
 
 def product_us(problem: Problem) -> float:
-    """Return the time of one batched product: at least its start, its multiply-adds, and the matrix read once."""
-    gpu = problem.gpu
+    """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
+    gpu, precision = problem.gpu, problem.precision.name
     matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * (problem.hidden_size // problem.heads)
     matrix_bytes = matrix_elements * problem.precision.storage_bytes
     bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if matrix_bytes <= gpu.l2_bytes else 1.0)
-    per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[problem.precision.name]
-    return max(PRODUCT_US, problem.batch * matrix_elements / per_second * 1e6, matrix_bytes / bandwidth * 1e6)
+    per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
+    times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
+    return PRODUCT_US[precision] + max(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
 
 
 def pointwise_us(problem: Problem, threads: int) -> float:
@@ -56,7 +58,8 @@ def pointwise_us(problem: Problem, threads: int) -> float:
     issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
     states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products
-    return POINTWISE_US + max(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
+    start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
+    return start_us + max(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:

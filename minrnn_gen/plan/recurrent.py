@@ -34,8 +34,9 @@ REGISTERS_OF_PIECE = 3
 SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
 # From a load to its value under load: what is not under way for so long is waited for.
 MEMORY_LATENCY_NS = 1500.0
-# Words of what a grid hands on that a lane has under way, with the step of each and where they are.
-REGISTERS_OF_GATHER = 20
+# Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
+# registers are taken, some for each cell too.
+REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 16, 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     tiles = -(-_operand_tiles(problem, candidate) // candidate["k_warps"]) - in_shared
     matrix = its.matrix * _tiles(problem) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
     sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
-    sums += REGISTERS_OF_GATHER if candidate["grid_blocks"] > 1 else 0
+    if candidate["grid_blocks"] > 1:
+        of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * _cells(candidate)
+        sums += of_backward if problem.kernel_pass == "backward" else REGISTERS_OF_GATHER
     pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, candidate["batch_tile"])
     if problem.kernel_pass == "backward":
         # And of other warps a sum to add, where there are some.

@@ -42,18 +42,20 @@ class Way:
         return builder.build_candidate(solution, next(ranks))
 
 
-CLUSTER, TICKETS = (("cluster_blocks", 4),), (("splits_time", 1),)
-# What waits for mail, and what waits for tiles, with lanes along the channels and along time.
+CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("splits_time", 1),)
+# What waits for mail, for memory, and for tiles, with lanes along the channels and along time.
 WAITING = (
     Way("lstm", "h100", "bf16", "BTD", CLUSTER),
     Way("gru", "rtx5090", "fp16", "TBD", CLUSTER),
+    Way("lstm", "a100", "bf16", "BTD", GRID),
+    Way("slstm", "rtx4090", "fp32", "TBD", GRID),
     Way("min_lstm", "h100", "fp32", "BTD", CLUSTER),
     Way("min_gru", "h200", "bf16", "BDT", TICKETS),
     Way("qrnn", "a100", "fp64", "BTD", TICKETS),
     Way("rg_lru", "rtx5090", "fp32", "BDT", TICKETS),
 )
 NOT_WAITING = (
-    Way("lstm", "a100", "bf16", "BTD", (("cluster_blocks", 1),)),
+    Way("lstm", "a100", "bf16", "BTD", (("cluster_blocks", 1), ("grid_blocks", 1))),
     Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("splits_time", 0))),
     Way("ind_rnn", "h200", "fp32", "BTD", ()),
 )
@@ -91,7 +93,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
     """The templates that wait in a loop, and no others, have an end for it."""
     looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
     bounded = {name for name, text in TEMPLATES.items() if "check_patience(since" in text}
-    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2"}
+    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2", "parts/recurrent_packets.cuh.j2"}
 
 
 @pytest.mark.parametrize(("value", "is_asked_for"), [(None, False), ("", False), ("0", False), ("1", True)])

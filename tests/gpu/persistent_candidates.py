@@ -21,8 +21,8 @@ from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store, cache_folder, digest
 
 CELLS = ("lstm", "gru", "elman", "slstm")
-# A warp's units, less than two warps', whole and uneven numbers of warps and blocks, up to all of a cluster.
-HEAD_DIMS = (16, 24, 64, 100, 128, 200, 256, 512)
+# A warp's units, less than two warps', whole and uneven numbers of warps and blocks, up to all of a cluster, and of a grid.
+HEAD_DIMS = (16, 24, 64, 100, 128, 200, 256, 512, 600)
 PRECISIONS = ("bf16", "fp16")
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 

@@ -38,7 +38,8 @@ NO_SCANS: tuple[tuple[Any, str, int], ...] = (
     ),
 )
 LAYOUTS = ("BTD", "TBD", "BDT")
-# Dense cells: (cell, precision, heads, head_dim, layout); several warps, blocks of a cluster, sizes of no power of two.
+# Dense cells: (cell, precision, heads, head_dim, layout); several warps, blocks of a cluster and of a grid,
+# sizes of no power of two.
 DENSE = (
     ("lstm", "bf16", 2, 40, "BTD"),
     ("gru", "fp16", 1, 200, "TBD"),
@@ -46,6 +47,7 @@ DENSE = (
     ("gru", "fp32", 1, 96, "TBD"),
     ("elman", "fp32", 3, 7, "BDT"),
     ("lstm", "fp64", 1, 9, "BTD"),
+    ("lstm", "bf16", 1, 840, "BTD"),
 )
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))

@@ -162,7 +162,7 @@ def arguments(torch: Any, kernel: Kernel, batch: int, time: int, seed: int) -> t
     return x.to(dtype), R.to(dtype)
 
 
-# A persistent kernel in a block and in a cluster, and the alternating path by its size.
+# A persistent kernel in a block, in a cluster and in a grid, and the alternating path by its size.
 WAYS = (
     ("bf16", 2, 32),
     ("bf16", 1, 192),
@@ -171,6 +171,7 @@ WAYS = (
     ("fp64", 2, 32),
     ("fp32", 1, 640),
     ("bf16", 1, 1280),
+    ("bf16", 1, 2560),
 )
 
 

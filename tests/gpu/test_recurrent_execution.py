@@ -21,15 +21,15 @@ from minrnn_gen.kernel import Kernel
 
 pytestmark = pytest.mark.gpu
 
-# (cell, heads, head_dim) in bf16: heads that fit a block, and one that takes a cluster where the GPU has them.
-WAYS = (("lstm", 2, 64), ("gru", 1, 256))
+# (cell, heads, head_dim) in bf16: heads that fit a block, one that takes a cluster where the GPU has them, and one of a grid.
+WAYS = (("lstm", 2, 64), ("gru", 1, 256), ("lstm", 1, 1024))
 # A GPU that is not done by then never will be.
 PATIENCE_SECONDS = 120.0
 # More of them by hand: see the test.
 LAUNCHES = int(os.environ.get("MINRNN_TEST_LAUNCHES", "20000"))
-# Odd, so that both kernels are looked at.
+# No multiple of two or three, so that all kernels are looked at.
 LAUNCHES_BETWEEN_LOOKS = 1001
-# A prime, so that every size meets both kernels, and both passes.
+# A prime, so that every size meets all kernels, and both passes.
 SIZES = 97
 LAUNCHES_BETWEEN_BACKWARDS = 4
 LAUNCHES_BETWEEN_OTHERS = 10
@@ -131,7 +131,7 @@ def test_a_gpu_that_is_full(
 
 
 def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
-    """Two kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
+    """Three kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
 
     The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
     MINRNN_TEST_LAUNCHES=100000 python -m pytest tests/gpu/test_recurrent_execution.py -k many_launches
@@ -152,7 +152,7 @@ def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
         for launch in range(LAUNCHES):
             which, number = launch % len(kernels), launch % SIZES
             call = calls[which][number]
-            # In turn for either kernel.
+            # In turn for each kernel.
             if launch // len(kernels) % LAUNCHES_BETWEEN_BACKWARDS:
                 y, state = kernels[which](*call)
                 found = [y, *state.values()]
@@ -183,24 +183,26 @@ def test_a_debug_build_gives_the_same_bits(
         assert plan.variables == release.plans[key].variables
 
 
-# A kernel of a cluster of which one block never says how many bytes it expects, so that no mail of its ever comes.
+# A kernel of which block 1 says nothing, so that others wait in vain: of a cluster never how many bytes it expects, so that no
+# mail of its ever comes; of a grid none of its outputs.
 HANGING = """
+import sys
 import torch
 from minrnn_gen import build
 
 original = build.compile_source
+head_dim, call = int(sys.argv[1]), sys.argv[2]
 
 def one_block_is_silent(text, plan):
-    assert text.count("expect_bytes(&shared") == 1 or plan.variables["cluster_blocks"] == 1
-    return original(text.replace("expect_bytes(&shared", "if (blockIdx.x != 1) expect_bytes(&shared"), plan)
+    return original(text.replace(call, "if (blockIdx.x != 1) " + call), plan)
 
 build.compile_source = one_block_is_silent
 import minrnn_gen
 
-kernel = minrnn_gen.compile({"model": "gru", "hidden_size": 256, "precision": "bf16"})
-if kernel.plan.variables.get("cluster_blocks", 1) == 1:
-    raise SystemExit("no clusters")
-x = torch.randn(2, 9, 3, 256, device="cuda").bfloat16()
+kernel = minrnn_gen.compile({"model": "gru", "hidden_size": head_dim, "precision": "bf16", "batch": 2})
+if call not in kernel.source:
+    raise SystemExit("not in this scope")
+x = torch.randn(2, 9, 3, head_dim, device="cuda").bfloat16()
 R = torch.randn(kernel.contract.R_shape, device="cuda").bfloat16()
 y, _ = kernel(x, R)
 torch.cuda.synchronize()
@@ -208,16 +210,22 @@ raise SystemExit("it came to its end")
 """
 
 
-def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "call", "said_of_it"),
+    (
+        (256, "expect_bytes(&shared", "block 1, thread"),
+        (1024, "publish(packets", "waits for the outputs of other blocks in turn 1"),
+    ),
+)
+def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: int, call: str, said_of_it: str) -> None:
     """In a process of its own, whose use of the GPU ends with it, and with a cache of its own."""
     environment = os.environ | {"MINRNN_DEBUG": "1", "MINRNN_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        (sys.executable, "-c", HANGING), env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-    )
-    if "no clusters" in done.stderr:
-        pytest.skip("this GPU has no clusters")
+    program = (sys.executable, "-c", HANGING, str(head_dim), call)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    if "not in this scope" in done.stderr:
+        pytest.skip("this GPU takes another scope for this head")
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "it came to its end" not in said
     assert "launch failure" in said or "illegal instruction" in said, said[-2000:]  # what a trap is called
-    assert "minrnn-gen: recurrent_forward hangs: block 1, thread" in said, said[-2000:]
-    assert "waits for the mail of a cluster in turn 1" in said, said[-2000:]
+    assert "minrnn-gen: recurrent_forward hangs: block" in said and "in turn 1" in said, said[-2000:]
+    assert said_of_it in said, said[-2000:]
