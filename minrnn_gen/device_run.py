@@ -27,7 +27,7 @@ from minrnn_gen.launch import (
 )
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
-from minrnn_gen.prepared import Played, Steps, Tapes
+from minrnn_gen.prepared import Played, Steps, Tape, Tapes
 from minrnn_gen.projection import project, project_weight_gradient, project_x_gradient
 from minrnn_gen.saved import Forward
 
@@ -51,6 +51,21 @@ class DeviceRun:
     def built(self) -> Mapping[tuple[str, Regime], BuiltKernel]:
         """Every kernel so far, by (pass, regime), in the order in which they were built."""
         return MappingProxyType(self._built.copy())
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of x once it is projected."""
+        return self._contract.preactivation_axes
+
+    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
+        """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
+        del saves
+        precision = self._contract.precision
+        return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[kept]
+
+    def tape_of(self, reading: Reading | None) -> Tape | None:
+        """Return how calls of this form are run again, if one was run before."""
+        return self._tapes.find(reading)
 
     def again(self, reading: Reading | None) -> Played | None:
         """Run what was run before on arrays of this form, or return None where nothing was."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Given, check_call, check_gradient
+from minrnn_gen.arguments import Call, Given, Outputs, check_call, check_gradient
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
@@ -23,7 +24,8 @@ from minrnn_gen.gradients import gradients_by_name
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
 from minrnn_gen.prepared import Played
-from minrnn_gen.saved import Forward, Saved
+from minrnn_gen.recipe import recipe_of
+from minrnn_gen.saved import Forward, Saved, played_again
 from minrnn_gen.spec import Spec
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
@@ -33,7 +35,7 @@ State = dict[str, Any]
 
 
 class Kernel:
-    """A specialised recurrent kernel.
+    """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
@@ -63,6 +65,7 @@ class Kernel:
         )
         run = DenseRun if cell.kind == "dense" else DeviceRun
         self._on_device = run(self._contract, builder, built)
+        self.recipe = recipe_of(spec, builder.cell_source)
 
     @cached_property
     def _on_host(self) -> HostRun:
@@ -224,11 +227,8 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        kept: KeptStates = "none"
-        if returns_all or self._backward_reads_kept:
-            kept = "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
-        (y, *states), forward = self._forward(given, kept, saves=True)
+        (y, *states), forward = self._forward(given, self._kept_for_backward(returns_all), saves=True)
         if not returns_all:
             states = states[-len(self.states) :]  # behind those that only the backward needs
         return y, dict(zip(self.states, states, strict=False)), Saved(self, forward)
@@ -254,6 +254,34 @@ class Kernel:
         run = self._run_of(call)
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
         return gradients_by_name(self._contract, call, raw, run.in_form_of)
+
+    def saved_from(self, given: Given, y: Any, arrays: Sequence[Any]) -> Saved:
+        """Return what `forward` saved of a call without `all_states`, from what it was `given`, its y and `Saved.arrays()`.
+
+        For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
+        """
+        reading = read_call(self._contract, ("forward", self._kept_for_backward(False)), given)
+        played = played_again(self._on_device.tape_of(reading), reading, y, arrays)
+        if played is not None:
+            return Saved(self, played)
+        # Values of lengths were checked before the forward; reading them back again would wait for the stream.
+        call = numbered_call(check_call(self._contract, cuda.inspect, lambda _: None, given), None)
+        inspected = [cuda.inspect(one, "saved") for one in arrays]
+        projected = call
+        if call.weight is not None:
+            projected = replace(call, x=inspected.pop(), x_axes=self._run_of(call).preactivation_axes, weight=None)
+        return Saved(self, Forward(call, projected, Outputs(cuda.inspect(y, "y"), tuple(inspected), ())))
+
+    def saved_forms(self, batch: int, time: int, *, on_host: bool) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
+        contract, precision = self._contract, self._contract.precision
+        run = self._on_host if on_host else self._on_device
+        kept = run.kept_dtype(self._kept_for_backward(False), True)
+        forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
+        if contract.input_size:
+            dtype = precision.arithmetic_dtype if on_host else precision.storage_dtype
+            forms.append((contract.shape(run.preactivation_axes, batch, time), dtype))
+        return tuple(forms)
 
     def reference(
         self,
@@ -294,6 +322,11 @@ class Kernel:
             forward = self._on_host.forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
+
+    def _kept_for_backward(self, returns_all: bool) -> KeptStates:
+        if returns_all or self._backward_reads_kept:
+            return "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
+        return "none"
 
     def _checked(self, given: Given, reading: Reading | None = None, single_step: bool = False) -> Call:
         call = check_call(self._contract, cuda.inspect, cuda.read_back, given, single_step=single_step)

@@ -1,0 +1,59 @@
+"""The operators of this wing in torch's dispatcher, and which calls have to go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from minrnn_gen.errors import BadInput
+
+LIBRARY = torch.library.Library("minrnn_gen", "DEF")
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
+    """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
+
+    By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
+    longer.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for backend in ("CPU", "CUDA"):
+        LIBRARY.impl(name, run, backend)
+    LIBRARY.impl(name, record, "Autograd")
+    torch.library.register_fake(f"minrnn_gen::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"minrnn_gen::{name}", _refuse_vmap, lib=LIBRARY)
+    return getattr(torch.ops.minrnn_gen, name).default
+
+
+def is_plain(x: Any) -> bool:
+    """Say whether nobody but autograd looks on: no compiler, no mode, no functional transform, no tensor of another kind.
+
+    Such calls save the way through the dispatcher.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN_TYPES
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def records(tensors: tuple[Any, ...]) -> bool:
+    """Say whether autograd records a call with these tensors, of which any may be None."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+def below_autograd(operator: Any, *arguments: Any) -> Any:
+    """Call an operator, from what records it, for what it computes."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def _refuse_vmap(_info: Any, _in_dims: Any, *_arguments: Any) -> NoReturn:
+    raise BadInput(
+        "torch.func.vmap was asked for over a recurrence of minrnn_gen, which has a batch axis of its own; put the axis there"
+    )

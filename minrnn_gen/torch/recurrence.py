@@ -1,0 +1,171 @@
+"""The recurrence of a kernel as an operator that torch records, traces and compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch import calls
+from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.kernels import kernel_by
+from minrnn_gen.torch.recorded import Recorded, RecordedOnce, Tensors
+
+_CALL = (
+    "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
+    "Tensor? cu_seqlens, Tensor[] parameters, Tensor[] state"
+)
+
+
+def run(recipe: str, states: int, parameters: int, tensors: tuple[Any, ...], kernel: Kernel | None = None) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad.
+
+    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
+    """
+    saves = records(tensors)
+    if is_plain(tensors[0]):
+        kernel = kernel or kernel_by(recipe)
+        if saves:
+            return Recorded.apply(_Straight(kernel), *tensors)  # type: ignore[no-any-return]
+        return calls.forward(kernel, tensors, saves=False)
+    results = _OPERATOR(recipe, saves, *_by_schema(tensors, parameters))
+    return results[: 1 + states]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Straight:
+    """By the house itself."""
+
+    kernel: Kernel
+    returns_all: bool = False
+
+    @property
+    def results_count(self) -> int:
+        return 1 + len(self.kernel.states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return calls.forward(self.kernel, tensors, saves=True)
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if is_plain(tensors[0]) and not torch.is_grad_enabled():
+            return calls.backward(self.kernel, tensors, results, gradients)
+        return _Dispatched(self.kernel.recipe).backward(tensors, results, gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatched:
+    """Through the dispatcher, below what records."""
+
+    recipe: str
+    returns_all: bool = True
+
+    @property
+    def results_count(self) -> int:
+        return 1 + len(kernel_by(self.recipe).states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        parameters = len(kernel_by(self.recipe).parameters)
+        return below_autograd(_OPERATOR, self.recipe, True, *_by_schema(tensors, parameters))  # type: ignore[no-any-return]
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        kernel = kernel_by(self.recipe)
+        y, *extra = results
+        dy, *dfinal = gradients
+        dy = torch.zeros_like(y) if dy is None else dy
+        dstate = []
+        if any(one is not None for one in dfinal):
+            shape = kernel.contract.state_shape(calls.sequences_of(kernel, tensors))
+            dtype = calls.arithmetic_dtype(kernel)
+            dstate = [y.new_zeros(shape, dtype=dtype) if one is None else one for one in dfinal]
+        call = _by_schema(tensors, len(kernel.parameters))
+        found = iter(_BACKWARD(self.recipe, *call, y, extra, dy, dstate))
+        return [next(found) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operators take them: parameters and states as two lists."""
+    states_from = calls.NAMED_FROM + parameters
+    head, named, state = tensors[: calls.NAMED_FROM], tensors[calls.NAMED_FROM : states_from], tensors[states_from:]
+    return (*head, list(named), list(state))
+
+
+def _in_order(call: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of an operator as the tensors of a call."""
+    *head, parameters, state = call
+    return (*head, *parameters, *state)
+
+
+def _have_gradients(tensors: Tensors) -> list[bool]:
+    """Say of each tensor of a call whether a backward returns its gradient."""
+    return [
+        one is not None and (place < calls.SEQUENCES_FROM or place >= calls.NAMED_FROM) for place, one in enumerate(tensors)
+    ]
+
+
+def _run(recipe: str, saves: bool, *call: Any) -> list[Any]:
+    return calls.forward(kernel_by(recipe), _in_order(call), saves)
+
+
+def _run_backward(recipe: str, *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    kernel, tensors = kernel_by(recipe), _in_order(call)
+    dfinal = dstate or [None for _ in kernel.states]
+    found = calls.backward(kernel, tensors, (y, *extra), (dy, *dfinal))
+    return [one for one, has_gradient in zip(found, _have_gradients(tensors), strict=True) if has_gradient]
+
+
+def _fake(recipe: str, saves: bool, *call: Any) -> list[Any]:
+    kernel, tensors = kernel_by(recipe), _in_order(call)
+    contract, x = kernel.contract, tensors[0]
+    if len(x.shape) != len(contract.x_axes):
+        raise BadInput(f"x has shape {list(x.shape)}; {len(contract.x_axes)} axes are expected")
+    sizes = dict(zip(contract.x_axes, x.shape, strict=True))
+    batch, time = sizes["b"], sizes["t"]
+    state_shape = contract.state_shape(calls.sequences_of(kernel, tensors))
+    results = [x.new_empty(contract.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
+    results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
+    if saves:
+        forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu")
+        results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in forms]
+    return results
+
+
+def _fake_backward(_recipe: str, *arguments: Any) -> list[Any]:
+    *call, _y, _extra, _dy, _dstate = arguments
+    tensors = _in_order(call)
+    pairs = zip(tensors, _have_gradients(tensors), strict=True)
+    return [one.new_empty(one.shape) for one, has_gradient in pairs if has_gradient]
+
+
+def _record(recipe: str, saves: bool, *call: Any) -> list[Any]:
+    tensors = _in_order(call)
+    if saves and records(tensors):
+        return list(Recorded.apply(_Dispatched(recipe), *tensors))
+    return below_autograd(_OPERATOR, recipe, saves, *call)  # type: ignore[no-any-return]
+
+
+def _record_backward(recipe: str, *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    tensors = (*_in_order(call), y, dy, *dstate)
+    if records(tensors):
+        return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, *arguments), *tensors))
+    return below_autograd(_BACKWARD, recipe, *arguments)  # type: ignore[no-any-return]
+
+
+_OPERATOR = define(f"recurrence(str recipe, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define(
+    f"recurrence_backward(str recipe, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) -> Tensor[]",
+    _run_backward,
+    _fake_backward,
+    _record_backward,
+)
