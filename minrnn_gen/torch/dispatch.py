@@ -10,6 +10,10 @@ import torch
 from minrnn_gen.errors import BadInput
 
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
+_NO_TRANSFORMS = (
+    "torch.func.vmap or another transform of torch.func was given a recurrence of minrnn_gen, which has none; a batch is an axis "
+    "of x, and torch.autograd has its gradients"
+)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -30,16 +34,15 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
 
 
 def is_plain(x: Any) -> bool:
-    """Say whether nobody but autograd looks on: no compiler, no mode, no functional transform, no tensor of another kind.
+    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind.
 
-    Such calls save the way through the dispatcher.
+    Such calls save the way through the dispatcher. Raises BadInput within a transform of torch.func.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and type(x) in _PLAIN_TYPES
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-    )
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        raise BadInput(_NO_TRANSFORMS)
+    return type(x) in _PLAIN_TYPES and not torch._C._len_torch_dispatch_stack()
 
 
 def records(tensors: tuple[Any, ...]) -> bool:
@@ -53,7 +56,5 @@ def below_autograd(operator: Any, *arguments: Any) -> Any:
         return operator(*arguments)
 
 
-def _refuse_vmap(_info: Any, _in_dims: Any, *_arguments: Any) -> NoReturn:
-    raise BadInput(
-        "torch.func.vmap was asked for over a recurrence of minrnn_gen, which has a batch axis of its own; put the axis there"
-    )
+def _refuse_vmap(*_: Any) -> NoReturn:
+    raise BadInput(_NO_TRANSFORMS)

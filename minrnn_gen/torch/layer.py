@@ -1,0 +1,252 @@
+"""`minrnn_gen.torch.RNN`: layers of any cell, as torch's own recurrent layers are called."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.torch import checks, initial
+from minrnn_gen.torch.architecture import Names, architecture_of
+from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
+from minrnn_gen.torch.recurrence import run
+
+
+class RNN(torch.nn.Module):
+    """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
+
+    model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`
+    [G * H, I], `weight_hh_l{k}` [Gr * H, H / heads], `bias_ih_l{k}` [G * H], `bias_hh_l{k}` [Gr * H], those of the reverse
+    direction with the suffix `_reverse`, and the cell's own vectors `{name}_l{k}` [H]; gates are in the cell's order, which for
+    lstm, gru and elman is torch's, so that a state_dict of theirs fits. Cells without a recurrent product have no *_hh.
+
+    precision: fp64, fp32, fp16 or bf16; by default that of the input, or what autocast says. Given, the parameters may have
+    another dtype and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias:
+    what the input-side biases of gate f start with; by default like all others. options: further keys of the spec
+    (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `gpu`, and `batch` and `time` as hints).
+    Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Mapping[str, Any],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        precision: str | None = None,
+        recurrent_bias: bool | None = None,
+        forget_bias: float | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        checks.check_layer_arguments(num_layers, dropout, proj_size, options)
+        if dropout and num_layers == 1:
+            warnings.warn(f"dropout={dropout} comes between layers, of which there is one: it does nothing", stacklevel=2)
+        asked = {
+            **options,
+            "model": model if isinstance(model, Mapping) else os.fspath(model),
+            "hidden_size": hidden_size,
+            "heads": heads,
+            "layout": "BTD" if batch_first else "TBD",
+            "direction": "bidirectional" if bidirectional else "forward",
+        }
+        self._made = architecture_of(
+            asked,
+            input_size=input_size,
+            num_layers=num_layers,
+            directions=2 if bidirectional else 1,
+            bias=bias,
+            recurrent_bias=recurrent_bias,
+            precision=precision,
+        )
+        self.model, self.input_size, self.hidden_size, self.num_layers = self._made.name, input_size, hidden_size, num_layers
+        self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
+        self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
+        self.forget_bias = forget_bias
+        checks.check_forget_bias(self._made, forget_bias, bias)
+        for name, shape in self._made.shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states, in the order in which they are given and returned."""
+        return self._made.states
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as torch's recurrent layers do, and then set what starts otherwise (docs/torch.md)."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                initial.draw(parameter, self.hidden_size)
+            for name, vector in self._made.own_names.items():
+                if (self.model, vector) in initial.DRAW:
+                    initial.DRAW[self.model, vector](getattr(self, name))
+            if self.forget_bias is not None:
+                gate = self._made.gates.index("f")
+                for one in self._directed():
+                    getattr(self, str(one.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = self.forget_bias
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
+
+    def extra_repr(self) -> str:
+        """Return what the layer was made with, where it differs from the defaults."""
+        said = [f"{self.model!r}", f"{self.input_size}", f"{self.hidden_size}"]
+        defaults = {
+            "num_layers": 1,
+            "heads": 1,
+            "bias": True,
+            "batch_first": True,
+            "dropout": 0.0,
+            "bidirectional": False,
+            "precision": None,
+            "forget_bias": None,
+        }
+        said += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
+        return ", ".join(said)
+
+    def forward(
+        self,
+        input: Any,
+        hx: Any = None,
+        *,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+    ) -> tuple[Any, Any]:
+        """Return (output, h_n), of a cell of several states (output, (h_n, c_n, …)).
+
+        input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
+        channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
+        (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None. resets, lengths and
+        cu_seqlens are those of a kernel's call. Raises BadInput for what does not fit.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
+        batched = input.dim() == 3
+        checks.check_input(input, self.input_size)
+        batch_axis = 0 if self.batch_first else 1
+        x = input if batched else input.unsqueeze(batch_axis)
+        sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        states = self._states(hx, sequences, batched)
+        y, final = self._run(x, states, (resets, lengths, cu_seqlens))
+        if not batched:
+            y, final = y.squeeze(batch_axis), [one.squeeze(1) for one in final]
+        return y, final[0] if len(final) == 1 else tuple(final)
+
+    def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, Any]:
+        """Run sequences of several lengths side by side, in the order in which they are packed."""
+        checks.check_packed(input, self.input_size, resets, lengths, cu_seqlens)
+        data, batch_sizes, order, back = input
+        x, its_lengths = torch.nn.utils.rnn.pad_packed_sequence(PackedSequence(data, batch_sizes), self.batch_first)
+        states = self._states(hx, int(batch_sizes[0]), batched=True)
+        if order is not None:
+            states = [one.index_select(1, order) for one in states]
+        y, final = self._run(x, states, (None, its_lengths, None))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(y, its_lengths, self.batch_first)
+        if back is not None:
+            final = [one.index_select(1, back) for one in final]
+        output = PackedSequence(packed.data, batch_sizes, order, back)
+        return output, final[0] if len(final) == 1 else tuple(final)
+
+    def _states(self, hx: Any, sequences: int, batched: bool) -> list[Any]:
+        """Return the initial states, checked and with a batch axis, or an empty list for zeros."""
+        if hx is None:
+            return []
+        given = hx if isinstance(hx, tuple | list) else (hx,)
+        directions = 2 if self.bidirectional else 1
+        runs = self.num_layers * directions
+        shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
+        checks.check_states(given, self.states, shape)
+        return list(given) if batched else [one.unsqueeze(1) for one in given]
+
+    def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, list[Any]]:
+        """Run all layers; return the last one's output, and each state of all layers."""
+        x, precision, casts = self._in_precision(x)
+        recipes = self._made.recipes.get(precision)
+        if recipes is None:
+            raise BadInput(f"input has dtype {x.dtype}, but the layer has functions 'fast', which {precision} does not have")
+        count, vectors = len(self._made.states), len(self._made.vectors)
+        carried = STATES[precision]
+        states = [one.to(carried) for one in states]
+        final: list[Any] = []
+        for layer, recipe in enumerate(recipes):
+            head, own = self._parameters_of(layer, x.dtype if casts else None, x)
+            tensors = (x, *head, *sequences, *own, *self._states_of(states, layer))
+            x, *last = run(recipe, count, vectors, tensors)
+            final.append(last)
+            if self.dropout and layer + 1 < self.num_layers:
+                x = torch.nn.functional.dropout(x, self.dropout, self.training)
+        return x, [self._stacked(each) for each in zip(*final, strict=True)]
+
+    def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
+        """Return x as the kernels take it, their precision, and whether weights are cast to it."""
+        autocasts = torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64
+        if self.precision is not None:
+            dtype = STORAGE[self.precision]
+            if x.dtype is not dtype and not autocasts:
+                raise BadInput(f"input has dtype {x.dtype}, but the layer has precision {self.precision}; {dtype} is expected")
+            return x.to(dtype), self.precision, True
+        if autocasts:
+            dtype = torch.get_autocast_dtype(x.device.type)
+            return x.to(dtype), PRECISIONS[dtype], True
+        if x.dtype not in PRECISIONS:
+            raise BadInput(f"input has dtype {x.dtype}; one of {', '.join(map(str, PRECISIONS))} is expected")
+        return x, PRECISIONS[x.dtype], False
+
+    def _parameters_of(self, layer: int, dtype: Any, x: Any) -> tuple[tuple[Any, Any, Any, Any], list[Any]]:
+        """Return R, weight, bias and recurrent bias of a layer, and its own vectors; of both directions as one.
+
+        `dtype`: what R and weight are cast to, if they are.
+        """
+        directed = self._made.names[layer]
+        first = directed[0]
+        weight, R = self._joined([one.weight_ih for one in directed]), self._joined([one.weight_hh for one in directed])
+        if dtype is not None:
+            weight, R = weight.to(dtype), None if R is None else R.to(dtype)
+        elif weight.dtype is not x.dtype:
+            raise BadInput(
+                f"input has dtype {x.dtype}, but parameter {first.weight_ih} has {weight.dtype}; cast one of them, use autocast, "
+                f"or make the layer with a precision"
+            )
+        checks.check_device(weight, first.weight_ih, x)
+        bias, recurrent_bias = (self._joined([getattr(one, kind) for one in directed]) for kind in ("bias_ih", "bias_hh"))
+        own = [self._joined(list(names)) for names in zip(*(one.vectors for one in directed), strict=True)]
+        return (R, weight, bias, recurrent_bias), own
+
+    def _joined(self, names: list[str | None]) -> Any:
+        """Return a parameter, or those of both directions in one tensor; None where there is none of the kind."""
+        if names[0] is None:
+            return None
+        if len(names) == 1:
+            return getattr(self, names[0])
+        return torch.cat([getattr(self, str(name)) for name in names])
+
+    def _states_of(self, states: Sequence[Any], layer: int) -> list[Any]:
+        """Return the initial states of a layer, with an axis of directions only where there are two."""
+        if self.bidirectional:
+            return [one[2 * layer : 2 * layer + 2] for one in states]
+        return [one[layer] for one in states]
+
+    def _stacked(self, final: tuple[Any, ...]) -> Any:
+        """Return one state of all layers, [num_layers * directions, B, H]."""
+        if self.bidirectional:
+            return final[0] if len(final) == 1 else torch.cat(final)
+        return final[0].unsqueeze(0) if len(final) == 1 else torch.stack(final)
+
+    def _directed(self) -> Iterator[Names]:
+        return (one for layer in self._made.names for one in layer)
