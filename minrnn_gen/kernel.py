@@ -158,7 +158,8 @@ class Kernel:
         float32 (float64 for fp64), zeros where None. y [B, T, H] (TBD: [T, B, H]; BDT: [B, H, T]) in the storage dtype.
 
         Of a dense cell with gates R.g, and of no other: R [Gr, N, D, D] (gate, head, out, in; H = N * D) in the storage dtype,
-        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None.
+        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None;
+        the same memory as [Gr * H, D] and [Gr * H] too.
 
         resets: bool [B, T] in every layout; all states are set to 0 before such a step. lengths: int32 or int64 [B]; y is 0
         beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths; sequence s is steps cu_seqlens[s] to
@@ -238,9 +239,9 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape and dtype of its array; sums
-        over batch and time are accumulated in float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit
-        and for a `saved` that is released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape (of R and recurrent_bias: the
+        longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for fp64) or wider.
+        Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
         before = saved.open_for(self)
         played = before if isinstance(before, Played) else None

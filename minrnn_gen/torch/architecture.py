@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.errors import BadInput
@@ -15,15 +15,19 @@ from minrnn_gen.spec import load_spec
 DIRECTION_SUFFIXES = ("", "_reverse")
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names of the parameters of one run over time; None where there is none of a kind. `vectors`: the cell's own."""
+class Names(NamedTuple):
+    """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own."""
 
-    weight_ih: str
     weight_hh: str | None
+    weight_ih: str
     bias_ih: str | None
     bias_hh: str | None
     vectors: tuple[str, ...]
+
+    @property
+    def in_call_order(self) -> tuple[str | None, ...]:
+        """All names, in the order in which a call takes what they are of."""
+        return (*self[:-1], *self.vectors)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ def architecture_of(
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:
         raise BadInput(f"recurrent_bias is True, but {cell.name} has no recurrent product; leave it out")
+    taken = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & {*cell.parameters}
+    if taken:
+        raise BadInput(f"{cell.name} has a vector {min(taken)}, a name that layers have for other parameters; rename it")
     has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
     first = load_spec(first, recurrent_bias=has_recurrent_bias)
     hidden = first.hidden_size
@@ -94,7 +101,7 @@ def architecture_of(
                 shapes[one.bias_ih] = (rows,)
             if one.bias_hh:
                 shapes[one.bias_hh] = (recurrent_rows,)
-            shapes |= {vector: (hidden,) for vector in one.vectors}
+            shapes |= dict.fromkeys(one.vectors, (hidden,))
     return Architecture(cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, names, shapes)
 
 

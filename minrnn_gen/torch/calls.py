@@ -1,20 +1,18 @@
 """A kernel's forward and backward as functions from tensors to tensors, in one order.
 
-The order of a call: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the cell's parameters, then the initial
-states, all or none; None where not given. Results: y, the final states, and what only a backward needs.
+The order of a call: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the cell's parameters, then the
+initial states, all or none; None where not given. Results: y, the final states, and what only a backward needs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minrnn_gen.arguments import Given
-from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.recorded import Tensors
 
 # How many tensors come before the parameters.
@@ -26,12 +24,24 @@ SEQUENCES_FROM = 5
 def forward(kernel: Kernel, tensors: Tensors, saves: bool) -> list[Any]:
     """Run a call; with what a backward needs where it `saves`."""
     given = _given(kernel, tensors)
-    if not saves:
-        y, final = kernel(**given._asdict())
+    x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens = given
+    run = kernel.forward if saves else kernel
+    y, final, *saved = run(
+        x,
+        R,
+        weight=weight,
+        bias=bias,
+        recurrent_bias=recurrent_bias,
+        parameters=parameters,
+        state=state,
+        resets=resets,
+        lengths=lengths,
+        cu_seqlens=cu_seqlens,
+    )
+    if not saved:
         return [y, *final.values()]
-    y, final, saved = kernel.forward(**given._asdict())
     # Pre-activations of tensors in host memory are in NumPy.
-    extra = (one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in saved.arrays())
+    extra = (one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in saved[0].arrays())
     return [y, *final.values(), *extra]
 
 
@@ -58,7 +68,7 @@ def backward(kernel: Kernel, tensors: Tensors, results: Tensors, gradients: Tens
         *(found["state"][name] for name in (kernel.states if has_state(kernel, tensors) else ())),
     ]
     return [
-        None if one is None or gradient is None else _shaped(gradient, one.shape, "gradient")
+        None if one is None or gradient is None else gradient.view(one.shape)  # of R it has more axes
         for one, gradient in zip(tensors, in_order, strict=True)
     ]
 
@@ -76,43 +86,21 @@ def sequences_of(kernel: Kernel, tensors: Tensors) -> int:
 
 def storage_dtype(kernel: Kernel) -> torch.dtype:
     """The dtype of x, R, weight and y."""
-    return _dtype(kernel.contract.precision.storage_dtype)
+    return STORAGE[kernel.contract.precision.name]
 
 
 def arithmetic_dtype(kernel: Kernel) -> torch.dtype:
     """The dtype of states."""
-    return _dtype(kernel.contract.precision.arithmetic_dtype)
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    return STATES[kernel.contract.precision.name]
 
 
 def _given(kernel: Kernel, tensors: Tensors) -> Given:
-    """Return the arrays of a call as a kernel takes them: R and vectors in their own shapes, and copied where there are gaps."""
-    contract = kernel.contract
-    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named = tensors
-    count = len(contract.parameters)
-    parameters = [_shaped(one, contract.parameter_shape, name) for name, one in zip(contract.parameters, named, strict=False)]
-    state = [one.contiguous() for one in named[count:]]
-    return Given(
-        x=x if not contract.input_size and x.shape and x.stride(-1) == 1 else x.contiguous(),
-        R=_shaped(R, contract.R_shape, "R"),
-        weight=None if weight is None else weight.contiguous(),
-        bias=None if bias is None else bias.contiguous(),
-        recurrent_bias=_shaped(recurrent_bias, contract.recurrent_bias_shape, "recurrent_bias"),
-        parameters=dict(zip(contract.parameters, parameters, strict=True)) if count else None,
-        state=dict(zip(contract.states, state, strict=True)) if state else None,
-        resets=resets,
-        lengths=None if lengths is None else lengths.contiguous(),
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.contiguous(),
-    )
-
-
-def _shaped(tensor: Any, shape: Sequence[int], name: str) -> Any:
-    """View a contiguous tensor, or a copy, in another shape; raises BadInput where it has too many elements or too few."""
-    if tensor is None or tensor.shape == shape:
-        return tensor if tensor is None else tensor.contiguous()
-    if tensor.numel() != math.prod(shape):
-        raise BadInput(f"{name} has shape {list(tensor.shape)}; {list(shape)}, or as many elements, is expected")
-    return tensor.reshape(shape)
+    """Return the arrays of a call as a kernel takes them, copied where there are gaps."""
+    tensors = [one if one is None or one.is_contiguous() else one.contiguous() for one in tensors]
+    parameters = state = None
+    if len(tensors) > NAMED_FROM:
+        states_from = NAMED_FROM + len(kernel.parameters)
+        parameters = dict(zip(kernel.parameters, tensors[NAMED_FROM:states_from], strict=True)) or None
+        state = dict(zip(kernel.states, tensors[states_from:], strict=False)) or None
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = tensors[:NAMED_FROM]
+    return Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)

@@ -25,7 +25,9 @@ def check_layer_arguments(num_layers: Any, dropout: Any, proj_size: Any, options
         )
     for name in options:
         if name not in OPTIONS:
-            raise BadInput(f"{name} is no argument of a layer{nearest_name(name, OPTIONS)}; further ones are {', '.join(OPTIONS)}")
+            raise BadInput(
+                f"{name} is no argument of a layer{nearest_name(name, OPTIONS)}; further ones are {', '.join(OPTIONS)}"
+            )
 
 
 def check_forget_bias(made: Architecture, forget_bias: Any, bias: bool) -> None:
@@ -45,7 +47,8 @@ def check_input(input: Any, input_size: int) -> None:
     if input.dim() not in (2, 3):
         raise BadInput(f"input has shape {list(input.shape)}; 3 axes are expected, or 2 without a batch")
     if input.shape[-1] != input_size:
-        raise BadInput(f"input has shape {list(input.shape)}, but input_size is {input_size}; {_features(input, input_size)}")
+        wanted = [*input.shape[:-1], input_size]
+        raise BadInput(f"input has shape {list(input.shape)}, but input_size is {input_size}; {wanted} is expected")
 
 
 def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
@@ -64,15 +67,16 @@ def check_states(given: Sequence[Any], names: tuple[str, ...], shape: tuple[int,
         raise BadInput(f"hx has {len(given)} states; {wanted} is expected")
     for name, one in zip(names, given, strict=True):
         if tuple(one.shape) != shape:
-            axes = "[num_layers * directions, batch, hidden_size]" if len(shape) == 3 else "[num_layers * directions, hidden_size]"
-            raise BadInput(f"hx of state {name} has shape {list(one.shape)}; {list(shape)} is expected, {axes}")
+            axes = ["num_layers * directions", *(["batch"] if len(shape) == 3 else []), "hidden_size"]
+            raise BadInput(f"hx of state {name} has shape {list(one.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
-def check_device(parameter: Any, name: str, x: Any) -> None:
-    """Refuse an input that is elsewhere than the parameters."""
-    if parameter.device != x.device:
+def check_beside(parameter: Any, name: str, x: Any) -> None:
+    """Refuse an input that is elsewhere than the parameters, or of another dtype."""
+    if parameter.dtype is not x.dtype:
+        raise BadInput(
+            f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; cast one of them, use autocast, or make "
+            f"the layer with a precision"
+        )
+    if parameter.get_device() != x.get_device():
         raise BadInput(f"input is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")
-
-
-def _features(input: Any, input_size: int) -> str:
-    return f"{[*input.shape[:-1], input_size]} is expected"

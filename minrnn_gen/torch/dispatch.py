@@ -11,8 +11,8 @@ from minrnn_gen.errors import BadInput
 
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
-    "torch.func.vmap or another transform of torch.func was given a recurrence of minrnn_gen, which has none; a batch is an axis "
-    "of x, and torch.autograd has its gradients"
+    "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
+    "is an axis of x, and torch.autograd has its gradients"
 )
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 

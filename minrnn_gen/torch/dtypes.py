@@ -9,7 +9,7 @@ from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 def dtype_of(name: str) -> torch.dtype:
     """Return the dtype that torch calls so."""
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    return getattr(torch, name)
 
 
 STORAGE: dict[str, torch.dtype] = {name: dtype_of(precision_of(name).storage_dtype) for name in PRECISION_NAMES}

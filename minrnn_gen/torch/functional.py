@@ -30,9 +30,8 @@ def recurrence(
 ) -> tuple[Any, dict[str, Any]]:
     """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
 
-    Shapes and dtypes are those of the kernel's call (docs/python.md); R [Gr, N, D, D] and recurrent_bias [Gr, N, D] may have any
-    shape of as many elements, such as torch's weight_hh [Gr * H, D], and no tensor has to be contiguous. Under autocast x, R and
-    weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
+    and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
     Raises BadInput for tensors that do not fit.
     """
     if torch.is_autocast_enabled(x.device.type):

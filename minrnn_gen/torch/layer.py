@@ -16,6 +16,9 @@ from minrnn_gen.torch.architecture import Names, architecture_of
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.recurrence import run
 
+# Where the cell's own vectors begin among the parameters of a layer.
+_VECTORS_FROM = len(Names._fields) - 1
+
 
 class RNN(torch.nn.Module):
     """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
@@ -138,11 +141,13 @@ class RNN(torch.nn.Module):
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
         batched = input.dim() == 3
-        checks.check_input(input, self.input_size)
+        if not batched or input.shape[-1] != self.input_size:
+            checks.check_input(input, self.input_size)
         batch_axis = 0 if self.batch_first else 1
         x = input if batched else input.unsqueeze(batch_axis)
-        sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        states = self._states(hx, sequences, batched)
+        states: Sequence[Any] = ()
+        if hx is not None:
+            states = self._states(hx, x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1, batched)
         y, final = self._run(x, states, (resets, lengths, cu_seqlens))
         if not batched:
             y, final = y.squeeze(batch_axis), [one.squeeze(1) for one in final]
@@ -163,35 +168,35 @@ class RNN(torch.nn.Module):
         output = PackedSequence(packed.data, batch_sizes, order, back)
         return output, final[0] if len(final) == 1 else tuple(final)
 
-    def _states(self, hx: Any, sequences: int, batched: bool) -> list[Any]:
-        """Return the initial states, checked and with a batch axis, or an empty list for zeros."""
-        if hx is None:
-            return []
+    def _states(self, hx: Any, sequences: int, batched: bool) -> Sequence[Any]:
+        """Return the initial states, checked and with a batch axis."""
         given = hx if isinstance(hx, tuple | list) else (hx,)
-        directions = 2 if self.bidirectional else 1
-        runs = self.num_layers * directions
+        runs = self.num_layers * (2 if self.bidirectional else 1)
         shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
         checks.check_states(given, self.states, shape)
-        return list(given) if batched else [one.unsqueeze(1) for one in given]
+        return given if batched else [one.unsqueeze(1) for one in given]
 
-    def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, list[Any]]:
+    def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         x, precision, casts = self._in_precision(x)
-        recipes = self._made.recipes.get(precision)
-        if recipes is None:
-            raise BadInput(f"input has dtype {x.dtype}, but the layer has functions 'fast', which {precision} does not have")
-        count, vectors = len(self._made.states), len(self._made.vectors)
-        carried = STATES[precision]
-        states = [one.to(carried) for one in states]
+        made = self._made
+        states = [one.to(STATES[precision]) for one in states]
         final: list[Any] = []
-        for layer, recipe in enumerate(recipes):
-            head, own = self._parameters_of(layer, x.dtype if casts else None, x)
-            tensors = (x, *head, *sequences, *own, *self._states_of(states, layer))
-            x, *last = run(recipe, count, vectors, tensors)
+        for layer, recipe in enumerate(made.recipes[precision]):
+            R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
+            if casts:
+                weight, R = weight.to(x.dtype), None if R is None else R.to(x.dtype)
+            else:
+                checks.check_beside(weight, made.names[layer][0].weight_ih, x)
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *self._states_of(states, layer))
+            x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
             if self.dropout and layer + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
-        return x, [self._stacked(each) for each in zip(*final, strict=True)]
+        if self.num_layers == 1:
+            return x, last if self.bidirectional else [one.unsqueeze(0) for one in last]
+        together = torch.cat if self.bidirectional else torch.stack
+        return x, [together(each) for each in zip(*final, strict=True)]
 
     def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
         """Return x as the kernels take it, their precision, and whether weights are cast to it."""
@@ -204,49 +209,33 @@ class RNN(torch.nn.Module):
         if autocasts:
             dtype = torch.get_autocast_dtype(x.device.type)
             return x.to(dtype), PRECISIONS[dtype], True
-        if x.dtype not in PRECISIONS:
-            raise BadInput(f"input has dtype {x.dtype}; one of {', '.join(map(str, PRECISIONS))} is expected")
-        return x, PRECISIONS[x.dtype], False
+        precision = PRECISIONS.get(x.dtype)
+        if precision is None or precision not in self._made.recipes:
+            allowed = ", ".join(str(STORAGE[name]) for name in self._made.recipes)
+            raise BadInput(f"input has dtype {x.dtype}; one of {allowed} is expected")
+        return x, precision, False
 
-    def _parameters_of(self, layer: int, dtype: Any, x: Any) -> tuple[tuple[Any, Any, Any, Any], list[Any]]:
-        """Return R, weight, bias and recurrent bias of a layer, and its own vectors; of both directions as one.
+    def _parameters_of(self, layer: int) -> list[Any]:
+        """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
+        directed = [self._named(one.in_call_order) for one in self._made.names[layer]]
+        if len(directed) == 1:
+            return directed[0]
+        pairs = enumerate(zip(*directed, strict=True))
+        # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
+        return [
+            None if one[0] is None else torch.stack(one) if place >= _VECTORS_FROM else torch.cat(one) for place, one in pairs
+        ]
 
-        `dtype`: what R and weight are cast to, if they are.
-        """
-        directed = self._made.names[layer]
-        first = directed[0]
-        weight, R = self._joined([one.weight_ih for one in directed]), self._joined([one.weight_hh for one in directed])
-        if dtype is not None:
-            weight, R = weight.to(dtype), None if R is None else R.to(dtype)
-        elif weight.dtype is not x.dtype:
-            raise BadInput(
-                f"input has dtype {x.dtype}, but parameter {first.weight_ih} has {weight.dtype}; cast one of them, use autocast, "
-                f"or make the layer with a precision"
-            )
-        checks.check_device(weight, first.weight_ih, x)
-        bias, recurrent_bias = (self._joined([getattr(one, kind) for one in directed]) for kind in ("bias_ih", "bias_hh"))
-        own = [self._joined(list(names)) for names in zip(*(one.vectors for one in directed), strict=True)]
-        return (R, weight, bias, recurrent_bias), own
-
-    def _joined(self, names: list[str | None]) -> Any:
-        """Return a parameter, or those of both directions in one tensor; None where there is none of the kind."""
-        if names[0] is None:
-            return None
-        if len(names) == 1:
-            return getattr(self, names[0])
-        return torch.cat([getattr(self, str(name)) for name in names])
+    def _named(self, names: Sequence[str | None]) -> list[Any]:
+        """Return the parameters of these names, from the module itself where something has been put in their place."""
+        registered = self._parameters
+        return [None if name is None else registered[name] if name in registered else getattr(self, name) for name in names]
 
     def _states_of(self, states: Sequence[Any], layer: int) -> list[Any]:
         """Return the initial states of a layer, with an axis of directions only where there are two."""
         if self.bidirectional:
             return [one[2 * layer : 2 * layer + 2] for one in states]
         return [one[layer] for one in states]
-
-    def _stacked(self, final: tuple[Any, ...]) -> Any:
-        """Return one state of all layers, [num_layers * directions, B, H]."""
-        if self.bidirectional:
-            return final[0] if len(final) == 1 else torch.cat(final)
-        return final[0].unsqueeze(0) if len(final) == 1 else torch.stack(final)
 
     def _directed(self) -> Iterator[Names]:
         return (one for layer in self._made.names for one in layer)

@@ -30,7 +30,7 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     if not is_plain(a):
         return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
     if records(tensors):
-        return Recorded.apply(_Straight(log_a, reverse, axis), *tensors)  # type: ignore[no-any-return]
+        return Recorded.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
     return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
 
 
@@ -81,9 +81,7 @@ def _run(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> tupl
     return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
 
 
-def _run_backward(
-    a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, log_a: bool, reverse: bool, axis: int
-) -> tuple[Any, Any, Any]:
+def _run_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any, Any]:
     return run_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
 
 

@@ -40,6 +40,11 @@ class Way(Protocol):
 class Recorded(torch.autograd.Function):
     """A call whose gradients autograd may ask for once."""
 
+    @classmethod
+    def of(cls, way: Way, tensors: Tensors) -> Any:
+        """Return the results of a call, recorded. It is `apply` without a look for torch.func, which has been refused."""
+        return super(torch.autograd.Function, cls).apply(way, *tensors)
+
     @staticmethod
     def forward(ctx: Any, way: Way, *tensors: Any) -> Any:
         results = way.forward(tensors)
@@ -66,12 +71,11 @@ class RecordedOnce(torch.autograd.Function):
     """A gradient, of which there is none."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], *tensors: Any) -> Any:
-        del ctx
+    def forward(_ctx: Any, run: Callable[..., Any], *tensors: Any) -> Any:
         return tuple(run(tensors))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
         raise BadInput(
             "a gradient of a gradient was asked for, which a recurrence of minrnn_gen does not have; differentiate it once, or "
             "take the equations in torch for that"

@@ -30,22 +30,20 @@ def run(recipe: str, states: int, parameters: int, tensors: tuple[Any, ...], ker
     if is_plain(tensors[0]):
         kernel = kernel or kernel_by(recipe)
         if saves:
-            return Recorded.apply(_Straight(kernel), *tensors)  # type: ignore[no-any-return]
+            return Recorded.of(_Straight(kernel), tensors)  # type: ignore[no-any-return]
         return calls.forward(kernel, tensors, saves=False)
     results = _OPERATOR(recipe, saves, *_by_schema(tensors, parameters))
     return results[: 1 + states]  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
 class _Straight:
     """By the house itself."""
 
-    kernel: Kernel
-    returns_all: bool = False
+    __slots__ = ("kernel", "results_count")
+    returns_all = False
 
-    @property
-    def results_count(self) -> int:
-        return 1 + len(self.kernel.states)
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.results_count = kernel, 1 + len(kernel.states)
 
     def forward(self, tensors: Tensors) -> Tensors:
         return calls.forward(self.kernel, tensors, saves=True)
@@ -155,7 +153,7 @@ def _record(recipe: str, saves: bool, *call: Any) -> list[Any]:
 
 
 def _record_backward(recipe: str, *arguments: Any) -> list[Any]:
-    *call, y, extra, dy, dstate = arguments
+    *call, y, _, dy, dstate = arguments
     tensors = (*_in_order(call), y, dy, *dstate)
     if records(tensors):
         return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, *arguments), *tensors))
