@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
 from minrnn_gen.arguments import Call, Given, Outputs, check_call, check_gradient
+from minrnn_gen.array_checks import check_place, check_plain
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
@@ -267,11 +268,22 @@ class Kernel:
             return Saved(self, played)
         # Values of lengths were checked before the forward; reading them back again would wait for the stream.
         call = numbered_call(check_call(self._contract, cuda.inspect, lambda _: None, given), None)
-        inspected = [cuda.inspect(one, "saved") for one in arrays]
+        contract = self._contract
+        forms = self.saved_forms(call.rows, call.time, on_host=call.x.device is None)
+        if len(arrays) != len(forms):
+            raise BadInput(
+                f"saved has {len(arrays)} arrays; the {len(forms)} that the forward of this kernel saved are expected"
+            )
+        written = [
+            check_plain(cuda.inspect(one, "saved"), (dtype,), shape) for one, (shape, dtype) in zip(arrays, forms, strict=True)
+        ]
+        y = check_plain(cuda.inspect(y, "y"), (contract.precision.storage_dtype,), contract.y_shape(call.rows, call.time))
+        for one in (y, *written):
+            check_place(one, call.x)
         projected = call
         if call.weight is not None:
-            projected = replace(call, x=inspected.pop(), x_axes=self._run_of(call).preactivation_axes, weight=None)
-        return Saved(self, Forward(call, projected, Outputs(cuda.inspect(y, "y"), tuple(inspected), ())))
+            projected = replace(call, x=written.pop(), x_axes=self._run_of(call).preactivation_axes, weight=None)
+        return Saved(self, Forward(call, projected, Outputs(y, tuple(written), ())))
 
     def saved_forms(self, batch: int, time: int, *, on_host: bool) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""

@@ -50,7 +50,7 @@ def backward(kernel: Kernel, tensors: Tensors, results: Tensors, gradients: Tens
 
     `gradients`: of y and the final states, None for zeros.
     """
-    y, *extra = results
+    y, *extra = map(_without_gaps, results)
     dy, *dfinal = gradients
     dy = torch.zeros_like(y) if dy is None else dy.contiguous()
     dstate = None
@@ -104,3 +104,7 @@ def _given(kernel: Kernel, tensors: Tensors) -> Given:
         state = dict(zip(kernel.states, tensors[states_from:], strict=False)) or None
     x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = tensors[:NAMED_FROM]
     return Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
+
+
+def _without_gaps(tensor: Any) -> Any:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
