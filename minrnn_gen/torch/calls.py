@@ -78,10 +78,10 @@ def has_state(kernel: Kernel, tensors: Tensors) -> bool:
     return len(tensors) > NAMED_FROM + len(kernel.parameters)
 
 
-def sequences_of(kernel: Kernel, tensors: Tensors) -> int:
-    """Return how many sequences a call is of: those that `cu_seqlens` ends, or the rows of x."""
+def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:
+    """Return how many sequences a call is of, a symbol where sizes are: those that `cu_seqlens` ends, or the rows of x."""
     x, ends = tensors[0], tensors[NAMED_FROM - 1]
-    return int(x.shape[kernel.contract.x_axes.index("b")] if ends is None else ends.shape[0] - 1)
+    return x.shape[kernel.contract.x_axes.index("b")] if ends is None else ends.shape[0] - 1
 
 
 def storage_dtype(kernel: Kernel) -> torch.dtype:

@@ -78,5 +78,5 @@ def check_beside(parameter: Any, name: str, x: Any) -> None:
             f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; cast one of them, use autocast, or make "
             f"the layer with a precision"
         )
-    if parameter.get_device() != x.get_device():
+    if parameter.device != x.device:
         raise BadInput(f"input is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")

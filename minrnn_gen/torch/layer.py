@@ -191,7 +191,7 @@ class RNN(torch.nn.Module):
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *self._states_of(states, layer))
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
-            if self.dropout and layer + 1 < self.num_layers:
+            if layer + 1 < self.num_layers and self.dropout:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
         if self.num_layers == 1:
             return x, last if self.bidirectional else [one.unsqueeze(0) for one in last]

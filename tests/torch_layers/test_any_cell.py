@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 import minrnn_gen
-import minrnn_gen.torch as wing
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.recipe import spec_from
-from minrnn_gen.torch.kernels import kernel_by
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+kernels = pytest.importorskip("minrnn_gen.torch.kernels")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 NAMED = {
@@ -37,7 +37,7 @@ LEAKY = {"name": "leaky", "equations": "h[t] = keep * h[t-1] + (1 - keep) * tanh
 
 
 def kernel_of(layer: Any, precision: str = "fp32", at: int = 0) -> minrnn_gen.Kernel:
-    return kernel_by(layer._made.recipes[precision][at])
+    return kernels.kernel_by(layer._made.recipes[precision][at])
 
 
 def test_every_built_in_cell_has_its_layer() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-
-import minrnn_gen.torch as wing
+wing = pytest.importorskip("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 3, 7, 5, 6
 # The bound that is promised in fp32; sums of a few dozen products of numbers of size 1 come to a tenth of it.

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from host_kernels import host_kernel
 
-torch = pytest.importorskip("torch")
-
-import minrnn_gen.torch as wing
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 3, 3, 2
 
