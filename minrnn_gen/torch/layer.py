@@ -147,7 +147,8 @@ class RNN(torch.nn.Module):
         x = input if batched else input.unsqueeze(batch_axis)
         states: Sequence[Any] = ()
         if hx is not None:
-            states = self._states(hx, x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1, batched)
+            sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            states = self._states(hx, sequences, batched)
         y, final = self._run(x, states, (resets, lengths, cu_seqlens))
         if not batched:
             y, final = y.squeeze(batch_axis), [one.squeeze(1) for one in final]
@@ -158,7 +159,7 @@ class RNN(torch.nn.Module):
         checks.check_packed(input, self.input_size, resets, lengths, cu_seqlens)
         data, batch_sizes, order, back = input
         x, its_lengths = torch.nn.utils.rnn.pad_packed_sequence(PackedSequence(data, batch_sizes), self.batch_first)
-        states = self._states(hx, int(batch_sizes[0]), batched=True)
+        states = () if hx is None else self._states(hx, int(batch_sizes[0]), batched=True)
         if order is not None:
             states = [one.index_select(1, order) for one in states]
         y, final = self._run(x, states, (None, its_lengths, None))

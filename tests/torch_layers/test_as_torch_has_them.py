@@ -78,17 +78,16 @@ def test_packed_sequences(name: str, layers: int, bidirectional: bool, sorted_al
     x, hx = torch.randn(BATCH, TIME, INPUTS, requires_grad=True), initial(ours, BATCH)
     lengths = [TIME, 4, 1] if sorted_already else [2, TIME, 4]
     packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=sorted_already)
-    (found, last), (expected, its_last) = ours(packed, hx), theirs(packed, hx)
-    assert torch.equal(found.batch_sizes, expected.batch_sizes)
-    for order in ("sorted_indices", "unsorted_indices"):
-        ordered, its_order = getattr(found, order), getattr(expected, order)
-        assert its_order is None if ordered is None else torch.equal(ordered, its_order)
-    results = (found.data, *as_tuple(last)), (expected.data, *as_tuple(its_last))
-    assert_same(*results)
-    given = as_tuple(hx)
-    assert_same(gradients(ours, results[0], x, *given), gradients(theirs, results[1], x, *given))
-    both = torch.nn.utils.rnn.pad_packed_sequence(found, True), torch.nn.utils.rnn.pad_packed_sequence(expected, True)
-    assert_same(*both)
+    for states in (hx, None):
+        (found, last), (expected, its_last) = ours(packed, states), theirs(packed, states)
+        assert torch.equal(found.batch_sizes, expected.batch_sizes)
+        for order in ("sorted_indices", "unsorted_indices"):
+            ordered, its_order = getattr(found, order), getattr(expected, order)
+            assert its_order is None if ordered is None else torch.equal(ordered, its_order)
+        results = (found.data, *as_tuple(last)), (expected.data, *as_tuple(its_last))
+        assert_same(*results)
+        given = () if states is None else as_tuple(states)
+        assert_same(gradients(ours, results[0], x, *given), gradients(theirs, results[1], x, *given))
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -55,7 +55,7 @@ def call_of(model: str, projects: bool, **spec: Any) -> tuple[Any, tuple[Any, ..
     return run, (*named.values(), *parameters.values(), *state.values())
 
 
-@pytest.mark.parametrize("projects", [False, True])
+@pytest.mark.parametrize("projects", [True, pytest.param(False, marks=pytest.mark.matrix_full)])
 @pytest.mark.parametrize("model", library_names())
 def test_of_every_cell(model: str, projects: bool) -> None:
     torch.manual_seed(0)
