@@ -89,7 +89,7 @@ LAYERS = (
     Layer("api", "compile()"),
     Layer("torch.dtypes torch.recorded torch.dispatch torch.kernels", "torch's names, and what it is told of a call"),
     Layer("torch.calls", "a kernel as functions of tensors"),
-    Layer("torch.recurrence torch.raw_scan", "operators of torch"),
+    Layer("torch.kernel_operator torch.raw_scan", "operators of torch"),
     Layer("torch.functional torch.architecture torch.initial", "a kernel as a function, and what a layer is made of"),
     Layer("torch.checks", "what a layer is called with, checked"),
     Layer("torch.layer", "a layer of any cell"),

@@ -10,8 +10,8 @@ import torch
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.calls import storage_dtype
+from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.kernels import known
-from minrnn_gen.torch.recurrence import run
 
 
 def recurrence(

@@ -14,7 +14,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.torch import checks, initial
 from minrnn_gen.torch.architecture import Names, architecture_of
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
-from minrnn_gen.torch.recurrence import run
+from minrnn_gen.torch.kernel_operator import run
 
 # Where the cell's own vectors begin among the parameters of a layer.
 _VECTORS_FROM = len(Names._fields) - 1
