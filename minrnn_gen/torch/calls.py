@@ -45,37 +45,37 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool) -> list[Any]:
     return [y, *final.values(), *extra]
 
 
-def backward(kernel: Kernel, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
-    """Return the gradients of `tensors`, None for those without; `results`: y, then what only a backward needs.
+def backward(kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
+    """Return the gradients of `tensors`, no two in the same memory, and None for those without.
 
-    `gradients`: of y and the final states, None for zeros.
+    `results`: y, then what only a backward needs; `dstate`: of the final states, all or none.
     """
     y, *extra = map(_without_gaps, results)
-    dy, *dfinal = gradients
-    dy = torch.zeros_like(y) if dy is None else dy.contiguous()
-    dstate = None
-    if any(one is not None for one in dfinal):
-        shape, dtype = kernel.contract.state_shape(sequences_of(kernel, tensors)), arithmetic_dtype(kernel)
-        filled = (y.new_zeros(shape, dtype=dtype) if one is None else one.contiguous() for one in dfinal)
-        dstate = dict(zip(kernel.states, filled, strict=True))
     saved = kernel.saved_from(_given(kernel, tensors), y, extra)
-    found = kernel.backward(saved, dy, dstate)
-    parameters = found.get("parameters", {})
+    incoming = dict(zip(kernel.states, map(_without_gaps, dstate), strict=True)) if dstate else None
+    found = kernel.backward(saved, _without_gaps(dy), incoming)
+    has_state = len(tensors) > NAMED_FROM + len(kernel.parameters)
     in_order = [
         *(found.get(name) for name in ("x", "R", "weight", "bias", "recurrent_bias")),
         *(None for _ in tensors[SEQUENCES_FROM:NAMED_FROM]),
-        *(parameters[name] for name in kernel.parameters),
-        *(found["state"][name] for name in (kernel.states if has_state(kernel, tensors) else ())),
+        *(found["parameters"][name] for name in kernel.parameters),
+        *(found["state"][name] for name in (kernel.states if has_state else ())),
     ]
+    taken: set[int] = set()
     return [
-        None if one is None or gradient is None else gradient.view(one.shape)  # of R it has more axes
+        None if one is None or gradient is None else _apart(gradient, taken).view(one.shape)  # of R it has more axes
         for one, gradient in zip(tensors, in_order, strict=True)
     ]
 
 
-def has_state(kernel: Kernel, tensors: Tensors) -> bool:
-    """Say whether initial states are among the tensors of a call."""
-    return len(tensors) > NAMED_FROM + len(kernel.parameters)
+def arriving(kernel: Kernel, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
+    """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
+    dy, *dfinal = gradients
+    dy = torch.zeros_like(y) if dy is None else dy
+    if all(one is None for one in dfinal):
+        return dy, []
+    shape, dtype = kernel.contract.state_shape(sequences_of(kernel, tensors)), arithmetic_dtype(kernel)
+    return dy, [y.new_zeros(shape, dtype=dtype) if one is None else one for one in dfinal]
 
 
 def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:
@@ -96,7 +96,11 @@ def arithmetic_dtype(kernel: Kernel) -> torch.dtype:
 
 def _given(kernel: Kernel, tensors: Tensors) -> Given:
     """Return the arrays of a call as a kernel takes them, copied where there are gaps."""
-    tensors = [one if one is None or one.is_contiguous() else one.contiguous() for one in tensors]
+    x, *tensors = tensors
+    # Pre-activations may have gaps along all axes but the last.
+    if not (x.is_contiguous() or (not kernel.contract.input_size and x.stride(-1) == 1)):
+        x = x.contiguous()
+    tensors = [x, *(one if one is None or one.is_contiguous() else one.contiguous() for one in tensors)]
     parameters = state = None
     if len(tensors) > NAMED_FROM:
         states_from = NAMED_FROM + len(kernel.parameters)
@@ -108,3 +112,12 @@ def _given(kernel: Kernel, tensors: Tensors) -> Given:
 
 def _without_gaps(tensor: Any) -> Any:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _apart(gradient: Any, taken: set[int]) -> Any:
+    """Return a gradient without gaps, copied where it lies in memory that is `taken`, and take its own."""
+    gradient = _without_gaps(gradient)
+    if gradient.untyped_storage().data_ptr() in taken:
+        gradient = gradient.clone()
+    taken.add(gradient.untyped_storage().data_ptr())
+    return gradient

@@ -53,7 +53,8 @@ class _Straight:
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors[0]) and not torch.is_grad_enabled():
-            return calls.backward(self.kernel, tensors, results, gradients)
+            dy, dstate = calls.arriving(self.kernel, tensors, results[0], gradients)
+            return calls.backward(self.kernel, tensors, results, dy, dstate)
         return _Dispatched(self.kernel.recipe).backward(tensors, results, gradients)
 
 
@@ -78,13 +79,7 @@ class _Dispatched:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         kernel = kernel_by(self.recipe)
         y, *extra = results
-        dy, *dfinal = gradients
-        dy = torch.zeros_like(y) if dy is None else dy
-        dstate = []
-        if any(one is not None for one in dfinal):
-            shape = kernel.contract.state_shape(calls.sequences_of(kernel, tensors))
-            dtype = calls.arithmetic_dtype(kernel)
-            dstate = [y.new_zeros(shape, dtype=dtype) if one is None else one for one in dfinal]
+        dy, dstate = calls.arriving(kernel, tensors, y, gradients)
         call = _by_schema(tensors, len(kernel.parameters))
         found = iter(_BACKWARD(self.recipe, *call, y, extra, dy, dstate))
         return [next(found) if has_gradient else None for has_gradient in _have_gradients(tensors)]
@@ -117,8 +112,7 @@ def _run(recipe: str, saves: bool, *call: Any) -> list[Any]:
 def _run_backward(recipe: str, *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
     kernel, tensors = kernel_by(recipe), _in_order(call)
-    dfinal = dstate or [None for _ in kernel.states]
-    found = calls.backward(kernel, tensors, (y, *extra), (dy, *dfinal))
+    found = calls.backward(kernel, tensors, (y, *extra), dy, dstate)
     return [one for one, has_gradient in zip(found, _have_gradients(tensors), strict=True) if has_gradient]
 
 
