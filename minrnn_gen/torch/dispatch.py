@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +14,7 @@ _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
     "is an axis of x, and torch.autograd has its gradients"
 )
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
@@ -33,8 +33,8 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     return getattr(torch.ops.minrnn_gen, name).default
 
 
-def is_plain(x: Any) -> bool:
-    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind.
+def is_plain(tensors: Sequence[Any]) -> bool:
+    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind; any may be None.
 
     Such calls save the way through the dispatcher. Raises BadInput within a transform of torch.func.
     """
@@ -42,10 +42,12 @@ def is_plain(x: Any) -> bool:
         return False
     if torch._C._are_functorch_transforms_active():
         raise BadInput(_NO_TRANSFORMS)
-    return type(x) in _PLAIN_TYPES and not torch._C._len_torch_dispatch_stack()
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(one) in _PLAIN_TYPES for one in tensors)
 
 
-def records(tensors: tuple[Any, ...]) -> bool:
+def records(tensors: Sequence[Any]) -> bool:
     """Say whether autograd records a call with these tensors, of which any may be None."""
     return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 

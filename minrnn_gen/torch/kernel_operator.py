@@ -27,7 +27,7 @@ def run(recipe: str, states: int, parameters: int, tensors: tuple[Any, ...], ker
     `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
     """
     saves = records(tensors)
-    if is_plain(tensors[0]):
+    if is_plain(tensors):
         kernel = kernel or kernel_by(recipe)
         if saves:
             return Recorded.of(_Straight(kernel), tensors)  # type: ignore[no-any-return]
@@ -52,7 +52,7 @@ class _Straight:
         return tensors
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
-        if is_plain(tensors[0]) and not torch.is_grad_enabled():
+        if is_plain(tensors) and not torch.is_grad_enabled():
             dy, dstate = calls.arriving(self.kernel, tensors, results[0], gradients)
             return calls.backward(self.kernel, tensors, results, dy, dstate)
         return _Dispatched(self.kernel.recipe).backward(tensors, results, gradients)

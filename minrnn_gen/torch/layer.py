@@ -187,6 +187,7 @@ class RNN(torch.nn.Module):
             R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
             if casts:
                 weight, R = weight.to(x.dtype), None if R is None else R.to(x.dtype)
+                bias, recurrent_bias, *own = (_vector_beside(one, x) for one in (bias, recurrent_bias, *own))
             else:
                 checks.check_beside(weight, made.names[layer][0].weight_ih, x)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *self._states_of(states, layer))
@@ -240,3 +241,8 @@ class RNN(torch.nn.Module):
 
     def _directed(self) -> Iterator[Names]:
         return (one for layer in self._made.names for one in layer)
+
+
+def _vector_beside(vector: Any, x: Any) -> Any:
+    """Return a bias or a vector in a dtype that kernels take beside x: float32, or that of x itself."""
+    return vector if vector is None or vector.dtype in (torch.float32, x.dtype) else vector.to(x.dtype)

@@ -27,7 +27,7 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
         wider = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(wider), b.to(wider)
     tensors = (a, b, h0)
-    if not is_plain(a):
+    if not is_plain(tensors):
         return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
     if records(tensors):
         return Recorded.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
@@ -70,7 +70,7 @@ class _Straight(_Way):
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
-        if not is_plain(a) or torch.is_grad_enabled():
+        if not is_plain(tensors) or torch.is_grad_enabled():
             return _Way.backward(self, tensors, results, gradients)
         dy = torch.zeros_like(y) if dy is None else dy
         da, db, dh0 = run_scan_backward(a, y, dy, h0, dfinal, log_a=self.log_a, reverse=self.reverse, axis=self.axis)

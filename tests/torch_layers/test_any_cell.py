@@ -170,5 +170,7 @@ def test_autocast_and_a_precision_cast_what_is_multiplied(model: str) -> None:
     loss.backward()
     assert all(one.grad is not None and one.grad.dtype is torch.float32 for one in layer.parameters())
     torch.testing.assert_close(y.float(), layer(x)[0], rtol=0, atol=0.05)
+    asked.to(torch.float16)(x.bfloat16())[0].sum().backward()
+    assert all(one.grad.dtype is torch.float16 for one in asked.parameters())
     with torch.autocast("cpu", dtype=torch.bfloat16):  # as torch does it, float64 stays what it is
         assert layer.double()(x.double())[0].dtype is torch.float64
