@@ -257,19 +257,19 @@ class Kernel:
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
         return gradients_by_name(self._contract, call, raw, run.in_form_of)
 
-    def saved_from(self, given: Given, y: Any, arrays: Sequence[Any]) -> Saved:
-        """Return what `forward` saved of a call without `all_states`, from what it was `given`, its y and `Saved.arrays()`.
+    def saved_from(self, given: Given, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
+        """Return what `forward` saved of a call, from what it was `given`, its y and `Saved.arrays()`.
 
         For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """
-        reading = read_call(self._contract, ("forward", self._kept_for_backward(False)), given)
+        reading = read_call(self._contract, ("forward", self._kept_for_backward(all_states)), given)
         played = played_again(self._on_device.tape_of(reading), reading, y, arrays)
         if played is not None:
             return Saved(self, played)
         # Values of lengths were checked before the forward; reading them back again would wait for the stream.
         call = numbered_call(check_call(self._contract, cuda.inspect, lambda _: None, given), None)
         contract = self._contract
-        forms = self.saved_forms(call.rows, call.time, on_host=call.x.device is None)
+        forms = self.saved_forms(call.rows, call.time, on_host=call.x.device is None, all_states=all_states)
         if len(arrays) != len(forms):
             raise BadInput(
                 f"saved has {len(arrays)} arrays; the {len(forms)} that the forward of this kernel saved are expected"
@@ -285,11 +285,13 @@ class Kernel:
             projected = replace(call, x=written.pop(), x_axes=self._run_of(call).preactivation_axes, weight=None)
         return Saved(self, Forward(call, projected, Outputs(y, tuple(written), ())))
 
-    def saved_forms(self, batch: int, time: int, *, on_host: bool) -> tuple[tuple[tuple[int, ...], str], ...]:
+    def saved_forms(
+        self, batch: int, time: int, *, on_host: bool, all_states: bool = False
+    ) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
         contract, precision = self._contract, self._contract.precision
         run = self._on_host if on_host else self._on_device
-        kept = run.kept_dtype(self._kept_for_backward(False), True)
+        kept = run.kept_dtype(self._kept_for_backward(all_states), True)
         forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
         if contract.input_size:
             dtype = precision.arithmetic_dtype if on_host else precision.storage_dtype

@@ -58,6 +58,14 @@ class Saved:
             return tuple(before.arrays[one.address.number or 0] for one in forward.written)  # all of them have numbers
         return tuple(one.owner for one in before.written)
 
+    def final(self) -> tuple[Any, ...]:
+        """Return the final states, which a forward with `all_states` returns no other way; only of what a forward returned."""
+        before = self._opened()
+        forward: Forward = before.tape.notes if isinstance(before, Played) else before
+        if isinstance(before, Played):
+            return tuple(before.arrays[one.address.number or 0] for one in forward.outputs.final)  # all of them have numbers
+        return tuple(one.owner for one in forward.outputs.final)
+
     def open_for(self, kernel: object) -> Forward | Played:
         """Return the forward to the kernel that saved it; raises BadInput to any other."""
         if kernel is not self._kernel:

@@ -21,8 +21,8 @@ NAMED_FROM = 8
 SEQUENCES_FROM = 5
 
 
-def forward(kernel: Kernel, tensors: Tensors, saves: bool) -> list[Any]:
-    """Run a call; with what a backward needs where it `saves`."""
+def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = False) -> list[Any]:
+    """Run a call; with what a backward needs where it `saves`, beginning with the states after every step for `all_states`."""
     given = _given(kernel, tensors)
     x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens = given
     run = kernel.forward if saves else kernel
@@ -37,21 +37,25 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool) -> list[Any]:
         resets=resets,
         lengths=lengths,
         cu_seqlens=cu_seqlens,
+        all_states=all_states,
     )
     if not saved:
         return [y, *final.values()]
+    last = saved[0].final() if all_states else final.values()
     # Pre-activations of tensors in host memory are in NumPy.
     extra = (one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in saved[0].arrays())
-    return [y, *final.values(), *extra]
+    return [y, *last, *extra]
 
 
-def backward(kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
+def backward(
+    kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
+) -> list[Any]:
     """Return the gradients of `tensors`, no two in the same memory, and None for those without.
 
     `results`: y, then what only a backward needs; `dstate`: of the final states, all or none.
     """
     y, *extra = map(_without_gaps, results)
-    saved = kernel.saved_from(_given(kernel, tensors), y, extra)
+    saved = kernel.saved_from(_given(kernel, tensors), y, extra, all_states)
     incoming = dict(zip(kernel.states, map(_without_gaps, dstate), strict=True)) if dstate else None
     found = kernel.backward(saved, _without_gaps(dy), incoming)
     has_state = len(tensors) > NAMED_FROM + len(kernel.parameters)

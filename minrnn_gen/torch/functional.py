@@ -27,8 +27,11 @@ def recurrence(
     resets: Any = None,
     lengths: Any = None,
     cu_seqlens: Any = None,
-) -> tuple[Any, dict[str, Any]]:
+    all_states: bool = False,
+) -> tuple[Any, ...]:
     """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
+
+    With `all_states` a third one follows, the states after every step, each shaped like y; gradients do not go through them.
 
     Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
     and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
@@ -41,8 +44,10 @@ def recurrence(
     initial = _in_order(state, kernel.states, "state") if state else ()
     tensors = (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
-    y, *final = run(recipe, len(kernel.states), len(kernel.parameters), tensors, kernel)
-    return y, dict(zip(kernel.states, final, strict=True))
+    count = len(kernel.states)
+    y, *states = run(recipe, count, len(kernel.parameters), tensors, kernel, all_states)
+    final = dict(zip(kernel.states, states[:count], strict=True))
+    return (y, final, dict(zip(kernel.states, states[count:], strict=True))) if all_states else (y, final)
 
 
 def _in_order(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:

@@ -21,8 +21,15 @@ _CALL = (
 )
 
 
-def run(recipe: str, states: int, parameters: int, tensors: tuple[Any, ...], kernel: Kernel | None = None) -> Sequence[Any]:
-    """Return y and the final states of a call, recorded where a tensor requires grad.
+def run(
+    recipe: str,
+    states: int,
+    parameters: int,
+    tensors: tuple[Any, ...],
+    kernel: Kernel | None = None,
+    all_states: bool = False,
+) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
 
     `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
     """
@@ -30,23 +37,29 @@ def run(recipe: str, states: int, parameters: int, tensors: tuple[Any, ...], ker
     if is_plain(tensors):
         kernel = kernel or kernel_by(recipe)
         if saves:
-            return Recorded.of(_Straight(kernel), tensors)  # type: ignore[no-any-return]
-        return calls.forward(kernel, tensors, saves=False)
-    results = _OPERATOR(recipe, saves, *_by_schema(tensors, parameters))
-    return results[: 1 + states]  # type: ignore[no-any-return]
+            return Recorded.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
+        results = calls.forward(kernel, tensors, all_states, all_states)
+    else:
+        results = _OPERATOR(recipe, saves or all_states, all_states, *_by_schema(tensors, parameters))
+    return results[: _returned_count(states, all_states)]
+
+
+def _returned_count(states: int, all_states: bool) -> int:
+    return 1 + (2 if all_states else 1) * states
 
 
 class _Straight:
     """By the house itself."""
 
-    __slots__ = ("kernel", "results_count")
-    returns_all = False
+    __slots__ = ("all_states", "kernel", "results_count", "returned_count")
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.results_count = kernel, 1 + len(kernel.states)
+    def __init__(self, kernel: Kernel, all_states: bool) -> None:
+        states = len(kernel.states)
+        self.kernel, self.all_states = kernel, all_states
+        self.results_count, self.returned_count = 1 + states, _returned_count(states, all_states)
 
     def forward(self, tensors: Tensors) -> Tensors:
-        return calls.forward(self.kernel, tensors, saves=True)
+        return calls.forward(self.kernel, tensors, True, self.all_states)
 
     def read_again(self, tensors: Tensors) -> Tensors:
         return tensors
@@ -54,8 +67,8 @@ class _Straight:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
             dy, dstate = calls.arriving(self.kernel, tensors, results[0], gradients)
-            return calls.backward(self.kernel, tensors, results, dy, dstate)
-        return _Dispatched(self.kernel.recipe).backward(tensors, results, gradients)
+            return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states)
+        return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,8 @@ class _Dispatched:
     """Through the dispatcher, below what records."""
 
     recipe: str
-    returns_all: bool = True
+    all_states: bool
+    returned_count: int | None = None
 
     @property
     def results_count(self) -> int:
@@ -71,7 +85,8 @@ class _Dispatched:
 
     def forward(self, tensors: Tensors) -> Tensors:
         parameters = len(kernel_by(self.recipe).parameters)
-        return below_autograd(_OPERATOR, self.recipe, True, *_by_schema(tensors, parameters))  # type: ignore[no-any-return]
+        call = _by_schema(tensors, parameters)
+        return below_autograd(_OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
 
     def read_again(self, tensors: Tensors) -> Tensors:
         return tensors
@@ -81,7 +96,7 @@ class _Dispatched:
         y, *extra = results
         dy, dstate = calls.arriving(kernel, tensors, y, gradients)
         call = _by_schema(tensors, len(kernel.parameters))
-        found = iter(_BACKWARD(self.recipe, *call, y, extra, dy, dstate))
+        found = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
         return [next(found) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
@@ -105,18 +120,18 @@ def _have_gradients(tensors: Tensors) -> list[bool]:
     ]
 
 
-def _run(recipe: str, saves: bool, *call: Any) -> list[Any]:
-    return calls.forward(kernel_by(recipe), _in_order(call), saves)
+def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    return calls.forward(kernel_by(recipe), _in_order(call), saves, all_states)
 
 
-def _run_backward(recipe: str, *arguments: Any) -> list[Any]:
+def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
     kernel, tensors = kernel_by(recipe), _in_order(call)
-    found = calls.backward(kernel, tensors, (y, *extra), dy, dstate)
+    found = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
     return [one for one, has_gradient in zip(found, _have_gradients(tensors), strict=True) if has_gradient]
 
 
-def _fake(recipe: str, saves: bool, *call: Any) -> list[Any]:
+def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     kernel, tensors = kernel_by(recipe), _in_order(call)
     contract, x = kernel.contract, tensors[0]
     if len(x.shape) != len(contract.x_axes):
@@ -127,36 +142,37 @@ def _fake(recipe: str, saves: bool, *call: Any) -> list[Any]:
     results = [x.new_empty(contract.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
     results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
     if saves:
-        forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu")
+        forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu", all_states=all_states)
         results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in forms]
     return results
 
 
-def _fake_backward(_recipe: str, *arguments: Any) -> list[Any]:
+def _fake_backward(_recipe: str, _all_states: bool, *arguments: Any) -> list[Any]:
     *call, _y, _extra, _dy, _dstate = arguments
     tensors = _in_order(call)
     pairs = zip(tensors, _have_gradients(tensors), strict=True)
     return [one.new_empty(one.shape) for one, has_gradient in pairs if has_gradient]
 
 
-def _record(recipe: str, saves: bool, *call: Any) -> list[Any]:
+def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     tensors = _in_order(call)
     if saves and records(tensors):
-        return list(Recorded.apply(_Dispatched(recipe), *tensors))
-    return below_autograd(_OPERATOR, recipe, saves, *call)  # type: ignore[no-any-return]
+        return list(Recorded.apply(_Dispatched(recipe, all_states), *tensors))
+    return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
-def _record_backward(recipe: str, *arguments: Any) -> list[Any]:
+def _record_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, _, dy, dstate = arguments
     tensors = (*_in_order(call), y, dy, *dstate)
     if records(tensors):
-        return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, *arguments), *tensors))
-    return below_autograd(_BACKWARD, recipe, *arguments)  # type: ignore[no-any-return]
+        return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
+    return below_autograd(_BACKWARD, recipe, all_states, *arguments)  # type: ignore[no-any-return]
 
 
-_OPERATOR = define(f"recurrence(str recipe, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define(
-    f"recurrence_backward(str recipe, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) -> Tensor[]",
+    f"recurrence_backward(str recipe, bool all_states, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) "
+    "-> Tensor[]",
     _run_backward,
     _fake_backward,
     _record_backward,

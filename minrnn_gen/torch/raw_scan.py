@@ -43,7 +43,7 @@ class _Way:
     axis: int
 
     results_count: int = 2
-    returns_all: bool = True
+    returned_count: int | None = None
 
     def read_again(self, tensors: Tensors) -> Tensors:
         a, _, h0 = tensors

@@ -18,11 +18,11 @@ class Way(Protocol):
 
     @property
     def results_count(self) -> int:
-        """How many results are the caller's; those behind them are only for the backward."""
+        """How many results have gradients; those behind them are for the backward."""
 
     @property
-    def returns_all(self) -> bool:
-        """Whether what is only for the backward is among what the call returns, as an operator's results are."""
+    def returned_count(self) -> int | None:
+        """How many results, with and without gradients, the call returns; None for all, as an operator does."""
 
     def forward(self, tensors: Tensors, /) -> Tensors:
         """Return the results of a call, with those for the backward."""
@@ -33,7 +33,7 @@ class Way(Protocol):
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors, /) -> Tensors:
         """Return the gradients of `tensors`, as `read_again` left them, None for what has none.
 
-        `results`: the first one of the forward, and those for the backward; `gradients`: those of the caller's results.
+        `results`: the first one of the forward, and those for the backward; `gradients`: those of the results that have them.
         """
 
 
@@ -53,10 +53,9 @@ class Recorded(torch.autograd.Function):
         ctx.way, ctx.count = way, len(tensors)
         ctx.save_for_backward(*way.read_again(tensors), results[0], *extra)
         ctx.set_materialize_grads(False)
-        if not way.returns_all:
-            return tuple(results[:count])
-        ctx.mark_non_differentiable(*extra)
-        return tuple(results)
+        returned = tuple(results[: way.returned_count])
+        ctx.mark_non_differentiable(*returned[count:])
+        return returned
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

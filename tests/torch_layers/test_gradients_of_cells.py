@@ -128,3 +128,28 @@ def test_what_a_call_records_is_what_the_kernel_returns(clip: float | None) -> N
         found = kernel.backward(saved, dy)
     assert torch.equal(y, expected) and torch.equal(final["h"], last["h"])
     assert torch.equal(dx, found["x"]) and torch.equal(dR, found["R"])
+
+
+@pytest.mark.parametrize("model", ["min_gru", "qrnn", "lstm"])
+def test_all_states_are_values_beside_what_has_gradients(model: str) -> None:
+    kernel = host_kernel(model, HIDDEN, "fp32", input_size=INPUTS)
+    R = {"R": torch.randn(kernel.contract.R_shape)} if model == "lstm" else {}
+    x, weight = torch.randn(BATCH, TIME, INPUTS), torch.randn(kernel.contract.weight_rows, INPUTS)
+    _, expected = kernel(x, **R, weight=weight, all_states=True)
+    x.requires_grad_()
+
+    def run(all_states: bool) -> Any:
+        return wing.recurrence(kernel, x, **R, weight=weight, all_states=all_states)
+
+    (y, final), (also_y, also_final, every) = run(False), run(True)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(True)
+    with torch.no_grad():
+        plain = run(True)
+    for one, its_final, its_every in ((also_y, also_final, every), compiled, plain):
+        assert torch.equal(one, y)
+        for name in kernel.states:
+            assert torch.equal(its_every[name], expected[name]) and not its_every[name].requires_grad
+            assert torch.equal(its_final[name], final[name])
+    (dx,) = torch.autograd.grad(y.sum() + final[kernel.states[-1]].sum(), x)
+    for one, its_final, _ in ((also_y, also_final, every), compiled):
+        assert torch.equal(torch.autograd.grad(one.sum() + its_final[kernel.states[-1]].sum(), x)[0], dx)
