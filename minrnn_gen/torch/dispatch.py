@@ -14,7 +14,7 @@ _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
     "is an axis of x, and torch.autograd has its gradients"
 )
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, type(None))
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
@@ -44,12 +44,16 @@ def is_plain(tensors: Sequence[Any]) -> bool:
         raise BadInput(_NO_TRANSFORMS)
     if torch._C._len_torch_dispatch_stack():
         return False
-    return all(type(one) in _PLAIN_TYPES for one in tensors)
+    return _PLAIN_TYPES.issuperset(map(type, tensors))
 
 
 def records(tensors: Sequence[Any]) -> bool:
     """Say whether autograd records a call with these tensors, of which any may be None."""
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    if torch.is_grad_enabled():
+        for one in tensors:
+            if one is not None and one.requires_grad:
+                return True
+    return False
 
 
 def below_autograd(operator: Any, *arguments: Any) -> Any:

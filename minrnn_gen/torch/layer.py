@@ -11,9 +11,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch import checks, initial
+from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Names, architecture_of
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
+from minrnn_gen.torch.initial import DRAW, draw
 from minrnn_gen.torch.kernel_operator import run
 
 # Where the cell's own vectors begin among the parameters of a layer.
@@ -94,10 +95,10 @@ class RNN(torch.nn.Module):
         """Draw all parameters as torch's recurrent layers do, and then set what starts otherwise (docs/torch.md)."""
         with torch.no_grad():
             for parameter in self.parameters():
-                initial.draw(parameter, self.hidden_size)
+                draw(parameter, self.hidden_size)
             for name, vector in self._made.own_names.items():
-                if (self.model, vector) in initial.DRAW:
-                    initial.DRAW[self.model, vector](getattr(self, name))
+                if (self.model, vector) in DRAW:
+                    DRAW[self.model, vector](getattr(self, name))
             if self.forget_bias is not None:
                 gate = self._made.gates.index("f")
                 for one in self._directed():
@@ -181,7 +182,8 @@ class RNN(torch.nn.Module):
         """Run all layers; return the last one's output, and each state of all layers."""
         x, precision, casts = self._in_precision(x)
         made = self._made
-        states = [one.to(STATES[precision]) for one in states]
+        if states:
+            states = [one.to(STATES[precision]) for one in states]
         final: list[Any] = []
         for layer, recipe in enumerate(made.recipes[precision]):
             R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
@@ -190,7 +192,8 @@ class RNN(torch.nn.Module):
                 bias, recurrent_bias, *own = (_vector_beside(one, x) for one in (bias, recurrent_bias, *own))
             else:
                 checks.check_beside(weight, made.names[layer][0].weight_ih, x)
-            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *self._states_of(states, layer))
+            initial = self._states_of(states, layer) if states else ()
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
             if layer + 1 < self.num_layers and self.dropout:
