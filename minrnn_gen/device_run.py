@@ -57,6 +57,11 @@ class DeviceRun:
         """The axes of x once it is projected."""
         return self._contract.preactivation_axes
 
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self._contract.precision.storage_dtype
+
     def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
         del saves
@@ -80,7 +85,7 @@ class DeviceRun:
         storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
         if storage == carried and kept != "none":
             kept = "storage"  # the same kernel by either name
-        call = self._with_sequences_beside_x(call)
+        call = self.with_sequences_beside_x(call)
         # Beyond a length a kernel writes nothing.
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
@@ -162,7 +167,8 @@ class DeviceRun:
         workspace = steps.workspace(workspace_bytes_of(plan, part))
         steps.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
 
-    def _with_sequences_beside_x(self, call: Call) -> Call:
+    def with_sequences_beside_x(self, call: Call) -> Call:
+        """Return a call whose lengths and ends are where its kernels read them."""
         lengths, cu_seqlens = (
             None if array is None else cuda.int64_beside(call.x, array)
             for array in (call.sequences.lengths, call.sequences.cu_seqlens)

@@ -43,10 +43,20 @@ class HostRun:
         keeps = self.kept_dtype(kept, saves) is not None
         return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
 
+    @staticmethod
+    def with_sequences_beside_x(call: Call) -> Call:
+        """Return a call whose lengths and ends are where it reads them."""
+        return call
+
     @property
     def preactivation_axes(self) -> str:
         """The axes of x once it is projected."""
         return self.contract.x_axes.replace("i", "") + self.contract.gate_axes
+
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self.contract.precision.arithmetic_dtype
 
     def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""

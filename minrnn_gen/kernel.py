@@ -267,9 +267,10 @@ class Kernel:
         if played is not None:
             return Saved(self, played)
         # Values of lengths were checked before the forward; reading them back again would wait for the stream.
-        call = numbered_call(check_call(self._contract, cuda.inspect, lambda _: None, given), None)
-        contract = self._contract
-        forms = self.saved_forms(call.rows, call.time, on_host=call.x.device is None, all_states=all_states)
+        call = check_call(self._contract, cuda.inspect, lambda _: None, given)
+        run, contract = self._run_of(call), self._contract
+        call = run.with_sequences_beside_x(call)
+        forms = self._saved_forms(run, call.rows, call.time, all_states)
         if len(arrays) != len(forms):
             raise BadInput(
                 f"saved has {len(arrays)} arrays; the {len(forms)} that the forward of this kernel saved are expected"
@@ -282,21 +283,14 @@ class Kernel:
             check_place(one, call.x)
         projected = call
         if call.weight is not None:
-            projected = replace(call, x=written.pop(), x_axes=self._run_of(call).preactivation_axes, weight=None)
+            projected = replace(call, x=written.pop(), x_axes=run.preactivation_axes, weight=None)
         return Saved(self, Forward(call, projected, Outputs(y, tuple(written), ())))
 
     def saved_forms(
         self, batch: int, time: int, *, on_host: bool, all_states: bool = False
     ) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
-        contract, precision = self._contract, self._contract.precision
-        run = self._on_host if on_host else self._on_device
-        kept = run.kept_dtype(self._kept_for_backward(all_states), True)
-        forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
-        if contract.input_size:
-            dtype = precision.arithmetic_dtype if on_host else precision.storage_dtype
-            forms.append((contract.shape(run.preactivation_axes, batch, time), dtype))
-        return tuple(forms)
+        return self._saved_forms(self._on_host if on_host else self._on_device, batch, time, all_states)
 
     def reference(
         self,
@@ -337,6 +331,15 @@ class Kernel:
             forward = self._on_host.forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
+
+    def _saved_forms(
+        self, run: DeviceRun | HostRun, batch: int, time: int, all_states: bool
+    ) -> tuple[tuple[tuple[int, ...], str], ...]:
+        contract, kept = self._contract, run.kept_dtype(self._kept_for_backward(all_states), True)
+        forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
+        if contract.input_size:
+            forms.append((contract.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
+        return tuple(forms)
 
     def _kept_for_backward(self, returns_all: bool) -> KeptStates:
         if returns_all or self._backward_reads_kept:
