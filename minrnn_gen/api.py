@@ -51,10 +51,8 @@ def kernel_from(builder: Builder) -> Kernel:
 
 def target_of(spec: Spec) -> Target:
     """Return the GPU to compile for: the spec's, the live one, or the default."""
-    if spec.gpu is not None:
-        # A path starts at the spec's folder, a name does not.
-        path = spec.folder / spec.gpu
-        asked = str(path) if path.suffix in (".yaml", ".yml") else spec.gpu
+    asked = spec.gpu_asked
+    if asked is not None:
         return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
     live = cuda.live_device()
     if live is not None:

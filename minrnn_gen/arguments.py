@@ -15,7 +15,7 @@ from minrnn_gen.array_checks import (
     check_place,
     check_plain,
 )
-from minrnn_gen.arrays import Array
+from minrnn_gen.arrays import Array, contiguous_strides
 from minrnn_gen.contract import Contract
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.forms import Reading
@@ -199,7 +199,8 @@ def _recurrent_matrix(contract: Contract, inspect: Inspect, R: Any) -> Array | N
     if R is None:
         axes = ", ".join((*("directions" for _ in contract.directions), "gates", "heads", "out", "in"))
         raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(contract.R_shape)}")
-    return check_plain(inspect(R, "R"), (contract.precision.storage_dtype,), contract.R_shape)
+    checked = _unflattened(inspect(R, "R"), (contract.recurrent_rows, contract.head_dim), contract.R_shape)
+    return check_plain(checked, (contract.precision.storage_dtype,), contract.R_shape)
 
 
 def _recurrent_bias(contract: Contract, inspect: Inspect, recurrent_bias: Any) -> Array | None:
@@ -209,7 +210,16 @@ def _recurrent_bias(contract: Contract, inspect: Inspect, recurrent_bias: Any) -
         _refuse(recurrent_bias, "recurrent_bias")
     if not contract.takes_recurrent_bias:
         raise BadInput("recurrent_bias was given, but the spec has recurrent_bias: false; set it to true, or leave it out")
-    return check_plain(inspect(recurrent_bias, "recurrent_bias"), _vector_dtypes(contract), contract.recurrent_bias_shape)
+    shape = contract.recurrent_bias_shape
+    checked = _unflattened(inspect(recurrent_bias, "recurrent_bias"), (contract.recurrent_rows,), shape)
+    return check_plain(checked, _vector_dtypes(contract), shape)
+
+
+def _unflattened(array: Array, flat: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """View an array that is `flat`, as the layers of torch have theirs, in its shape, and leave any other as it is."""
+    if array.shape != flat or not array.is_contiguous:
+        return array
+    return replace(array, shape=shape, strides=contiguous_strides(shape))
 
 
 def _refuse(value: Any, name: str) -> None:

@@ -137,7 +137,10 @@ def _inspect_torch(value: Any, name: str) -> Array:
     if not isinstance(value, torch.Tensor):
         raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
     if value.requires_grad and torch.is_grad_enabled():
-        raise BadInput(f"{name} requires grad, which a plain kernel does not record; detach it, or call under torch.no_grad()")
+        raise BadInput(
+            f"{name} requires grad, which a plain kernel does not record; call minrnn_gen.torch.recurrence, or call under "
+            f"torch.no_grad()"
+        )
     # The memory of conj() and of its imaginary part holds other numbers than the tensor.
     value = value.resolve_conj().resolve_neg()
     if value.device.type not in ("cpu", "cuda"):

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen.cell.files import CellSource, find_cell
+from minrnn_gen.cell.files import CellSource
 from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
 from minrnn_gen.debug_build import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
@@ -30,6 +30,7 @@ from minrnn_gen.plan.problem import (
     typical_sizes,
 )
 from minrnn_gen.precision import precision_of
+from minrnn_gen.recipe import cell_source_of
 from minrnn_gen.spec import Spec
 from minrnn_gen.store import Store, digest, package_digest
 
@@ -87,16 +88,7 @@ class Builder:
     @cached_property
     def cell_source(self) -> CellSource:
         """The cell's text, found but not parsed."""
-        spec = self.spec
-        # An inline cell goes as a document, so that an error in it names the spec's line.
-        model = spec.model if isinstance(spec.model, str) else spec.document.part("model")
-        return find_cell(model, spec.folder, self._asking)
-
-    @property
-    def _asking(self) -> str:
-        """Where the spec asks for its model: file and line."""
-        line = self.spec.document.lines.get(("model",))
-        return self.spec.where if line is None else f"{self.spec.where}:{line}"
+        return cell_source_of(self.spec)
 
     @cached_property
     def _proved(self) -> tuple[Cell, Recurrence]:

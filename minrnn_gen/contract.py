@@ -82,6 +82,11 @@ class Contract:
         return (*self.directions, len(self.recurrent_gates), self.heads, self.head_dim)
 
     @property
+    def recurrent_rows(self) -> int:
+        """How many recurrent products one step of one sequence has."""
+        return math.prod(self.recurrent_bias_shape)
+
+    @property
     def summed_count(self) -> int:
         """How many vectors have gradients that are sums over batch and time: of both biases' gates, then parameters."""
         return len(self.gates) + len(self.recurrent_gates) + len(self.parameters)

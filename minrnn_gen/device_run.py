@@ -27,7 +27,7 @@ from minrnn_gen.launch import (
 )
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
-from minrnn_gen.prepared import Played, Steps, Tapes
+from minrnn_gen.prepared import Played, Steps, Tape, Tapes
 from minrnn_gen.projection import project, project_weight_gradient, project_x_gradient
 from minrnn_gen.saved import Forward
 
@@ -52,6 +52,26 @@ class DeviceRun:
         """Every kernel so far, by (pass, regime), in the order in which they were built."""
         return MappingProxyType(self._built.copy())
 
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of x once it is projected."""
+        return self._contract.preactivation_axes
+
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self._contract.precision.storage_dtype
+
+    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
+        """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
+        del saves
+        precision = self._contract.precision
+        return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[kept]
+
+    def tape_of(self, reading: Reading | None) -> Tape | None:
+        """Return how calls of this form are run again, if one was run before."""
+        return self._tapes.find(reading)
+
     def again(self, reading: Reading | None) -> Played | None:
         """Run what was run before on arrays of this form, or return None where nothing was."""
         return self._tapes.play(reading)
@@ -65,7 +85,7 @@ class DeviceRun:
         storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
         if storage == carried and kept != "none":
             kept = "storage"  # the same kernel by either name
-        call = self._with_sequences_beside_x(call)
+        call = self.with_sequences_beside_x(call)
         # Beyond a length a kernel writes nothing.
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
@@ -147,7 +167,8 @@ class DeviceRun:
         workspace = steps.workspace(workspace_bytes_of(plan, part))
         steps.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
 
-    def _with_sequences_beside_x(self, call: Call) -> Call:
+    def with_sequences_beside_x(self, call: Call) -> Call:
+        """Return a call whose lengths and ends are where its kernels read them."""
         lengths, cu_seqlens = (
             None if array is None else cuda.int64_beside(call.x, array)
             for array in (call.sequences.lengths, call.sequences.cu_seqlens)

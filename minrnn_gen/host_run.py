@@ -40,8 +40,28 @@ class HostRun:
         Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
         """
         precision = self.contract.precision
-        keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        keeps = self.kept_dtype(kept, saves) is not None
         return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
+
+    @staticmethod
+    def with_sequences_beside_x(call: Call) -> Call:
+        """Return a call whose lengths and ends are where it reads them."""
+        return call
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of x once it is projected."""
+        return self.contract.x_axes.replace("i", "") + self.contract.gate_axes
+
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self.contract.precision.arithmetic_dtype
+
+    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
+        """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
+        keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        return self.contract.precision.arithmetic_dtype if keeps else None
 
     def reference(self, call: Call, keeps: bool) -> Outputs:
         """Run over time sequentially in float64; the outputs are NumPy arrays in float64."""
@@ -196,6 +216,7 @@ def _projected(contract: Contract, call: Call, arithmetic: str) -> Call:
         return call
     product = cpu.project(_input_rows(call), as_numpy(call.weight), numpy_dtype(arithmetic))
     x = product.reshape(*product.shape[:-1], *contract.shape(contract.gate_axes, 0, 0))
+    # A single step has no axis of time.
     return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + contract.gate_axes, weight=None)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Given, check_call, check_gradient
+from minrnn_gen.arguments import Call, Given, Outputs, check_call, check_gradient
+from minrnn_gen.array_checks import check_place, check_plain
 from minrnn_gen.arrays import Array
 from minrnn_gen.build import Builder, BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
@@ -23,7 +25,8 @@ from minrnn_gen.gradients import gradients_by_name
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
 from minrnn_gen.prepared import Played
-from minrnn_gen.saved import Forward, Saved
+from minrnn_gen.recipe import recipe_of
+from minrnn_gen.saved import Forward, Saved, played_again
 from minrnn_gen.spec import Spec
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
@@ -33,7 +36,7 @@ State = dict[str, Any]
 
 
 class Kernel:
-    """A specialised recurrent kernel.
+    """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
@@ -63,6 +66,7 @@ class Kernel:
         )
         run = DenseRun if cell.kind == "dense" else DeviceRun
         self._on_device = run(self._contract, builder, built)
+        self.recipe = recipe_of(spec, builder.cell_source)
 
     @cached_property
     def _on_host(self) -> HostRun:
@@ -155,7 +159,8 @@ class Kernel:
         float32 (float64 for fp64), zeros where None. y [B, T, H] (TBD: [T, B, H]; BDT: [B, H, T]) in the storage dtype.
 
         Of a dense cell with gates R.g, and of no other: R [Gr, N, D, D] (gate, head, out, in; H = N * D) in the storage dtype,
-        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None.
+        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None;
+        the same memory as [Gr * H, D] and [Gr * H] too.
 
         resets: bool [B, T] in every layout; all states are set to 0 before such a step. lengths: int32 or int64 [B]; y is 0
         beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths; sequence s is steps cu_seqlens[s] to
@@ -224,11 +229,8 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        kept: KeptStates = "none"
-        if returns_all or self._backward_reads_kept:
-            kept = "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
-        (y, *states), forward = self._forward(given, kept, saves=True)
+        (y, *states), forward = self._forward(given, self._kept_for_backward(returns_all), saves=True)
         if not returns_all:
             states = states[-len(self.states) :]  # behind those that only the backward needs
         return y, dict(zip(self.states, states, strict=False)), Saved(self, forward)
@@ -238,9 +240,9 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape and dtype of its array; sums
-        over batch and time are accumulated in float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit
-        and for a `saved` that is released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape (of R and recurrent_bias: the
+        longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for fp64) or wider.
+        Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
         before = saved.open_for(self)
         played = before if isinstance(before, Played) else None
@@ -254,6 +256,41 @@ class Kernel:
         run = self._run_of(call)
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
         return gradients_by_name(self._contract, call, raw, run.in_form_of)
+
+    def saved_from(self, given: Given, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
+        """Return what `forward` saved of a call, from what it was `given`, its y and `Saved.arrays()`.
+
+        For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
+        """
+        reading = read_call(self._contract, ("forward", self._kept_for_backward(all_states)), given)
+        played = played_again(self._on_device.tape_of(reading), reading, y, arrays)
+        if played is not None:
+            return Saved(self, played)
+        # Values of lengths were checked before the forward; reading them back again would wait for the stream.
+        call = check_call(self._contract, cuda.inspect, lambda _: None, given)
+        run, contract = self._run_of(call), self._contract
+        call = run.with_sequences_beside_x(call)
+        forms = self._saved_forms(run, call.rows, call.time, all_states)
+        if len(arrays) != len(forms):
+            raise BadInput(
+                f"saved has {len(arrays)} arrays; the {len(forms)} that the forward of this kernel saved are expected"
+            )
+        written = [
+            check_plain(cuda.inspect(one, "saved"), (dtype,), shape) for one, (shape, dtype) in zip(arrays, forms, strict=True)
+        ]
+        y = check_plain(cuda.inspect(y, "y"), (contract.precision.storage_dtype,), contract.y_shape(call.rows, call.time))
+        for one in (y, *written):
+            check_place(one, call.x)
+        projected = call
+        if call.weight is not None:
+            projected = replace(call, x=written.pop(), x_axes=run.preactivation_axes, weight=None)
+        return Saved(self, Forward(call, projected, Outputs(y, tuple(written), ())))
+
+    def saved_forms(
+        self, batch: int, time: int, *, on_host: bool, all_states: bool = False
+    ) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
+        return self._saved_forms(self._on_host if on_host else self._on_device, batch, time, all_states)
 
     def reference(
         self,
@@ -294,6 +331,20 @@ class Kernel:
             forward = self._on_host.forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
+
+    def _saved_forms(
+        self, run: DeviceRun | HostRun, batch: int, time: int, all_states: bool
+    ) -> tuple[tuple[tuple[int, ...], str], ...]:
+        contract, kept = self._contract, run.kept_dtype(self._kept_for_backward(all_states), True)
+        forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
+        if contract.input_size:
+            forms.append((contract.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
+        return tuple(forms)
+
+    def _kept_for_backward(self, returns_all: bool) -> KeptStates:
+        if returns_all or self._backward_reads_kept:
+            return "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
+        return "none"
 
     def _checked(self, given: Given, reading: Reading | None = None, single_step: bool = False) -> Call:
         call = check_call(self._contract, cuda.inspect, cuda.read_back, given, single_step=single_step)

@@ -166,8 +166,12 @@ class Tapes:
 
     def play(self, reading: Reading | None) -> Played | None:
         """Run a call again, or return None where none of its form was noted down."""
-        tape = None if reading is None else self._tapes.get(reading.form)
+        tape = self.find(reading)
         return None if tape is None or reading is None else tape.play(reading)
+
+    def find(self, reading: Reading | None) -> Tape | None:
+        """Return the tape of calls of this form, if there is one."""
+        return None if reading is None else self._tapes.get(reading.form)
 
     def keep(self, played: Played | None) -> Played | None:
         """Keep the tape of a run for calls to come, and return the run."""

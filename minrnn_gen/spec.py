@@ -142,6 +142,14 @@ class Spec(BaseModel):
         """The folder at which relative paths in the spec start: the spec file's, or the working directory."""
         return self._folder
 
+    @property
+    def gpu_asked(self) -> str | None:
+        """The GPU profile that is asked for: a name, or a path that starts where the spec's folder does."""
+        if self.gpu is None:
+            return None
+        path = self._folder / self.gpu
+        return str(path) if path.suffix in (".yaml", ".yml") else self.gpu
+
     def error(self, key: str, message: str) -> BadInput:
         """Return the error "where:line: key: message" about the spec's key `key`."""
         return self._document.error((key,), message)

@@ -158,7 +158,7 @@ def _inspected(value: Any, name: str) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
         raise BadInput(
-            f"{name} requires grad, but a scan that records gradients, minrnn_gen.torch.scan, is not there yet; "
-            f"detach {name} and call scan_backward, or call under torch.no_grad()"
+            f"{name} requires grad, which a scan of arrays does not record; call minrnn_gen.torch.scan, or call under "
+            f"torch.no_grad()"
         )
     return cuda.inspect(value, name)

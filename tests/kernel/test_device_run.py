@@ -15,6 +15,7 @@ from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, assert_close, cases, kernel_of
 
 from minrnn_gen import cuda
+from minrnn_gen.arguments import Given
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
 
@@ -75,7 +76,10 @@ def test_launches_do_what_the_host_does(
     expected = kernel.backward(saved, incoming, dfinal)
     with as_if_on_a_device(kernel) as launched:
         y_found, state_found, saved = kernel.forward(**arguments, all_states=keeps)
-        found = kernel.backward(saved, incoming, None if not any(one.any() for one in dfinal.values()) else dfinal)
+        dstate = None if not any(one.any() for one in dfinal.values()) else dfinal
+        found = kernel.backward(saved, incoming, dstate)
+        from_arrays = kernel.saved_from(Given(**arguments), y_found, saved.arrays(), keeps)
+        assert_close(kernel.backward(from_arrays, incoming, dstate), found)
     assert_close(y_found, y)
     assert_close(state_found, state)
     assert_close(found, expected)

@@ -120,6 +120,53 @@ def test_what_is_played_again_is_what_the_host_does(
             assert_close(as_arrays(each), expected)
 
 
+@pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=4)
+@given(
+    direction=st.sampled_from(("forward", "bidirectional")),
+    projects=st.booleans(),
+    keeps=st.booleans(),
+    given_arrays=st.frozensets(st.sampled_from(("bias", "state", "resets"))),
+)
+def test_what_a_backward_needs_is_arrays(
+    layout: str, model: str, direction: str, projects: bool, keeps: bool, given_arrays: frozenset[str]
+) -> None:
+    """A backward from the arrays of a forward alone, wherever they were in between, is that of what the forward saved."""
+    one = kernel_of(model, direction, layout, **({"input_size": INPUTS} if projects else {}))
+    channels = HIDDEN * len(one.contract.runs_reversed)
+    for seed in range(2):
+        arguments = arguments_of(model, layout, direction, projects, given_arrays, seed)
+        dy = np.ascontiguousarray(np.random.default_rng(seed).normal(size=(2, 5, channels)).transpose(Y_ORDERS[layout]))
+        y, _, saved = one.forward(**arguments, all_states=keeps)
+        expected, final = one.backward(saved, dy), one(**arguments)[1]
+        assert_forms(one, saved.arrays(), keeps, on_host=True)
+        assert_close(dict(zip(one.states, saved.final(), strict=True)), final)
+        assert_close(one.backward(one.saved_from(Given(**arguments), y, saved.arrays(), keeps), dy), expected)
+        with as_if_on_a_device(one), pytest.MonkeyPatch.context() as patch:
+            tensors = as_tensors(arguments)
+            y_found, _, saved = one.forward(**tensors, all_states=keeps)
+            arrays = saved.arrays()
+            assert_close(as_arrays(dict(zip(one.states, saved.final(), strict=True))), final)
+            checks = count_checks(patch)
+            restored = one.saved_from(Given(**tensors), y_found, arrays, keeps)
+            assert checks == []
+            patch.setattr(one._on_device, "tape_of", lambda _: None)
+            looked_at = one.saved_from(Given(**tensors), y_found, arrays, keeps)
+            assert_forms(one, arrays, keeps, on_host=False)
+            for each in (restored, looked_at):
+                assert_close(as_arrays(one.backward(each, Tensor(dy))), expected)
+            with pytest.raises(BadInput, match="y has strides"):
+                one.saved_from(Given(**tensors), Tensor(y_found.values.repeat(2, 0)[::2]), arrays, keeps)
+            with pytest.raises(BadInput, match="that the forward of this kernel saved"):
+                one.saved_from(Given(**tensors), y_found, (*arrays, y_found), keeps)
+
+
+def assert_forms(one: kernel.Kernel, arrays: Any, keeps: bool, on_host: bool) -> None:
+    forms = tuple((each.shape, str(each.dtype).removeprefix("torch.")) for each in arrays)
+    assert one.saved_forms(2, 5, on_host=on_host, all_states=keeps) == forms
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.parametrize("is_persistent", [True, False])
 def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(

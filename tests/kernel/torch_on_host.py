@@ -45,6 +45,9 @@ class Tensor:
     def get_device(self) -> int:
         return self.device.index
 
+    def is_contiguous(self) -> bool:
+        return bool(self.values.flags.c_contiguous)
+
     def is_neg(self) -> bool:
         return False
 

@@ -1,0 +1,110 @@
+"""What a layer is before it has numbers: the recipes of its kernels, the names and the shapes of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minrnn_gen.cell.language import parse_cell
+from minrnn_gen.errors import BadInput
+from minrnn_gen.precision import PRECISION_NAMES
+from minrnn_gen.recipe import cell_source_of, recipe_of
+from minrnn_gen.spec import load_spec
+
+DIRECTION_SUFFIXES = ("", "_reverse")
+
+
+class Names(NamedTuple):
+    """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own."""
+
+    weight_hh: str | None
+    weight_ih: str
+    bias_ih: str | None
+    bias_hh: str | None
+    vectors: tuple[str, ...]
+
+    @property
+    def in_call_order(self) -> tuple[str | None, ...]:
+        """All names, in the order in which a call takes what they are of."""
+        return (*self[:-1], *self.vectors)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Layers of one cell on top of each other. `recipes`: of each precision that there is, of each layer's kernel.
+
+    `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    recurrent_gates: tuple[str, ...]
+    vectors: tuple[str, ...]
+    recipes: Mapping[str, tuple[str, ...]]
+    names: tuple[tuple[Names, ...], ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The cell's own vectors by their names as parameters."""
+        pairs = (zip(one.vectors, self.vectors, strict=True) for layer in self.names for one in layer)
+        return {name: vector for pair in pairs for name, vector in pair}
+
+
+def architecture_of(
+    asked: Mapping[str, Any],
+    *,
+    input_size: int,
+    num_layers: int,
+    directions: int,
+    bias: bool,
+    recurrent_bias: bool | None,
+    precision: str | None,
+) -> Architecture:
+    """Return the architecture of `num_layers` layers by a spec that is `asked` for, still without sizes of inputs.
+
+    `recurrent_bias` None: where the recurrent product is and `bias` is. Raises BadInput for what is wrong with the spec.
+    """
+    first = load_spec({**asked, "input_size": input_size, "precision": precision or "fp32"})
+    source = cell_source_of(first)
+    cell = parse_cell(source)
+    if recurrent_bias and not cell.recurrent_gates:
+        raise BadInput(f"recurrent_bias is True, but {cell.name} has no recurrent product; leave it out")
+    taken = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & {*cell.parameters}
+    if taken:
+        raise BadInput(f"{cell.name} has a vector {min(taken)}, a name that layers have for other parameters; rename it")
+    has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
+    first = load_spec(first, recurrent_bias=has_recurrent_bias)
+    hidden = first.hidden_size
+    inputs = (input_size, *(hidden * directions for _ in range(num_layers - 1)))
+    layers = [load_spec(first, input_size=size) for size in inputs]
+    recipes = {
+        each: tuple(recipe_of(load_spec(one, precision=each), source) for one in layers)
+        for each in ((precision,) if precision else PRECISION_NAMES)
+        if each != "fp64" or first.functions != "fast"  # which a spec refuses
+    }
+    present = {"weight_hh": bool(cell.recurrent_gates), "bias_ih": bias, "bias_hh": has_recurrent_bias}
+    names = tuple(
+        tuple(_names(f"_l{layer}{suffix}", present, cell.parameters) for suffix in DIRECTION_SUFFIXES[:directions])
+        for layer in range(num_layers)
+    )
+    rows, recurrent_rows = len(cell.gates) * hidden, len(cell.recurrent_gates) * hidden
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, directed in enumerate(names):
+        for one in directed:
+            shapes[one.weight_ih] = (rows, inputs[layer])
+            if one.weight_hh:
+                shapes[one.weight_hh] = (recurrent_rows, first.head_dim)
+            if one.bias_ih:
+                shapes[one.bias_ih] = (rows,)
+            if one.bias_hh:
+                shapes[one.bias_hh] = (recurrent_rows,)
+            shapes |= dict.fromkeys(one.vectors, (hidden,))
+    return Architecture(cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, names, shapes)
+
+
+def _names(suffix: str, present: Mapping[str, bool], vectors: tuple[str, ...]) -> Names:
+    optional = {kind: f"{kind}{suffix}" if is_there else None for kind, is_there in present.items()}
+    return Names(weight_ih=f"weight_ih{suffix}", vectors=tuple(f"{vector}{suffix}" for vector in vectors), **optional)

@@ -1,0 +1,66 @@
+"""The operators of this wing in torch's dispatcher, and which calls have to go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from minrnn_gen.errors import BadInput
+
+LIBRARY = torch.library.Library("minrnn_gen", "DEF")
+_NO_TRANSFORMS = (
+    "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
+    "is an axis of x, and torch.autograd has its gradients"
+)
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
+    """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
+
+    By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
+    longer.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for backend in ("CPU", "CUDA"):
+        LIBRARY.impl(name, run, backend)
+    LIBRARY.impl(name, record, "Autograd")
+    torch.library.register_fake(f"minrnn_gen::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"minrnn_gen::{name}", _refuse_vmap, lib=LIBRARY)
+    return getattr(torch.ops.minrnn_gen, name).default
+
+
+def is_plain(tensors: Sequence[Any]) -> bool:
+    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind; any may be None.
+
+    Such calls save the way through the dispatcher. Raises BadInput within a transform of torch.func.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        raise BadInput(_NO_TRANSFORMS)
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    return _PLAIN_TYPES.issuperset(map(type, tensors))
+
+
+def records(tensors: Sequence[Any]) -> bool:
+    """Say whether autograd records a call with these tensors, of which any may be None."""
+    if torch.is_grad_enabled():
+        for one in tensors:
+            if one is not None and one.requires_grad:
+                return True
+    return False
+
+
+def below_autograd(operator: Any, *arguments: Any) -> Any:
+    """Call an operator, from what records it, for what it computes."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def _refuse_vmap(*_: Any) -> NoReturn:
+    raise BadInput(_NO_TRANSFORMS)

@@ -1,0 +1,63 @@
+"""`minrnn_gen.torch.recurrence`: a kernel as a function that autograd knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.calls import storage_dtype
+from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.kernels import known
+
+
+def recurrence(
+    kernel: Kernel,
+    x: Any,
+    R: Any = None,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    recurrent_bias: Any = None,
+    parameters: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
+    resets: Any = None,
+    lengths: Any = None,
+    cu_seqlens: Any = None,
+    all_states: bool = False,
+) -> tuple[Any, ...]:
+    """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
+
+    With `all_states` a third one follows, the states after every step, each shaped like y; gradients do not go through them.
+
+    Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
+    and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    Raises BadInput for tensors that do not fit.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = storage_dtype(kernel)
+        x, R, weight = (None if one is None else one.to(dtype) for one in (x, R, weight))
+    named = _in_order(parameters, kernel.parameters, "parameters")
+    initial = _in_order(state, kernel.states, "state") if state else ()
+    tensors = (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
+    recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
+    count = len(kernel.states)
+    y, *states = run(recipe, count, len(kernel.parameters), tensors, kernel, all_states)
+    final = dict(zip(kernel.states, states[:count], strict=True))
+    return (y, final, dict(zip(kernel.states, states[count:], strict=True))) if all_states else (y, final)
+
+
+def _in_order(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
+    """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
+    given = {} if given is None else given
+    for name in given:
+        if name not in names:
+            allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
+            raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
+    for name in names:
+        if name not in given:
+            raise BadInput(f"{what} is without '{name}'; give all of {', '.join(names)}")
+    return tuple(given[name] for name in names)

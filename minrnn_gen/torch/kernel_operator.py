@@ -1,0 +1,179 @@
+"""The recurrence of a kernel as an operator that torch records, traces and compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch import calls
+from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.kernels import kernel_by
+from minrnn_gen.torch.recorded import Recorded, RecordedOnce, Tensors
+
+_CALL = (
+    "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
+    "Tensor? cu_seqlens, Tensor[] parameters, Tensor[] state"
+)
+
+
+def run(
+    recipe: str,
+    states: int,
+    parameters: int,
+    tensors: tuple[Any, ...],
+    kernel: Kernel | None = None,
+    all_states: bool = False,
+) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
+
+    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
+    """
+    saves = records(tensors)
+    if is_plain(tensors):
+        kernel = kernel or kernel_by(recipe)
+        if saves:
+            return Recorded.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
+        results = calls.forward(kernel, tensors, all_states, all_states)
+    else:
+        results = _OPERATOR(recipe, saves or all_states, all_states, *_by_schema(tensors, parameters))
+    return results[: _returned_count(states, all_states)]
+
+
+def _returned_count(states: int, all_states: bool) -> int:
+    return 1 + (2 if all_states else 1) * states
+
+
+class _Straight:
+    """By the house itself."""
+
+    __slots__ = ("all_states", "kernel", "results_count", "returned_count")
+
+    def __init__(self, kernel: Kernel, all_states: bool) -> None:
+        states = len(kernel.states)
+        self.kernel, self.all_states = kernel, all_states
+        self.results_count, self.returned_count = 1 + states, _returned_count(states, all_states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return calls.forward(self.kernel, tensors, True, self.all_states)
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if is_plain(tensors) and not torch.is_grad_enabled():
+            dy, dstate = calls.arriving(self.kernel, tensors, results[0], gradients)
+            return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states)
+        return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatched:
+    """Through the dispatcher, below what records."""
+
+    recipe: str
+    all_states: bool
+    returned_count: int | None = None
+
+    @property
+    def results_count(self) -> int:
+        return 1 + len(kernel_by(self.recipe).states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        parameters = len(kernel_by(self.recipe).parameters)
+        call = _by_schema(tensors, parameters)
+        return below_autograd(_OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        kernel = kernel_by(self.recipe)
+        y, *extra = results
+        dy, dstate = calls.arriving(kernel, tensors, y, gradients)
+        call = _by_schema(tensors, len(kernel.parameters))
+        found = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
+        return [next(found) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operators take them: parameters and states as two lists."""
+    states_from = calls.NAMED_FROM + parameters
+    head, named, state = tensors[: calls.NAMED_FROM], tensors[calls.NAMED_FROM : states_from], tensors[states_from:]
+    return (*head, list(named), list(state))
+
+
+def _in_order(call: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of an operator as the tensors of a call."""
+    *head, parameters, state = call
+    return (*head, *parameters, *state)
+
+
+def _have_gradients(tensors: Tensors) -> list[bool]:
+    """Say of each tensor of a call whether a backward returns its gradient."""
+    return [
+        one is not None and (place < calls.SEQUENCES_FROM or place >= calls.NAMED_FROM) for place, one in enumerate(tensors)
+    ]
+
+
+def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    return calls.forward(kernel_by(recipe), _in_order(call), saves, all_states)
+
+
+def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    kernel, tensors = kernel_by(recipe), _in_order(call)
+    found = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
+    return [one for one, has_gradient in zip(found, _have_gradients(tensors), strict=True) if has_gradient]
+
+
+def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    kernel, tensors = kernel_by(recipe), _in_order(call)
+    contract, x = kernel.contract, tensors[0]
+    if len(x.shape) != len(contract.x_axes):
+        raise BadInput(f"x has shape {list(x.shape)}; {len(contract.x_axes)} axes are expected")
+    sizes = dict(zip(contract.x_axes, x.shape, strict=True))
+    batch, time = sizes["b"], sizes["t"]
+    state_shape = contract.state_shape(calls.sequences_of(kernel, tensors))
+    results = [x.new_empty(contract.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
+    results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
+    if saves:
+        forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu", all_states=all_states)
+        results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in forms]
+    return results
+
+
+def _fake_backward(_recipe: str, _all_states: bool, *arguments: Any) -> list[Any]:
+    *call, _y, _extra, _dy, _dstate = arguments
+    tensors = _in_order(call)
+    pairs = zip(tensors, _have_gradients(tensors), strict=True)
+    return [one.new_empty(one.shape) for one, has_gradient in pairs if has_gradient]
+
+
+def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    tensors = _in_order(call)
+    if saves and records(tensors):
+        return list(Recorded.apply(_Dispatched(recipe, all_states), *tensors))
+    return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
+
+
+def _record_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
+    *call, y, _, dy, dstate = arguments
+    tensors = (*_in_order(call), y, dy, *dstate)
+    if records(tensors):
+        return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
+    return below_autograd(_BACKWARD, recipe, all_states, *arguments)  # type: ignore[no-any-return]
+
+
+_OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define(
+    f"recurrence_backward(str recipe, bool all_states, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) "
+    "-> Tensor[]",
+    _run_backward,
+    _fake_backward,
+    _record_backward,
+)

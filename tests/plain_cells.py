@@ -1,0 +1,122 @@
+"""One step of every built-in cell in torch, written down from its publication a second time, for autograd to differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
+    """Return a step: pre-activations W and recurrent products R by gate order, states, vectors to states, the output first."""
+    import torch
+    from torch.nn.functional import logsigmoid, silu, softplus
+
+    sigmoid, tanh = torch.sigmoid, torch.tanh
+
+    def positive(v: Any) -> Any:
+        return torch.where(v >= 0, v + 0.5, sigmoid(v))
+
+    def min_gru(candidate: Callable[[Any], Any]) -> Callable[..., tuple[Any, ...]]:
+        def step(W: Any, _R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+            z = sigmoid(W[0])
+            return ((1 - z) * s[0] + z * candidate(W[1]),)
+
+        return step
+
+    def min_lstm(candidate: Callable[[Any], Any]) -> Callable[..., tuple[Any, ...]]:
+        def step(W: Any, _R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+            f, i = sigmoid(W[0]), sigmoid(W[1])
+            return (f / (f + i) * s[0] + i / (f + i) * candidate(W[2]),)
+
+        return step
+
+    def hgrn(W: Any, _R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        f = sigmoid(W[0])
+        return (f * s[0] + (1 - f) * silu(W[1]),)
+
+    def rg_lru(W: Any, _R: Any, s: Any, v: Any) -> tuple[Any, ...]:
+        log_a = -8 * softplus(v[0]) * sigmoid(W[0])
+        return (torch.exp(log_a) * s[0] + torch.sqrt(1 - torch.exp(2 * log_a)) * sigmoid(W[1]) * W[2],)
+
+    def qrnn(W: Any, _R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        z, f, o = tanh(W[0]), sigmoid(W[1]), sigmoid(W[2])
+        c = f * s[0] + (1 - f) * z
+        return o * c, c
+
+    def ind_rnn(W: Any, _R: Any, s: Any, v: Any) -> tuple[Any, ...]:
+        return (torch.relu(W[0] + v[0] * s[0]),)
+
+    def elman(W: Any, R: Any, _s: Any, _v: Any) -> tuple[Any, ...]:
+        return (tanh(W[0] + R[0]),)
+
+    def lstm(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        i, f, z, o = (one + other for one, other in zip(W, R, strict=True))
+        c = sigmoid(f) * s[1] + sigmoid(i) * tanh(z)
+        return sigmoid(o) * tanh(c), c
+
+    def gru(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        r, z = sigmoid(W[0] + R[0]), sigmoid(W[1] + R[1])
+        n = tanh(W[2] + r * R[2])
+        return ((1 - z) * n + z * s[0],)
+
+    def slstm(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        i, f, z, o = (one + other for one, other in zip(W, R, strict=True))
+        _, c, n, m = s
+        forget = logsigmoid(f) + m
+        top = torch.where(n == 0, i, torch.maximum(i, forget)).detach()
+        new, kept = torch.exp(torch.clamp(i - top, max=0)), torch.exp(torch.clamp(forget - top, max=0))
+        c, n = kept * c + new * tanh(z), kept * n + new
+        n = torch.where(n >= 1, n, 1.0)
+        return sigmoid(o) * c / n, c, n, top
+
+    def itself(v: Any) -> Any:
+        return v
+
+    table: dict[str, Callable[..., tuple[Any, ...]]] = {
+        "min_gru": min_gru(itself),
+        "min_gru_log": min_gru(positive),
+        "min_gru_tanh": min_gru(tanh),
+        "min_lstm": min_lstm(itself),
+        "min_lstm_log": min_lstm(positive),
+        "hgrn": hgrn,
+        "rg_lru": rg_lru,
+        "qrnn": qrnn,
+        "ind_rnn": ind_rnn,
+        "elman": elman,
+        "lstm": lstm,
+        "gru": gru,
+        "slstm": slstm,
+    }
+    return table[model]
+
+
+# How many states and how many vectors a cell has; the state of qrnn is not its output.
+STATES = {"lstm": 2, "slstm": 4}
+VECTORS = {"rg_lru": ("decay",), "ind_rnn": ("u",)}
+
+
+def plain_layer(model: str, parameters: Mapping[str, Any], x: Any, heads: int = 1) -> tuple[Any, Sequence[Any]]:
+    """Run one layer over x [B, T, I] from zero states by its parameters, named as torch's without layer; y and final states."""
+    import torch
+
+    step = step_of(model)
+    W = x @ parameters["weight_ih"].T + parameters["bias_ih"]
+    weight = parameters.get("weight_hh")
+    vectors = [parameters[name] for name in VECTORS.get(model, ())]
+    hidden = (weight.shape[1] * heads) if weight is not None else None
+    if hidden is None:
+        gates = {"min_gru": 2, "hgrn": 2, "ind_rnn": 1}.get(model.removesuffix("_log").removesuffix("_tanh"), 3)
+        hidden = W.shape[-1] // gates
+    states: tuple[Any, ...] = tuple(x.new_zeros(x.shape[0], hidden) for _ in range(STATES.get(model, 1)))
+    outputs = []
+    for t in range(x.shape[1]):
+        products = None
+        if weight is not None:
+            size = hidden // heads
+            blocks = weight.view(-1, heads, size, size)
+            rows = torch.einsum("gnoi,bni->bgno", blocks, states[0].view(-1, heads, size))
+            products = (rows.reshape(x.shape[0], -1) + parameters["bias_hh"]).split(hidden, -1)
+        y, *after = step(W[:, t].split(hidden, -1), products, states, vectors)
+        states = tuple(after) if model == "qrnn" else (y, *after)
+        outputs.append(y)
+    return torch.stack(outputs, 1), states

@@ -1,0 +1,155 @@
+"""Gradients in float64 against finite differences, for every built-in cell; and what has none is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from host_kernels import host_kernel
+
+from minrnn_gen.cell.files import library_names
+from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+
+BATCH, TIME, INPUTS, HIDDEN = 2, 3, 3, 2
+
+
+def tensor(*shape: int, low: float | None = None) -> Any:
+    drawn = torch.randn(shape, dtype=torch.float64) if low is None else low + torch.rand(shape, dtype=torch.float64)
+    return drawn.requires_grad_()
+
+
+def call_of(model: str, projects: bool, **spec: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a function of tensors that all have gradients, and such tensors."""
+    dense = model in ("elman", "gru", "lstm", "slstm")
+    kernel = host_kernel(
+        model,
+        HIDDEN,
+        "fp64",
+        **({"input_size": INPUTS} if projects else {}),
+        **({"recurrent_bias": True} if dense else {}),
+        **spec,
+    )
+    contract = kernel.contract
+    named = {"x": tensor(BATCH, TIME, INPUTS) if projects else tensor(BATCH, TIME, *contract.shape(contract.gate_axes, 0, 0))}
+    if dense:
+        named |= {"R": tensor(*contract.R_shape), "recurrent_bias": tensor(contract.recurrent_rows)}
+    if projects:
+        named["weight"] = tensor(contract.weight_rows, INPUTS)
+    named["bias"] = tensor(contract.weight_rows)
+    parameters = {name: tensor(*contract.parameter_shape) for name in kernel.parameters}
+    # The normaliser of slstm is 0 at the start and at least 1 later on; at 0 and at 1 there is no derivative.
+    state = {name: tensor(*contract.state_shape(BATCH), low=1.5 if name == "n" else None) for name in kernel.states}
+    names, own, states = tuple(named), tuple(parameters), tuple(state)
+
+    def run(*tensors: Any) -> Any:
+        given = iter(tensors)
+        arguments = {name: next(given) for name in names}
+        vectors = {name: next(given) for name in own}
+        y, final = wing.recurrence(kernel, **arguments, parameters=vectors, state={name: next(given) for name in states})
+        # m is detached in slstm, which leaves y as it is, but not c, n and m themselves.
+        return y if model == "slstm" else (y, *final.values())
+
+    return run, (*named.values(), *parameters.values(), *state.values())
+
+
+@pytest.mark.parametrize("projects", [True, pytest.param(False, marks=pytest.mark.matrix_full)])
+@pytest.mark.parametrize("model", library_names())
+def test_of_every_cell(model: str, projects: bool) -> None:
+    torch.manual_seed(0)
+    run, tensors = call_of(model, projects)
+    assert torch.autograd.gradcheck(run, tensors)
+
+
+@pytest.mark.parametrize("model", ["lstm", "rg_lru"])
+def test_in_both_directions(model: str) -> None:
+    torch.manual_seed(0)
+    run, tensors = call_of(model, True, direction="bidirectional")
+    assert torch.autograd.gradcheck(run, tensors)
+
+
+@pytest.mark.parametrize("model", ["lstm", "min_gru"])
+def test_gradients_of_gradients_are_refused(model: str) -> None:
+    run, tensors = call_of(model, True)
+    first = torch.autograd.grad(run(*tensors)[0].sum(), tensors, create_graph=True, allow_unused=True)
+    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
+        first[0].sum().backward()
+    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
+        torch.autograd.gradgradcheck(run, tensors)
+
+
+@pytest.mark.parametrize("sequences", ["lengths", "cu_seqlens", "resets"])
+def test_of_sequences(sequences: str) -> None:
+    kernel = host_kernel("min_lstm", HIDDEN, "fp64")
+    x, count = tensor(BATCH, TIME, 3, HIDDEN), BATCH
+    given = {"lengths": torch.tensor([2, 3]), "resets": torch.tensor([[False, True, False], [True, False, True]])}
+    if sequences == "cu_seqlens":
+        x, count = tensor(1, 6, 3, HIDDEN), 3
+        given["cu_seqlens"] = torch.tensor([0, 2, 2, 6])
+    h = tensor(count, HIDDEN)
+
+    def run(x: Any, h: Any) -> Any:
+        y, final = wing.recurrence(kernel, x, state={"h": h}, **{sequences: given[sequences]})
+        return y, final["h"]
+
+    assert torch.autograd.gradcheck(run, (x, h))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("axis", "reverse"), [(1, False), (0, True), (-1, False)])
+def test_of_the_raw_scan(dtype: Any, axis: int, reverse: bool) -> None:
+    a, b = (torch.randn(3, 4, 2, dtype=dtype, requires_grad=True) for _ in range(2))
+    h0 = torch.randn(a.select(axis, 0).shape, dtype=dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b, h0: wing.scan(a, b, h0, axis=axis, reverse=reverse), (a, b, h0))
+    assert torch.autograd.gradcheck(lambda a, b: wing.scan(a, b, axis=axis, reverse=reverse)[0], (a, b))
+
+
+def test_of_the_raw_scan_in_logarithms() -> None:
+    a, b, h0 = tensor(2, 4, 3), tensor(2, 4, 3), tensor(2, 3)
+    assert torch.autograd.gradcheck(lambda a, b, h0: wing.scan(a, b, h0, log_a=True), (a, b, h0))
+    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
+        torch.autograd.gradgradcheck(lambda a: wing.scan(a, b, h0, log_a=True), (a,))
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_what_a_call_records_is_what_the_kernel_returns(clip: float | None) -> None:
+    kernel = host_kernel("gru", HIDDEN, "fp64", recurrent_gradient_clip=clip)
+    x, R, dy = (
+        tensor(BATCH, TIME, 3, HIDDEN),
+        tensor(3, 1, HIDDEN, HIDDEN),
+        torch.randn(BATCH, TIME, HIDDEN, dtype=torch.float64),
+    )
+    y, final = wing.recurrence(kernel, x, R)
+    dx, dR = torch.autograd.grad(y, (x, R), dy)
+    with torch.no_grad():
+        expected, last, saved = kernel.forward(x, R)
+        found = kernel.backward(saved, dy)
+    assert torch.equal(y, expected) and torch.equal(final["h"], last["h"])
+    assert torch.equal(dx, found["x"]) and torch.equal(dR, found["R"])
+
+
+@pytest.mark.parametrize("model", ["min_gru", "qrnn", "lstm"])
+def test_all_states_are_values_beside_what_has_gradients(model: str) -> None:
+    kernel = host_kernel(model, HIDDEN, "fp32", input_size=INPUTS)
+    R = {"R": torch.randn(kernel.contract.R_shape)} if model == "lstm" else {}
+    x, weight = torch.randn(BATCH, TIME, INPUTS), torch.randn(kernel.contract.weight_rows, INPUTS)
+    _, expected = kernel(x, **R, weight=weight, all_states=True)
+    x.requires_grad_()
+
+    def run(all_states: bool) -> Any:
+        return wing.recurrence(kernel, x, **R, weight=weight, all_states=all_states)
+
+    (y, final), (also_y, also_final, every) = run(False), run(True)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(True)
+    with torch.no_grad():
+        plain = run(True)
+    for one, its_final, its_every in ((also_y, also_final, every), compiled, plain):
+        assert torch.equal(one, y)
+        for name in kernel.states:
+            assert torch.equal(its_every[name], expected[name]) and not its_every[name].requires_grad
+            assert torch.equal(its_final[name], final[name])
+    (dx,) = torch.autograd.grad(y.sum() + final[kernel.states[-1]].sum(), x)
+    for one, its_final, _ in ((also_y, also_final, every), compiled):
+        assert torch.equal(torch.autograd.grad(one.sum() + its_final[kernel.states[-1]].sum(), x)[0], dx)
