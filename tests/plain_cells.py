@@ -95,12 +95,21 @@ STATES = {"lstm": 2, "slstm": 4}
 VECTORS = {"rg_lru": ("decay",), "ind_rnn": ("u",)}
 
 
-def plain_layer(model: str, parameters: Mapping[str, Any], x: Any, heads: int = 1) -> tuple[Any, Sequence[Any]]:
-    """Run one layer over x [B, T, I] from zero states by its parameters, named as torch's without layer; y and final states."""
+def plain_layer(
+    model: str, parameters: Mapping[str, Any], x: Any, heads: int = 1, storage: Any = None
+) -> tuple[Any, Sequence[Any]]:
+    """Run one layer over x [B, T, I] from zero states by its parameters, named as torch's without layer; y and final states.
+
+    The projection is rounded to the dtype `storage`, as kernels are given it, and gradients pass as if it were not: next to a
+    kink the rounding decides on which side of it a cell is.
+    """
     import torch
 
     step = step_of(model)
-    W = x @ parameters["weight_ih"].T + parameters["bias_ih"]
+    W = x @ parameters["weight_ih"].T
+    if storage is not None:
+        W = W + (W.to(storage).to(W.dtype) - W).detach()
+    W = W + parameters["bias_ih"]
     weight = parameters.get("weight_hh")
     vectors = [parameters[name] for name in VECTORS.get(model, ())]
     hidden = (weight.shape[1] * heads) if weight is not None else None
