@@ -171,7 +171,7 @@ def test_autocast_with_scaled_gradients(model: str, dtype: str) -> None:
     assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-# What the compiler of torch 2.11 imports of its own.
+# What the compiler of torch 2.11 imports is deprecated by itself.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize(("model", "options"), [("rg_lru", {}), ("lstm", {"num_layers": 2}), ("gru", {"bidirectional": True})])
 def test_a_layer_is_compiled_in_one_piece(model: str, options: dict[str, Any]) -> None:
