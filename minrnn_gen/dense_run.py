@@ -181,7 +181,8 @@ class DenseRun(DeviceRun):
         if kernel[1].is_persistent:
             loaded, plan = self._load(kernel_pass, regime)
             workspace = steps.workspace(workspace_bytes_of(plan, part.batch))
-            resident = loaded.resident_blocks(part.x.device, plan.threads) if loaded.is_cooperative else 0
+            waits_for_others = plan.variables["grid_blocks"] > 1
+            resident = loaded.resident_blocks(part.x.device, plan.threads) if waits_for_others else 0
             for launch in persistent_launches(plan, part, arguments(None), workspace, resident):
                 steps.launch(loaded, launch, plan.threads)
         else:

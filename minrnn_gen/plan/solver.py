@@ -119,13 +119,17 @@ class Solution:
             (one.over for one in self.constraints if one.name == "registers_per_thread"), tuple(self.candidates[0])
         )
         kinds: Counter[tuple[int, ...]] = Counter()
-        ranks = []
+        ranks: list[int] = []
         for rank, candidate in enumerate(self.candidates):
-            kind = tuple(candidate[name] for name in depends_on)
+            if len(ranks) == most:
+                break
+            # With fewer blocks on an SM a thread has more of them.
+            has = self.family.resources(self.problem, candidate).registers_per_thread
+            kind = (has, *(candidate[name] for name in depends_on))
             kinds[kind] += 1
             if kinds[kind] <= ATTEMPTS_OF_A_KIND:
                 ranks.append(rank)
-        rest = ranks[1:most]
+        rest = ranks[1:]
         for first in range(0, len(rest), ATTEMPTS_AT_ONCE):
             yield tuple(rest[first : first + ATTEMPTS_AT_ONCE])
 

@@ -16,6 +16,8 @@ from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.contract import X_AXES, Y_AXES
+from minrnn_gen.dense_launch import persistent_launches
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu_profile import load_profile
 from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
@@ -130,3 +132,28 @@ def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: 
     backward = backward_launch_of(plan, call, (state,), incoming, gradients)
     expected = (*inputs, 2200, 2100, *y_strides, 0, 1100, *x_strides, 3100, 3200, count, time)
     assert backward.arguments == expected and backward.blocks == 2 * count
+
+
+@given(heads=st.integers(1, 4), batch=st.integers(1, 300), at_once=st.integers(1, 9), spare=st.integers(0, 7))
+def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch: int, at_once: int, spare: int) -> None:
+    """Every group once, in launches of whole groups; each has the numbers of its first group behind the arguments."""
+    grid_blocks, batch_tile = 8, 4
+    plan: Any = SimpleNamespace(
+        heads=heads, variables={"grid_blocks": grid_blocks, "cluster_blocks": 1, "batch_tile": batch_tile}
+    )
+    call: Any = SimpleNamespace(batch=batch, time=5)
+    launches = persistent_launches(plan, call, (1, 2), None, at_once * grid_blocks + spare)
+    groups = []
+    for launch in launches:
+        *before, workspace, first = launch.arguments
+        assert before == [1, 2] and workspace == 0 and launch.blocks % grid_blocks == 0
+        assert launch.blocks <= at_once * grid_blocks
+        groups += range(first, first + launch.blocks // grid_blocks)
+    assert groups == list(range(heads * -(-batch // batch_tile)))
+
+
+def test_a_gpu_that_does_not_hold_a_grid_is_said() -> None:
+    plan: Any = SimpleNamespace(heads=1, variables={"grid_blocks": 64, "cluster_blocks": 1, "batch_tile": 4})
+    call: Any = SimpleNamespace(batch=1, time=5)
+    with pytest.raises(BadInput, match="needs 64 blocks at once, but the GPU here holds 63"):
+        persistent_launches(plan, call, (), None, 63)

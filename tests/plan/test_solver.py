@@ -22,7 +22,7 @@ from minrnn_gen.plan.families import FAMILIES, families_of, family_of
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE, ATTEMPTS_OF_A_KIND, Constraint, Family, Solution, solve
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE, ATTEMPTS_OF_A_KIND, Candidate, Constraint, Family, Solution, solve
 
 Point = Mapping[str, int]
 
@@ -218,7 +218,12 @@ def test_attempts_start_with_the_best_and_do_not_dwell_on_a_kind(problem: Proble
     over = [each.over for each in solution.constraints if each.name == "registers_per_thread"] or [
         tuple(solution.candidates[0])
     ]
-    kinds = [tuple(candidate[name] for name in over[0]) for candidate in solution.candidates]
+
+    def kind_of(candidate: Candidate) -> tuple[int, ...]:
+        has = solution.family.resources(problem, candidate).registers_per_thread
+        return (has, *(candidate[name] for name in over[0]))
+
+    kinds = list(map(kind_of, solution.candidates))
     tried = Counter(kinds[rank] for rank in ranks)
     assert max(tried.values()) <= ATTEMPTS_OF_A_KIND
     # What was left out on the way was tried often enough.
