@@ -41,7 +41,7 @@ REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to 732 candidates of 20 problems on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to 732 candidates of 40 passes on an H200 (docs/performance.md).
 
     `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
     one of a lane's cells, for each warp. `add_up`: of adding up over warps. `exchange`: of a cluster, with `received` for each
