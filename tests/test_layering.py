@@ -107,7 +107,7 @@ OWNERS = {
     "cupy": "compiler cuda",
     "cupy_backends": "compiler cuda",
     "cuda": "compiler cuda",
-    "torch": "torch.* bench.gpu bench.peers bench.layers bench.raw",
+    "torch": "torch.* bench.gpu bench.peers bench.layers bench.raw compat.flashrnn compat.flashrnn_states compat.fla",
     "jax": "bench.peers",
     "accelerated_scan": "bench.peers",
     "fla": "bench.peers",
@@ -212,6 +212,15 @@ def test_only_wings_and_their_fronts_import_the_torch_wing() -> None:
     allowed = {"torch", "bench", "compat", "cli"}
     importing = {name for name, path in MODULES.items() if any(one.startswith("torch.") for one in house_imports(path))}
     assert {name for name in importing if name.partition(".")[0] not in allowed} == set()
+
+
+def test_cells_of_numpy_reach_no_torch() -> None:
+    reached, ahead = set(), ["compat.numpy_cells"]
+    while ahead:
+        name = ahead.pop()
+        reached.add(name)
+        ahead += [one for one in house_imports(PATHS[name]) if one in PATHS and one not in reached]
+    assert "kernel" in reached and not any("torch" in imports_of(PATHS[name]) for name in reached)
 
 
 def test_imports_are_absolute_and_written_out() -> None:

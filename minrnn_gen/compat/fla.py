@@ -1,0 +1,62 @@
+"""The HGRN operators of flash-linear-attention, served by the raw scan here, and by a cell where sequences are joined."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from minrnn_gen.api import compile
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.dtypes import PRECISIONS, STATES
+from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.raw_scan import scan
+
+_CELL = {"name": "log_gated", "gates": ["g", "x"], "states": ["h"], "equations": "h[t] = exp(W.g) * h[t-1] + W.x"}
+
+
+def fused_recurrent_hgrn(
+    x: Any, g: Any, initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None
+) -> tuple[Any, Any]:
+    """Return (o, final state, or None unless it is asked for) of o[t] = exp(g[t]) o[t-1] + x[t], with gradients of all three.
+
+    x, g and o [B, T, D], g the logarithm of the gate; initial_state [B, D], zeros where None. cu_seqlens [S + 1], int32 or
+    int64: sequence s is the steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, D], and states are [S, D]. o has the dtype
+    of x, the final state that of the arithmetic: float32, or float64. Where g has another dtype than x, the wider one is
+    computed in. Raises BadInput for tensors that do not fit.
+    """
+    for name, one in (("x", x), ("g", g)):
+        if one.dim() != 3:
+            raise BadInput(f"{name} has shape {list(one.shape)}; 3 axes [batch, time, channels] are expected")
+    if x.shape != g.shape:
+        raise BadInput(f"g has shape {list(g.shape)}; that of x, {list(x.shape)}, is expected")
+    wider = torch.promote_types(x.dtype, g.dtype)
+    if wider not in PRECISIONS:
+        raise BadInput(f"x has dtype {x.dtype} and g {g.dtype}; float64, float32, float16 or bfloat16 is expected")
+    precision = PRECISIONS[wider]
+    state = None if initial_state is None else initial_state.to(STATES[precision])
+    given, log_gate = x.to(wider), g.to(wider)
+    if cu_seqlens is None:
+        o, final = scan(log_gate, given, state, log_a=True)
+    else:
+        o, final = _joined(precision, torch.stack((log_gate, given), dim=2), state, cu_seqlens)
+    return o.to(x.dtype), final if output_final_state else None
+
+
+# Theirs are two algorithms for one function.
+chunk_hgrn = fused_recurrent_hgrn
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _joined(precision: str, gates: Any, state: Any, cu_seqlens: Any) -> tuple[Any, Any]:
+    """Return (o, final state) of sequences that lie one behind the other, gates [1, total, 2, D]."""
+    named = None if state is None else {"h": state}
+    o, final = recurrence(_kernel(gates.shape[3], precision), gates, state=named, cu_seqlens=cu_seqlens)
+    return o, final["h"]
+
+
+@cache
+def _kernel(channels: int, precision: str) -> Kernel:
+    return compile({"model": _CELL, "hidden_size": channels, "precision": precision})

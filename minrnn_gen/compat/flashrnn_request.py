@@ -1,0 +1,79 @@
+"""What a call of FlashRNN's function asks for, by its arguments or by a config of theirs, held against what there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.precision import PRECISION_NAMES, precision_of
+
+FUNCTIONS = ("elman", "gru", "lstm", "slstm")
+BACKENDS = ("vanilla", "vanilla_fwbw", "cuda", "cuda_fused", "triton_fused")
+PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES}
+
+# The orders of axes that are taken unless a config says otherwise, in FlashRNN's letters: S state, B batch, T time, G gate,
+# H head, D unit of a head, P unit of the previous output.
+INPUT, RECURRENT, BIAS, OUTPUT = "BTGHD", "GHDP", "GHD", "SBTHD"
+
+# Keys of a config that change what is computed, for which there is nothing here, and the value that changes nothing.
+_ABSENT: tuple[tuple[str, Any, str], ...] = (
+    ("gradient_recurrent_cut", False, "set gradient_recurrent_clipval, or detach R"),
+    ("forward_clipval", None, "clip what comes out"),
+    ("initial_val", 0.0, "pass states"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function, the precision it is computed in, the bound on recurrent gradients, and the orders of the axes."""
+
+    function: str
+    precision: str
+    gradient_clip: float | None = None
+    input_order: str = INPUT
+    recurrent_order: str = RECURRENT
+    bias_order: str = BIAS
+    output_order: str = OUTPUT
+
+
+def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
+    """Return what is asked for; of a `config`, which replaces the other arguments, any object with names of theirs will do.
+
+    Raises BadInput for an unknown name and for what the kernels here do not do.
+    """
+    function = getattr(config, "function", function)
+    _check_name("function", function, FUNCTIONS)
+    _check_name("backend", getattr(config, "backend", backend), BACKENDS)
+    dtype = getattr(config, "dtype", dtype) or "bfloat16"
+    _check_name("dtype", dtype, tuple(PRECISIONS))
+    for name, neutral, instead in _ABSENT:
+        given = getattr(config, name, neutral)
+        if any(one != neutral for one in (given if isinstance(given, list | tuple) else [given])):
+            raise BadInput(f"config.{name} is {shown(given)}, but only {neutral} is supported; {instead}")
+    return Request(
+        function,
+        PRECISIONS[dtype],
+        getattr(config, "gradient_recurrent_clipval", None),
+        *(
+            _order(config, name, usual)
+            for name, usual in (
+                ("input_shape", INPUT),
+                ("recurrent_shape", RECURRENT),
+                ("bias_shape", BIAS),
+                ("output_shape", OUTPUT),
+            )
+        ),
+    )
+
+
+def _check_name(what: str, given: Any, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise BadInput(f"{what} is {shown(given)}{nearest_name(given, allowed)}; allowed are {', '.join(allowed)}")
+
+
+def _order(config: Any, name: str, usual: str) -> str:
+    given = getattr(config, name, usual)
+    if not isinstance(given, str) or sorted(given) != sorted(usual):
+        raise BadInput(f"config.{name} is {shown(given)}; the letters {usual} in any order are expected")
+    return given

@@ -1,0 +1,39 @@
+"""The states after every step as one tensor, through whose outputs gradients go and through whose other states none do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput
+
+
+def stacked(y: Any, others: Sequence[Any], names: Sequence[str]) -> Any:
+    """Return [y, *others] as one tensor; a backward that meets a gradient of `others`, called `names[1:]`, raises BadInput."""
+    if not others:
+        return y.unsqueeze(0)
+    return _Stacked.apply(y, tuple(others), tuple(names))
+
+
+class _Stacked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Any, others: tuple[Any, ...], names: tuple[str, ...]) -> Any:
+        ctx.names = names
+        return torch.stack((y, *others))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None]:
+        # A slice of one tensor arrives as zeros everywhere else: only the values say what was asked for.
+        is_wrong = gradient[1:].any()
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            # Nothing can be read back while a graph is captured; what cannot be right is not a number.
+            return torch.where(is_wrong, float("nan"), gradient[0]), None, None
+        if is_wrong:
+            output, *others = ctx.names
+            raise BadInput(
+                f"a gradient through {', '.join(others)} of every step was asked for, which there is none of; take those "
+                f"through {output}, states[0], and through the last states, the second result"
+            )
+        return gradient[0], None, None

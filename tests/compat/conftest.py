@@ -1,0 +1,18 @@
+"""Fronts on arrays in host memory: their kernels are planned and not compiled, which those do not need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from host_kernels import nothing_compiled
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    with nothing_compiled():
+        yield
+    for name in ("flashrnn", "fla"):
+        if f"minrnn_gen.compat.{name}" in sys.modules:
+            sys.modules[f"minrnn_gen.compat.{name}"]._kernel.cache_clear()  # others want them compiled
