@@ -21,7 +21,7 @@ import training  # noqa: F401
 import torch
 from training.command import Command, run_command
 from training.loop import loss_of, progress_bar, train
-from training.model import ATTENTION, OF_TORCH, WITH_HEADS, SequenceModel
+from training.model import ATTENTION, IN_BF16, OF_TORCH, WITH_HEADS, SequenceModel
 from training.record import Line, finish, new_record, save
 
 # Every built-in cell.
@@ -35,7 +35,7 @@ TESTED_EVERY = 20
 class Settings:
     """`width` is that of every layer; `heads` those of attention and of cells with a recurrent product. bf16 on a GPU."""
 
-    models: tuple[str, ...] = (*OF_HERE.split(), *OF_TORCH, ATTENTION)
+    models: tuple[str, ...] = (*OF_HERE.split(), *OF_TORCH, *IN_BF16, ATTENTION)
     width: int = 768
     heads: int = 12
     layers: int = 2
@@ -47,7 +47,17 @@ class Settings:
     seed: int = 0
 
 
-SMALL = Settings(width=64, heads=2, layers=1, batch=8, time=64, steps=100, learning_rate=5e-3, tests=8)
+SMALL = Settings(
+    models=(*OF_HERE.split(), *OF_TORCH, ATTENTION),
+    width=64,
+    heads=2,
+    layers=1,
+    batch=8,
+    time=64,
+    steps=100,
+    learning_rate=5e-3,
+    tests=8,
+)
 
 
 def text() -> bytes:
@@ -75,6 +85,13 @@ def batches(
         starts = torch.randint(len(data) - settings.time, (settings.batch, 1), generator=generator).to(device)
         pieces = data[starts + steps].long()
         yield pieces[:, :-1], pieces[:, 1:]
+
+
+def arithmetic(name: str, in_bf16: bool) -> str:
+    """Return what the layers compute in, which for torch's recurrent ones is not what autocast is asked for."""
+    if name in IN_BF16:
+        return "bf16"
+    return "fp32" if not in_bf16 else "fp16" if name in OF_TORCH else "bf16"
 
 
 def example(command: Command[Settings]) -> None:
@@ -110,17 +127,16 @@ def example(command: Command[Settings]) -> None:
             asked = batches(tested, settings, settings.seed + 1, device)
             with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bf16):
                 loss = sum(loss_of(model, *next(asked)).item() for _ in range(settings.tests)) / settings.tests
-            heads = settings.heads if name in (*WITH_HEADS, ATTENTION) else 1
             row = {
                 "model": name,
-                "heads": heads if name in (*WITH_HEADS, ATTENTION, *OF_TORCH) else "",
+                "heads": settings.heads if name in (*WITH_HEADS, ATTENTION) else 1 if name in (*OF_TORCH, *IN_BF16) else "",
+                "arithmetic": arithmetic(name, in_bf16),
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "bits per byte": loss / math.log(2),
                 "step, ms": course.step_ms,
                 "bytes/s": round(settings.batch * settings.time / course.step_ms * 1e3),
             }
-            details = {"model": name, "arithmetic": "bf16 autocast" if in_bf16 else "fp32", **origin}
-            record = record.with_row(row, details, [Line(name=name, x=course.steps, y=course.losses)])
+            record = record.with_row(row, {"model": name, **origin}, [Line(name=name, x=course.steps, y=course.losses)])
             save(record, command)
     finish(record, command)
 

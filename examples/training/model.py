@@ -8,8 +8,9 @@ from torch import nn
 import minrnn_gen.torch
 
 ATTENTION = "attention"
-# torch's own layers, by the names that people know them by.
+# torch's own layers, by the names that people know them by, and those in bfloat16: autocast runs them in float16 on a GPU.
 OF_TORCH = {"torch.nn.LSTM": nn.LSTM, "torch.nn.GRU": nn.GRU}
+IN_BF16 = {f"{name}-bf16": layer for name, layer in OF_TORCH.items()}
 # The cells whose recurrent product is split into heads; all others have none.
 WITH_HEADS = ("elman", "gru", "lstm", "slstm")
 
@@ -17,8 +18,8 @@ WITH_HEADS = ("elman", "gru", "lstm", "slstm")
 class SequenceModel(nn.Module):
     """Tokens [B, T] to logits [B, T, classes] through `layers` residual blocks of one width.
 
-    mixer: a cell of minrnn_gen, built in or a file, a key of OF_TORCH, or ATTENTION. heads: of attention, and of the cells that
-    have a recurrent product. feed_forward: whether each block has one, of twice the width, behind its mixer.
+    mixer: a cell of minrnn_gen, built in or a file, a key of OF_TORCH or IN_BF16, or ATTENTION. heads: of attention, and of the
+    cells that have a recurrent product. feed_forward: whether each block has one, of twice the width, behind its mixer.
     """
 
     def __init__(
@@ -50,6 +51,18 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.part(self.norm(x))
         return x + (y[0] if isinstance(y, tuple) else y)
+
+
+class InBfloat16(nn.Module):
+    """A layer of torch with parameters in bfloat16, called with what is not, whatever autocast says."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.layer(x.bfloat16())[0]
 
 
 class CausalAttention(nn.Module):
@@ -84,4 +97,6 @@ def mixer_of(name: str, width: int, heads: int) -> nn.Module:
         return CausalAttention(width, heads)
     if name in OF_TORCH:
         return OF_TORCH[name](width, width, batch_first=True)
+    if name in IN_BF16:
+        return InBfloat16(IN_BF16[name](width, width, batch_first=True))
     return minrnn_gen.torch.RNN(name, width, width, heads=heads if name in WITH_HEADS else 1)

@@ -20,12 +20,12 @@ from minrnn_gen.cell.files import library_names  # noqa: E402
 TINY = {
     "parity": "--cells elman min_gru --time 6 --width 8 --batch 4 --tests 8",
     "selective_copy": "--cells min_lstm --layers 1 2 --time 6 --copied 2 --width 8 --batch 4 --tests 8",
-    "char_lm": "--models slstm rg_lru torch.nn.GRU attention --width 8 --heads 4 --batch 2 --time 8 --tests 1",
+    "char_lm": "--models slstm rg_lru torch.nn.GRU torch.nn.LSTM-bf16 attention --width 8 --heads 4 --batch 2 --time 8",
 }
 COLUMNS = {
     "parity": ["cell", "length 6", "length 12", "length 24", "length 48"],
     "selective_copy": ["cell", "1 layer", "2 layers"],
-    "char_lm": ["model", "heads", "parameters", "bits per byte", "step, ms", "bytes/s"],
+    "char_lm": ["model", "heads", "arithmetic", "parameters", "bits per byte", "step, ms", "bytes/s"],
 }
 TIMES = ("step, ms", "bytes/s")
 
@@ -90,7 +90,7 @@ def test_the_language_models_are_of_every_cell_and_its_test_is_not_trained_on() 
     assert torch.equal(pieces[:, 1:], following[:, :-1])
 
 
-@pytest.mark.parametrize("mixer", [ATTENTION, "torch.nn.LSTM", "gru", "min_lstm"])
+@pytest.mark.parametrize("mixer", [ATTENTION, "torch.nn.LSTM", "torch.nn.GRU-bf16", "gru", "min_lstm"])
 def test_no_model_looks_ahead(mixer: str) -> None:
     torch.manual_seed(0)
     model = SequenceModel(mixer, tokens=5, classes=3, width=8, layers=2, heads=2, feed_forward=True)
