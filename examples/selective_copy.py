@@ -19,6 +19,8 @@ from training.loop import IGNORED, progress_bar, right, train
 from training.model import SequenceModel
 from training.record import Line, finish, new_record, save
 
+from minrnn_gen.errors import BadInput
+
 NOISE = 0
 
 
@@ -28,13 +30,13 @@ class Settings:
 
     cells: tuple[str, ...] = ("min_gru", "min_lstm")
     layers: tuple[int, ...] = (1, 2, 3)
-    time: int = 256
-    copied: int = 16
+    time: int = 128
+    copied: int = 8
     letters: int = 14
     width: int = 128
     batch: int = 64
     steps: int = 10000
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-3
     tests: int = 1024
     seed: int = 0
 
@@ -64,6 +66,8 @@ def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Te
 def example(command: Command[Settings]) -> None:
     """Train one model per cell and number of layers, and record how many of the letters it says rightly."""
     settings, device = command.settings, command.device
+    if settings.copied > settings.time:
+        raise BadInput(f"--copied is {settings.copied}; at most --time, which is {settings.time}, is expected")
     # Another seed than that of training.
     tokens, wanted = copies(settings.tests, settings, torch.Generator().manual_seed(settings.seed + 1), device)
     record = new_record(command, "training steps", "loss")

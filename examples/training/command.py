@@ -39,7 +39,9 @@ def run_command(
     """
     parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a setting for a CPU; options that are given still count")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"), help="where"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
     for field in dataclasses.fields(full):  # type: ignore[arg-type]
         usual = getattr(full, field.name)
@@ -49,9 +51,15 @@ def run_command(
         help_text = f"{_typed(usual)}, small {_typed(getattr(small, field.name))}"
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=argparse.SUPPRESS, help=help_text, **kind)
     given = vars(parser.parse_args(arguments))
+    if given["device"] == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no GPU; give --device cpu")
     is_small, device, folder = given.pop("small"), torch.device(given.pop("device")), given.pop("out")
     base = small if is_small else full
     wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    for key, value in wanted.items():
+        numbers = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float)]
+        if key != "seed" and any(number <= 0 for number in numbers):
+            parser.error(f"--{key.replace('_', '-')} is {_typed(value)}; numbers above 0 are expected")
     changed = {key: value for key, value in wanted.items() if value != getattr(base, key)}
     text = f"python examples/{name}.py" + " --small" * is_small
     text += "".join(f" --{key.replace('_', '-')} {_typed(value)}" for key, value in changed.items())

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import minrnn_gen.torch
+from minrnn_gen.errors import BadInput
 
 ATTENTION = "attention"
 # torch's own layers, by the names that people know them by, and those in bfloat16: autocast runs them in float16 on a GPU.
@@ -70,6 +71,10 @@ class CausalAttention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        if width % (2 * heads):
+            raise BadInput(
+                f"width is {width}; a multiple of twice the heads of attention, of which there are {heads}, is expected"
+            )
         self.heads = heads
         self.queries_keys_values, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 

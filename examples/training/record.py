@@ -97,7 +97,7 @@ def new_record(command: Command, x_name: str, y_name: str) -> Record:
 
 def save(record: Record, command: Command) -> Path:
     """Write the record into the command's folder, and its plot where there is matplotlib; return the path of the former."""
-    short = "cpu" if command.device.type == "cpu" else record.device.removeprefix("NVIDIA ").removeprefix("an NVIDIA ")
+    short = "cpu" if command.device.type == "cpu" else record.device.removeprefix("an NVIDIA ")
     command.folder.mkdir(parents=True, exist_ok=True)
     path = command.folder / f"{record.name}_{re.sub('[^a-z0-9]+', '_', short.lower())}.json"
     path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,8 @@ from minrnn_gen.bench.tables import by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 _PANEL_INCHES = (5.6, 4.2)
+# After ten curves matplotlib's colours begin anew.
+_LINE_STYLES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,10 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
         figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
-            for curve in panel.curves:
+            for number, curve in enumerate(panel.curves):
                 ours = curve.name.startswith(("minrnn-gen", "GPU"))
-                axes.plot(curve.sizes, curve.values, marker="o", markersize=3, linewidth=2.2 if ours else 1.1, label=curve.name)
+                style = {"linewidth": 2.2 if ours else 1.1, "linestyle": _LINE_STYLES[number // 10 % len(_LINE_STYLES)]}
+                axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name, **style)
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             if panel.is_size_log:
                 axes.set_xscale("log", base=2)

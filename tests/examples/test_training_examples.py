@@ -101,10 +101,25 @@ def test_no_model_looks_ahead(mixer: str) -> None:
     assert same[:, :6].all() and not same[:, 6:].all(-1).any()
 
 
-def test_a_cell_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = importlib.import_module("parity")
-    assert example.main(["--small", "--device", "cpu", "--out", str(tmp_path), "--cells", "lsmt"]) == 2
-    assert "did you mean 'lstm'?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("parity", "--cells lsmt", "did you mean 'lstm'?"),
+        ("parity", "--steps 0", "--steps is 0; numbers above 0 are expected"),
+        ("selective_copy", "--copied 40", "--copied is 40; at most --time, which is 24, is expected"),
+        ("char_lm", "--models attention --heads 3", "width is 64; a multiple of twice the heads"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    name: str, options: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = importlib.import_module(name)
+    try:
+        status = example.main(["--small", "--device", "cpu", "--out", str(tmp_path), *options.split()])
+    except SystemExit as leave:  # argparse's own
+        status = leave.code
+    assert status == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
