@@ -109,8 +109,8 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
             axes = figure.add_subplot(rows, columns, index + 1)
             for number, curve in enumerate(panel.curves):
                 ours = curve.name.startswith(("minrnn-gen", "GPU"))
-                style = {"linewidth": 2.2 if ours else 1.1, "linestyle": _LINE_STYLES[number // 10 % len(_LINE_STYLES)]}
-                axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name, **style)
+                (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name)
+                line.set(linewidth=2.2 if ours else 1.1, linestyle=_LINE_STYLES[number // 10 % len(_LINE_STYLES)])
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             if panel.is_size_log:
                 axes.set_xscale("log", base=2)
