@@ -58,6 +58,7 @@ LAYERS = (
     Layer("plan.families", "which of them a problem is for"),
     Layer("source", "the decision as CUDA text"),
     Layer("compiler", "CUDA text as a cubin"),
+    Layer("driver", "the CUDA driver, and launches by it"),
     Layer("addresses forms", "where an array is, and all that a launch depends on besides"),
     Layer("arrays", "arrays of three libraries"),
     Layer("array_checks", "what a single array has to be"),
