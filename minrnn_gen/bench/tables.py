@@ -18,8 +18,8 @@ def table_text(rows: Sequence[Row]) -> str:
     """Return a table with a line for each problem and a column for each contender, and the failures below it.
 
     A cell is the median in ms, or in the unit of the heading; in brackets the share of the copy's speed and the largest
-    relative error; in the table `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have columns where
-    any row has them.
+    relative error; in the table `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have
+    columns where any row has them.
     """
     names = contenders(rows)
     notes: dict[str, int] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_gpu import FakeClock, OnHost
 
 from minrnn_gen.bench import call_problems, decoding, host_calls, torch_cells
+from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem, Task
 from minrnn_gen.bench.record import Row
-from minrnn_gen.bench.rounds import Limits, contest
+from minrnn_gen.bench.rounds import Arrays, Limits, contest
 
 PEERS = (torch_cells.NAME,)
 
@@ -101,3 +105,33 @@ def test_problems_are_distinct_and_labels_tell_them_apart(quick: bool) -> None:
         assert len({problem.label for problem in problems}) == len(problems) > 0
         assert {problem.table for problem in problems} == {table}
         assert {problem.precision for problem in problems} == {"bf16"}
+
+
+def test_a_graph_is_captured_after_a_run_and_replayed_without_another() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+        seen.append(f"end of {name}")
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    cuda = SimpleNamespace(
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda _: noted("side"),
+        synchronize=lambda: seen.append("idle"),
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: seen.append("replay")),
+        graph=lambda _: noted("capture"),
+    )
+
+    def run() -> Arrays:
+        seen.append("run")
+        return {"y": len(seen)}
+
+    replayed = Gpu(SimpleNamespace(cuda=cuda)).graph_of(run)
+    before = ["side", "run", "end of side", "idle", "capture", "run", "end of capture"]
+    assert seen == before
+    assert replayed() == replayed() == {"y": 6}
+    assert seen == [*before, "replay", "replay"]
