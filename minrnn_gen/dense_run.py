@@ -19,6 +19,7 @@ from minrnn_gen.dense_launch import (
     persistent_launches,
     recurrent_gradient,
     row_products,
+    step_launch_of,
     workspace_bytes_of,
 )
 from minrnn_gen.device_run import DeviceRun
@@ -26,7 +27,7 @@ from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_
 from minrnn_gen.gradients import RawGradients
 from minrnn_gen.launch import alignment_of_call
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
-from minrnn_gen.plan.problem import KernelPass, alignment_of
+from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
@@ -43,14 +44,20 @@ class DenseRun(DeviceRun):
         self._alternating = AlternatingWalk(self._contract)
 
     def step(self, call: Call) -> Outputs:
-        """Run one step."""
+        """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
         contract = self._contract
         shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
         steps = Steps(call.x, call.reading)
         y = steps.new_array(shape, contract.precision.storage_dtype)
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
-            self._walk_forward(steps, self._projected(steps, call, "bgh"), outputs, single_step=True)
+            call = self._projected(steps, call, "bgh")
+            regime = self._step_regime(call)
+            if regime is None:
+                self._walk_forward(steps, call, outputs, single_step=True)
+            else:
+                loaded, plan = self._load("step", regime)
+                steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
@@ -188,6 +195,18 @@ class DenseRun(DeviceRun):
         else:
             steps.forget()  # launches in graphs are as fast as they would be again
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
+
+    def _step_regime(self, call: Call) -> Regime | None:
+        """The regime of a step by a kernel of its own, or None where it is a forward of one."""
+        contract, builder = self._contract, self._builder
+        assert call.R is not None
+        if call.batch > step_sequences_max(builder.target.profile, math.prod(contract.R_shape)):
+            return None
+        rows = (call.R, *(state for state in call.initial if state is not None))
+        alignment = alignment_of(alignment_of_call(*rows), contract.head_dim * contract.precision.storage_bytes)
+        regime = builder.regime_of(Sizes(call.batch, 1), alignment)
+        _, plan = self._compiled("step", regime)
+        return regime if plan.entry == "recurrent_step" else None
 
     def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.

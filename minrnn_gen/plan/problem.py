@@ -114,6 +114,17 @@ class Sizes:
         return self.time <= SHORT_STEPS
 
 
+# A step multiplies R by fused multiply-adds, an SM 128 in a cycle (CUDA C++ Programming Guide, 8.0 to 10.0) of which half are
+# expected, in this time at most: as long as walking one step with R kept in registers takes at least, where R has to get there.
+STEP_PRODUCTS_US = 5.0
+MULTIPLY_ADDS_PER_SM_CYCLE = 64
+
+
+def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
+    """Return of how many sequences a kernel of its own takes a step of a dense cell; with more, tensor cores are faster."""
+    return int(STEP_PRODUCTS_US * 1e-6 * gpu.sm_count * gpu.sm_clock_hz * MULTIPLY_ADDS_PER_SM_CYCLE / matrix_elements)
+
+
 def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
     """Return the sizes to plan a regime for: the hinted ones where they are of the regime, else sizes that are typical of it.
 
