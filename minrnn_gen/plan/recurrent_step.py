@@ -12,7 +12,7 @@ from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides, places and what is under way of the outputs; an upper bound of what compiled kernels take.
-REGISTERS_FIXED = 72
+REGISTERS_FIXED = 56
 # A tile with a quarter of its sequences, or less, is computed as one of so many (templates/recurrent_step.cu.j2).
 FEWER = 4
 # Loads of outputs that a thread has under way at once (as in the template).
