@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from minrnn_gen.dense_launch import (
 )
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
+from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gradients import RawGradients
 from minrnn_gen.launch import alignment_of_call
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
@@ -93,6 +96,16 @@ class DenseRun(DeviceRun):
         dx, dweight = self._through_projection(steps, call, gradients.dx)
         owners = [None if one is None else one.owner for one in (dx, *gradients.dinitial, gradients.sums, dweight)]
         return replace(self._raw(owners), dR=dR.owner.swapaxes(1, 2))
+
+    def _expect_backward(self) -> None:
+        """Begin to build the hinted backward, whose plan says how all are walked, while the forward is built and runs."""
+        regime = self._builder.hinted_regime
+        if ("backward", regime) not in self._built:
+            threading.Thread(target=self._try_to_compile, args=("backward", regime), name="minrnn_gen backward").start()
+
+    def _try_to_compile(self, kernel_pass: KernelPass, regime: Regime) -> None:
+        with suppress(MinrnnError):  # who needs the kernel is told
+            self._compiled(kernel_pass, regime)
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
         del kept

@@ -339,10 +339,7 @@ class Kernel:
         if played is not None:
             return played.results[: 1 + (1 + (kept != "none")) * len(self.states)], played
         call = self._checked(given, reading)
-        if self._run_of(call) is self._on_device:
-            forward = self._on_device.forward(call, kept)
-        else:
-            forward = self._on_host.forward(call, kept, saves)
+        forward = self._run_of(call).forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 
