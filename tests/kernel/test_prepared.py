@@ -228,6 +228,29 @@ def test_a_step_is_launched_again_on_its_own_arrays(
     assert checked == ["check_call"]
 
 
+@pytest.mark.parametrize("with_state", [False, True])
+def test_so_is_a_step_of_a_dense_cell(monkeypatch: pytest.MonkeyPatch, checked: list[str], with_state: bool) -> None:
+    one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
+    plan = one._builder.solve("step", replace(one.plan.regime, short=True)).plan()
+    loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
+    monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
+    seen = []
+    for _ in range(2):
+        x, R, bias = np.zeros((3, 4, 16)), np.zeros((4, 1, 16, 16)), np.zeros((4, 16))
+        given = {name: Tensor(np.zeros((3, 16))) for name in ("h", "c")} if with_state else {}
+        named = {"x": Tensor(x), "R": Tensor(R), "bias": Tensor(bias)}
+        with as_if_on_a_device(one, lambda *_: (loaded, plan)):
+            y, state = one.step(named["x"], named["R"], bias=named["bias"], state=given or None)
+        named |= {"y": y} | {f"initial {name}": each for name, each in given.items()}
+        named |= {f"final {name}": each for name, each in state.items()}
+        names = {each.data_ptr(): name for name, each in named.items()}
+        blocks, threads, addresses = launched.pop()
+        seen.append((blocks, threads, [names.get(int(each or 0), int(each or 0)) for each in addresses]))
+        assert set(names.values()) <= set(seen[-1][2])
+    assert seen[0] == seen[1]
+    assert checked == ["check_call"]
+
+
 def single(value: Any) -> Any:
     return {name: single(each) for name, each in value.items()} if isinstance(value, dict) else value.astype("f")
 
