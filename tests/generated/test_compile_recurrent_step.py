@@ -31,9 +31,7 @@ CASES = tuple(
 
 
 @pytest.mark.parametrize(("model", "gpu", "precision", "heads", "hidden_size"), CASES)
-def test_the_kernel_that_is_taken_keeps_its_promise(
-    model: str, gpu: str, precision: str, heads: int, hidden_size: int
-) -> None:
+def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precision: str, heads: int, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], gpu, precision=precision, heads=heads, hidden_size=hidden_size)
     for few_channels in (True, False):
         regime = replace(builder.hinted_regime, few_channels=few_channels, short=True)
@@ -44,7 +42,9 @@ def test_the_kernel_that_is_taken_keeps_its_promise(
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
 
 
-@pytest.mark.parametrize(("model", "precision", "hidden_size"), [("lstm", "bf16", 512), ("heavy", "fp64", 33), ("gru", "fp32", 1024)])
+@pytest.mark.parametrize(
+    ("model", "precision", "hidden_size"), [("lstm", "bf16", 512), ("heavy", "fp64", 33), ("gru", "fp32", 1024)]
+)
 def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], precision=precision, hidden_size=hidden_size)
     solution = builder.solve("step", builder.hinted_regime)

@@ -280,7 +280,12 @@ def test_a_step_is_a_forward_of_one(compiled: Callable[..., Kernel], cell: str, 
             exact, states = plain_run(
                 torch, cell, gates[:, None], R.double(), recurrent_bias.double(), [one.double() for one in initial], dtype
             )
-            given = {"R": R, "bias": bias, "recurrent_bias": recurrent_bias, "state": dict(zip(kernel.states, initial, strict=True))}
+            given = {
+                "R": R,
+                "bias": bias,
+                "recurrent_bias": recurrent_bias,
+                "state": dict(zip(kernel.states, initial, strict=True)),
+            }
             y, state = kernel.step(x, **given)
             error = torch.linalg.vector_norm(y.double() - exact[:, 0]) / torch.linalg.vector_norm(exact)
             assert float(error) <= Y_TOLERANCE[precision], (heads, size, batch, float(error))

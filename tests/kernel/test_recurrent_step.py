@@ -20,8 +20,8 @@ from kernels_as_host_code import HAS_COMPILER
 from scan_kernels_on_host import as_if_on_a_device
 
 from minrnn_gen.cell.lowering_steps import lower_step
-from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.dense_run import DenseRun
+from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes, step_sequences_max
@@ -234,7 +234,7 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytes
     walked, launched, R = [], [], np.zeros((4, 1, 16, 16), np.float32)
     monkeypatch.setattr(DenseRun, "_walk_forward", lambda *_, single_step: walked.append(single_step))
 
-    def load(run: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> Any:
+    def load(_run: DeviceRun, _pass: KernelPass, regime: Regime) -> Any:
         return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(regime)
 
     @functools.cache
