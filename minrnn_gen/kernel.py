@@ -41,8 +41,8 @@ class Kernel:
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
     run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another regime
-    (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first call with CUDA arrays of other shapes,
-    strides or dtypes is checked and prepared; every later one is launched at once.
+    (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first
+    call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:

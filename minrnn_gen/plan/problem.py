@@ -114,8 +114,9 @@ class Sizes:
         return self.time <= SHORT_STEPS
 
 
-# A step multiplies R by fused multiply-adds, an SM 128 in a cycle (CUDA C++ Programming Guide, 8.0 to 10.0) of which half are
-# expected, in this time at most: as long as walking one step with R kept in registers takes at least, where R has to get there.
+# A step multiplies by fused multiply-adds, in this time at most: of the shortest time in which a kernel over time was seen to take
+# a single step of many sequences a part that leaves room for the rest (docs/kernels.md). Half of the 128 of an SM and cycle are
+# expected (CUDA C++ Programming Guide, arithmetic instruction throughput, 8.6 to 10.0).
 STEP_PRODUCTS_US = 5.0
 MULTIPLY_ADDS_PER_SM_CYCLE = 64
 

@@ -58,7 +58,7 @@ class Way:
         return {name: getattr(self, name) for name in ("units", "warps", "batch_tile", "pieces")}
 
 
-# Heads of less than a warp has, of a part of a piece of every lane, of several rounds and blocks; rows at multiples of one value.
+# Heads of less than a warp has, of a part of a piece of every lane, of several rounds and blocks; rows anywhere.
 WAYS = (
     Way("lstm", "bf16", 64, 3, 0, 1, 4, 4, 1),
     Way("lstm", "bf16", 520, 1, 0, 2, 8, 8, 1),
