@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen import cuda
 from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
-from minrnn_gen.cuda_graphs import Scratch, copy_transposed
+from minrnn_gen.cuda_graphs import Scratch, copy_heads_first
 from minrnn_gen.dense_launch import (
     BackwardArrays,
     backward_arguments,
@@ -69,7 +68,7 @@ class DenseRun(DeviceRun):
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         assert call.R is not None
-        steps = Steps(call.x, None)  # what multiplies before and after the loop is not noted down
+        steps = Steps(call.x, incoming.reading)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
@@ -94,8 +93,14 @@ class DenseRun(DeviceRun):
                     dR.selected(0, run),
                 )
         dx, dweight = self._through_projection(steps, call, gradients.dx)
-        owners = [None if one is None else one.owner for one in (dx, *gradients.dinitial, gradients.sums, dweight)]
-        return replace(self._raw(owners), dR=dR.owner.swapaxes(1, 2))
+        results = (dx, *gradients.dinitial, gradients.sums, dweight, dR)
+        self._tapes.keep(steps.played(results, call))
+        return self._raw([None if one is None else one.owner for one in results])
+
+    @staticmethod
+    def _raw(results: Sequence[Any]) -> RawGradients:
+        *others, dR = results
+        return replace(DeviceRun._raw(others), dR=dR.swapaxes(1, 2))
 
     def _expect_backward(self) -> None:
         """Begin to build the hinted backward, whose plan says how all are walked, while the forward is built and runs."""
@@ -137,37 +142,40 @@ class DenseRun(DeviceRun):
         dR: Array,
     ) -> None:
         contract, precision = self._contract, self._contract.precision
-        assert part.x.device is not None
-        device, stream = part.x.device, cuda.current_stream(part.x)
         tail = (contract.heads, len(contract.recurrent_gates), contract.head_dim)
         rows, y = part.rows * part.time, outputs.y
         products = steps.new_array((rows, *tail), precision.arithmetic_dtype)
-        dproducts = steps.new_array((rows, *tail), precision.storage_dtype, fill=0)
+        assert part.R is not None
+        read_states = self._read_states(outputs)
+        arrays_of_rows = (part.x, part.R, incoming.dy, *read_states)
+        # A persistent kernel writes every row of a sequence.
+        plan = self._compiled("backward", self._dense_regime("backward", part, "none", *arrays_of_rows))[1]
+        writes_all = plan.is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
+        dproducts = steps.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
         first_products = steps.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
         first_dproducts = steps.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
-        arrays = BackwardArrays(
-            self._read_states(outputs), incoming, products, first_products, gradients, dproducts, first_dproducts
-        )
+        arrays = BackwardArrays(read_states, incoming, products, first_products, gradients, dproducts, first_dproducts)
 
-        assert part.R is not None
-        packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
-        copy_transposed(device, stream, part.R, (1, 0, 2, 3), int(packed.pointer))
-        for product in row_products(contract, contract.layout, int(packed.pointer), y, products) if rows else ():
+        packed = part.R
+        if contract.heads > 1:
+            packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
+            steps.copy_heads_first(part.R, packed)
+        for product in row_products(contract, contract.layout, packed.address, y, products) if rows else ():
             steps.multiply(product)
         if first is not None:
-            (product,) = row_products(contract, "BTD", int(packed.pointer), _as_rows(first), first_products)
+            (product,) = row_products(contract, "BTD", packed.address, _as_rows(first), first_products)
             steps.multiply(product)
 
         def prepare(scratch: Scratch, stream: int) -> None:
-            assert part.R is not None
-            copy_transposed(device, stream, part.R, (1, 0, 2, 3), scratch["packed"])
-            scratch.clear(device, stream, "dproduct")
+            assert part.R is not None and part.x.device is not None
+            copy_heads_first(part.x.device, stream, part.R, int(part.R.pointer), scratch["packed"])
+            scratch.clear(part.x.device, stream, "dproduct")
 
         clip = self._builder.spec.recurrent_gradient_clip or 0.0
         self._walk(
             "backward",
             "none",
-            (part.x, part.R, incoming.dy, *arrays.read_states),
+            arrays_of_rows,
             steps,
             part,
             lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),

@@ -83,7 +83,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(dense_run, "copy_transposed", lambda *_: None)
+    monkeypatch.setattr(dense_run, "copy_heads_first", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
