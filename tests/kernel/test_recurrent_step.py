@@ -24,7 +24,7 @@ from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.plan.problem import KernelPass, Sizes, step_sequences_max
+from minrnn_gen.plan.problem import KernelPass, step_sequences_max
 from minrnn_gen.source import render
 
 pytestmark = pytest.mark.skipif(
@@ -245,8 +245,9 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytes
     for batch in (most, most + 1):
         step_on_device(kernel, load, np.broadcast_to(x, (batch, 4, 16)), R)
     assert len(launched) == 1 and walked == [True]
-    few = kernel._builder.regime_of(Sizes(1, 1), 16)
-    assert few.few_channels and not kernel._builder.regime_of(Sizes(most, 1), 16).few_channels
+    # And by what R takes: those of an LSTM with one head of 512 units, and of 1024.
+    profile = kernel._builder.target.profile
+    assert [step_sequences_max(profile, 4 * size * size) for size in (16, 512, 1024)] == [128, 79, 19]
 
 
 def test_heads_of_any_size_have_a_step() -> None:
