@@ -116,8 +116,8 @@ class Sizes:
 
 # Up to where a step of a dense cell has a kernel of its own. A forward of one step of an LSTM with one head of 512 units was
 # measured to take 8 us with one sequence and 15 us with 16, of which few are products: with no more than this for its
-# products, a kernel that multiplies by fused multiply-adds is faster. Half of the 128 of an SM and cycle are expected (CUDA C++
-# Programming Guide, arithmetic instruction throughput, 8.6 to 10.0).
+# products, a kernel that multiplies by fused multiply-adds is faster. Of the 128 of an SM and cycle (CUDA C++ Programming
+# Guide, arithmetic instruction throughput, 8.6 to 10.0) half are expected.
 STEP_PRODUCTS_US = 5.0
 MULTIPLY_ADDS_PER_SM_CYCLE = 64
 # With small heads a forward of one step is short too, and with this many sequences it has work for all SMs.
