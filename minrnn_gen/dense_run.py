@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from minrnn_gen import cuda
 from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
@@ -56,7 +57,11 @@ class DenseRun(DeviceRun):
             call = self._projected(steps, call, "bgh")
             regime = self._step_regime(call)
             if regime is None:
-                self._walk_forward(steps, call, outputs, single_step=True)
+                x = call.x
+                if x.strides[-1] != 1:  # these kernels read a row of channels at once
+                    x = cuda.without_gaps(x)
+                    steps.forget()
+                self._walk_forward(steps, replace(call, x=x), outputs, single_step=True)
             else:
                 loaded, plan = self._load("step", regime)
                 steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
