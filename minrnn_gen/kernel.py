@@ -263,6 +263,8 @@ class Kernel:
         arrays: x, R, weight, bias, recurrent_bias, resets, then the initial states and the parameters, None where not given.
         For callers who keep arrays and nothing else and have no time to lose, such as a layer of torch.
         """
+        if saves and not self.spec.training:
+            return None  # `forward` says why not
         kept = self._kept_for_backward(all_states) if saves else "arithmetic" if all_states else "none"
         played = self._on_device.again(read(("forward", kept), arrays))
         if played is None:

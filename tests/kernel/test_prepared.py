@@ -121,6 +121,34 @@ def test_what_is_played_again_is_what_the_host_does(
             assert_close(as_arrays(each), expected)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("model", ["min_gru", "qrnn"])
+def test_arrays_in_one_order_are_a_call_of_a_form_met_before(model: str, training: bool) -> None:
+    """y, states and what a backward needs as `forward` has them; nothing before, nor where the spec has no training."""
+    one = kernel_of(model, training=training)
+    arguments = as_tensors(arguments_of(model, "BTD", "forward", False, frozenset(("bias", "state", "resets")), 0))
+    parameters = [arguments["parameters"][name] for name in one.parameters] if one.parameters else []
+    rest = (*(arguments["state"][name] for name in one.states), *parameters)
+    arrays = (arguments["x"], None, None, arguments["bias"], None, arguments["resets"], *rest)
+
+    def assert_same_results(found: Any, *expected: Any) -> None:
+        assert found is not None
+        y, states, others = found
+        assert len(others) == len(expected) - 1 - len(states)
+        for each, other in zip((y, *states, *others), expected, strict=True):
+            assert_close(as_arrays(each), as_arrays(other))
+
+    with as_if_on_a_device(one):
+        assert one.again(arrays, False, False) is None
+        y, state = one(**arguments)
+        assert_same_results(one.again(arrays, False, False), y, *state.values())
+        if training:
+            y, state, saved = one.forward(**arguments)
+            assert_same_results(one.again(arrays, True, False), y, *state.values(), *saved.arrays())
+        else:
+            assert one.again(arrays, True, False) is None
+
+
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=4)
