@@ -12,7 +12,7 @@ from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.cuda_graphs import Scratch
 from minrnn_gen.errors import BadInput
-from minrnn_gen.launch import GRID_BLOCKS_MAX, Launch, mask_of, pointers_of
+from minrnn_gen.launch import Launch, launch_in_grid, mask_of, pointers_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Steps are counted in an int (templates/recurrent_forward.cu.j2), which counts ahead of the one that is walked.
@@ -62,8 +62,6 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
     vectors = (call.bias, call.recurrent_bias, *call.parameters)
     head_blocks = -(-plan.hidden_size // plan.heads // plan.channels_per_block)
     blocks = plan.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
-    if blocks > GRID_BLOCKS_MAX:
-        raise BadInput(f"x needs {blocks} blocks, more than the {GRID_BLOCKS_MAX} of a grid; split the batch")
     arguments = (
         call.x.address,
         *_strides(call, call.x, call.x_axes, "bgh"),
@@ -74,7 +72,7 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
         *pointers_of(outputs.final),
         call.batch,
     )
-    return Launch(blocks, arguments)
+    return launch_in_grid(blocks, arguments)
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:

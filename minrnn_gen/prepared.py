@@ -226,10 +226,10 @@ class _Product:
     __slots__ = ("_pointers", "_product")
 
     def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
-        self._product, self._pointers = product, [(one.number, one.offset_bytes) for one in pointers]
+        self._product, self._pointers = product, pointers
 
     def again(self, place: cuda.Place, addresses: list[int]) -> None:
-        left, right, result = [addresses[number] + offset for number, offset in self._pointers]  # type: ignore[index]
+        left, right, result = [one.among(addresses) for one in self._pointers]
         cublas.multiply(place.device, cuda.current_stream(place), self._product, (left, right, result))
 
 
@@ -239,10 +239,10 @@ class _Copy:
     __slots__ = ("_R", "_pointers")
 
     def __init__(self, R: Array, pointers: Sequence[Address]) -> None:
-        self._R, self._pointers = replace(R, owner=None), [(one.number, one.offset_bytes) for one in pointers]
+        self._R, self._pointers = replace(R, owner=None), pointers
 
     def again(self, place: cuda.Place, addresses: list[int]) -> None:
-        source, target = [addresses[number] + offset for number, offset in self._pointers]  # type: ignore[index]
+        source, target = [one.among(addresses) for one in self._pointers]
         cuda_graphs.copy_heads_first(place.device, cuda.current_stream(place), self._R, source, target)
 
 
