@@ -8,7 +8,7 @@ from typing import Any
 
 from minrnn_gen.bench import torch_cells
 from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
+from minrnn_gen.bench.problems import CALLS_IN_A_ROW, Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
 from minrnn_gen.precision import PrecisionName
 
@@ -16,8 +16,8 @@ from minrnn_gen.precision import PrecisionName
 # flatten_parameters() may do nothing, and every call copies the weights; in fp16 it does not.
 PRECISIONS: tuple[PrecisionName, ...] = ("bf16", "fp16")
 FLAT = "flat weights"
-# Calls before the first that counts: compiled, prepared, the allocator's blocks of all sizes there.
-WARM_UP_CALLS = 30
+# Runs before the first that counts: compiled, prepared, the allocator's blocks of all sizes there.
+WARM_UP_RUNS = 3
 
 
 def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
@@ -53,7 +53,7 @@ def _theirs(problem: Problem, gpu: Gpu, precision: PrecisionName, refused: str |
 
 
 def _run_of(problem: Problem, gpu: Gpu, precision: PrecisionName, made: Callable[..., Any]) -> Run:
-    """Return the task of the problem with a layer `made` of (inputs, channels, device=, dtype=), after calls enough."""
+    """Return calls in a row of a layer `made` of (inputs, channels, device=, dtype=) for the task of the problem."""
     torch, dtype = gpu.torch, gpu.dtype(precision)
     x = gpu.normal(problem.batch, problem.time, problem.inputs or problem.channels).to(dtype)
     dy = gpu.normal(problem.batch, problem.time, problem.channels).to(dtype)
@@ -75,8 +75,14 @@ def _run_of(problem: Problem, gpu: Gpu, precision: PrecisionName, made: Callable
         y = layer(x)[0]
         return {"y": y, "dx": torch.autograd.grad(y, differentiated, dy)[0]}
 
-    run = {"forward": forward, "forward, recorded": recorded}.get(problem.task, both)
-    for _ in range(WARM_UP_CALLS):
+    call = {"forward": forward, "forward, recorded": recorded}.get(problem.task, both)
+
+    def run() -> Arrays:
+        for _ in range(CALLS_IN_A_ROW - 1):
+            call()
+        return call()
+
+    for _ in range(WARM_UP_RUNS):
         run()
     gpu.finish()
     return run

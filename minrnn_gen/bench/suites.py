@@ -20,7 +20,7 @@ from minrnn_gen.bench import (
     torch_cells,
 )
 from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
+from minrnn_gen.bench.problems import CALLS_IN_A_ROW, Problem
 from minrnn_gen.bench.rounds import Contender, Limits
 from minrnn_gen.bench.session import Suite
 
@@ -84,14 +84,14 @@ CALLS = Suite(
     refusals=lambda *_: {},
     contenders=_call_contenders,
     method={
-        "host": f"calls of a form met {host_calls.WARM_UP_CALLS} times before, the device idle when each begins; without "
-        "gradients in torch.no_grad(), entered anew; with them those of x and all parameters",
+        "host": f"{CALLS_IN_A_ROW} calls in a row of a form met before, the device idle when they begin; without gradients in "
+        "torch.no_grad(), entered anew; with them those of x and all parameters",
         "decode": f"{call_problems.DECODED} steps, each with the state of the last, in one CUDA graph of torch; eager: as they "
         "are called, by the host's clock until the device is done",
         "torch.nn": "one head, flatten_parameters() called; the record says where that left the weights apart, so that every "
         "call copies them",
     },
     # What Python takes varies from call to call, and a call takes no time.
-    limits=Limits(rounds_least=201, rounds_most=201),
+    limits=Limits(rounds_least=61, rounds_most=61),
 )
 SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS)}
