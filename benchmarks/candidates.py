@@ -20,7 +20,8 @@ import torch
 
 import minrnn_gen
 from minrnn_gen.api import target_of
-from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.contract import X_AXES
 from minrnn_gen.errors import PromiseBroken
 from minrnn_gen.kernel import Kernel

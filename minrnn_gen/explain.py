@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minrnn_gen.build import BuiltKernel
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 # What multiplies R, by KernelPlan.matrix_product.
