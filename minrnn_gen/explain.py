@@ -17,7 +17,7 @@ def explain(built: BuiltKernel, note: str = "") -> str:
     """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
     plan = built.plan
     sections = [
-        _decision(plan, note),
+        _decision(plan, note, built.chosen),
         _resources(built),
         _shared_map(plan),
         _prediction(plan),
@@ -28,7 +28,7 @@ def explain(built: BuiltKernel, note: str = "") -> str:
     return "\n\n".join(section for section in sections if section)
 
 
-def _decision(plan: KernelPlan, note: str) -> str:
+def _decision(plan: KernelPlan, note: str, why: str) -> str:
     chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
     return "\n".join(
         (
@@ -39,6 +39,7 @@ def _decision(plan: KernelPlan, note: str) -> str:
             *_walk(plan),
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
+            *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
             *_values("saved      ", plan.saved_values),
             *_values("recomputed ", plan.recomputed_values),

@@ -199,7 +199,7 @@ class KernelRace:
             try:
                 while left:
                     # One more than there are workers, so that none of them waits for this thread.
-                    for key in itertools.islice(waiting, max(0, workers + 1 - len(ahead))):
+                    for key in itertools.islice(waiting, max(0, min(workers + 1, left) - len(ahead))):
                         ahead[key] = Future() if key in self._times_us else pool.submit(self._compiled, key)
                     if not ahead:
                         return

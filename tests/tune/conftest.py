@@ -1,4 +1,4 @@
-"""What tests of the tuner share: a compiler that keeps every promise but those it is told to break, and a cache of their own."""
+"""What tests of the tuner share: a compiler that keeps every promise it is not told to break, and a cache of their own."""
 
 from __future__ import annotations
 
