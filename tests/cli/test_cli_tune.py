@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from commands_for_tests import Command
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tune"))
 from fake_measurer import FakeMeasurer
 
 from minrnn_gen import build
@@ -56,9 +53,8 @@ def test_an_interruption_prints_what_is_known(command: Command, gpu: FakeMeasure
     assert answer.json["kernels"][0]["candidates"] == {"measured": 2}
 
 
-def test_results_go_out_and_come_in(
-    command: Command, gpu: FakeMeasurer, min_gru: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("gpu")
+def test_results_go_out_and_come_in(command: Command, min_gru: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, t4 = tmp_path / "results.jsonl", tmp_path / "t4.json"
     won = command("tune", min_gru, "--gpu", "h200", "--top", 3, "--export", lines, "--json").json
     assert won["exported"] == len(lines.read_text().splitlines())

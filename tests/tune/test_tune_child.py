@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BuilderOf
+from compiler_for_tests import BuilderOf
 from fake_measurer import FakeMeasurer, key, spread_us
 
 from minrnn_gen.preferred import Trial
 from minrnn_gen.tune.child import ChildMeasurer
 from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung
 
-FAKE = str(Path(__file__).with_name("fake_measurer.py"))
+FAKE = str(Path(__file__).parents[1] / "fake_measurer.py")
 GREETING = json.dumps({"gpu": "h200", "device": "NVIDIA H200", "driver": "1"})
 # Says who it is, and then does to every request what the test wants.
 PROGRAM = f"""
 import os, sys, time
 print('''{GREETING}''', flush=True)
 for line in sys.stdin:
-    {{}}
+    DOES
 """
 
 
@@ -61,7 +61,7 @@ def test_a_child_answers_as_its_measurer_does(child: ChildMeasurer, trial: Trial
 def test_what_hangs_or_faults_costs_itself_and_the_next_has_a_new_child(
     trial: Trial, does: str, error: type[MeasurementFailed], says: str
 ) -> None:
-    child = ChildMeasurer((sys.executable, "-c", PROGRAM.format(does)), reply_seconds=0.5)
+    child = ChildMeasurer((sys.executable, "-c", PROGRAM.replace("DOES", does)), reply_seconds=0.5)
     assert child.device == "NVIDIA H200"
     lost = child._process
     with pytest.raises(error, match=says):

@@ -8,7 +8,7 @@ import shutil
 from typing import Any
 
 import pytest
-from conftest import BuilderOf, Compiler
+from compiler_for_tests import BuilderOf, Compiler
 from fake_measurer import FakeMeasurer, spread_us
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from minrnn_gen.tune.tuner import KernelRace, Limits, TunedKernel, kernels_of, t
 
 FEW = 6
 # Times follow what is measured, not what is predicted, so that the first pick is seldom the fastest.
-a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None)
+a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=4, deadline=None)
 
 
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
