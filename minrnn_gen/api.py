@@ -33,11 +33,15 @@ def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, *, tune: bo
     loaded = load_spec(spec, **overrides)
     target = target_of(loaded)
     if tune:
+        from minrnn_gen.tune.remembered import JustMeasured, remembered
         from minrnn_gen.tune.session import tune_here
 
-        for tuned in tune_here(builder_of(loaded, target)):
-            if tuned.ended == "interrupted":
-                raise KeyboardInterrupt
+        builder = builder_of(loaded, target)
+        tuned = tuple(tune_here(builder))
+        if tuned and tuned[-1].ended == "interrupted":
+            raise KeyboardInterrupt
+        won = tuple(one.kept for one in tuned if one.kept)
+        return kernel_from(replace(builder, preferred=lambda: JustMeasured(won, remembered())))
     return kernel_of(loaded, target)
 
 

@@ -44,12 +44,13 @@ def run_race(
 ) -> Race[Contender]:
     """Race contenders as they arrive; `visit` measures one a few times, or returns None for one that is out.
 
-    Everybody is visited once, but for those whose times are `known`; then the ones that may still be the fastest take turns.
-    No visit begins when no seconds are left, but for the first. An interruption ends the race; what is known by then counts.
+    Everybody is visited once, but for those whose times are `known`, who need not arrive; then the ones that may still be the
+    fastest take turns. No visit begins when no seconds are left, but for the first. An interruption ends the race, and what is
+    known by then counts.
     """
-    race: Race[Contender] = Race()
+    race = Race({one: list(times_us) for one, times_us in (known or {}).items()})
     try:
-        race.ended = _first_visits(race, arriving, visit, seconds_left, known or {}) or _rounds(race, visit, seconds_left)
+        race.ended = _first_visits(race, arriving, visit, seconds_left) or _rounds(race, visit, seconds_left)
     except KeyboardInterrupt:
         race.ended = "interrupted"
     race.leader = leader_of(race.times_us)
@@ -89,14 +90,13 @@ def _first_visits(
     arriving: Iterable[Contender],
     visit: Callable[[Contender], Sequence[float] | None],
     seconds_left: Callable[[], float],
-    known: Mapping[Contender, Sequence[float]],
 ) -> Ended | None:
     for one in arriving:
-        if one in known:
-            race.times_us[one] = list(known[one])
-        elif race.times_us and seconds_left() <= 0:
+        if one in race.times_us:
+            continue
+        if race.times_us and seconds_left() <= 0:
             return "budget"
-        elif times := visit(one):
+        if times := visit(one):
             race.times_us[one] = list(times)
     return None
 

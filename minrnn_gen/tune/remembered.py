@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from minrnn_gen import cuda
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.compiler import toolchain_version
 from minrnn_gen.driver import driver_release
+from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.preferred import Choice, Trial
 from minrnn_gen.store import Store, cache_folder, templates_digest
+from minrnn_gen.tune.device import open_measurer
 from minrnn_gen.tune.measurer import MeasurementFailed, Measurer
 from minrnn_gen.tune.memory import Memory, open_memory
 from minrnn_gen.tune.results import Outcome, Result, Setting, setting_of
@@ -78,9 +81,35 @@ class Remembered:
             self.memory.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
 
 
+@dataclass(frozen=True)
+class JustMeasured:
+    """The kernels that won a moment ago, and else what is remembered: of use where the disk keeps neither."""
+
+    won: tuple[BuiltKernel, ...]
+    memory: Remembered
+
+    def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
+        """Return the candidate that won for this pass and regime."""
+        for plan, why in ((built.plan, built.chosen) for built in self.won):
+            if (plan.kernel_pass, plan.regime) == (problem.kernel_pass, problem.regime):
+                return Choice(plan.template.removesuffix(".cu.j2"), plan.variables, why)
+        return self.memory.choice(problem, cell_digest)
+
+    def accepts(self, trial: Trial) -> bool:
+        """Say whether a choice is right; those that won were checked."""
+        return any(built.plan == trial.plan for built in self.won) or self.memory.accepts(trial)
+
+
 def remembered() -> Remembered:
     """Return what is remembered here, for the GPU at hand."""
     memory, live = open_memory(Store(cache_folder())), cuda.live_device()
     if live is None:
         return Remembered(memory)
-    return Remembered(memory, live.profile.name, live.name, driver_release() or "")
+    return Remembered(memory, live.profile.name, live.name, driver_release() or "", _opened)
+
+
+def _opened() -> Measurer | None:
+    try:
+        return open_measurer()
+    except ToolchainMissing:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,17 @@ def test_an_interruption_at_any_point_costs_the_visit_that_it_met(compiler: Comp
     calls = compiler.calls
     again = raced(builder_of(), third)
     assert (third.timed, third.checked, winner_of(again)) == ([], [], winner_of(after)) and compiler.calls <= calls + 1
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_was_measured_by_a_longer_run_is_not_forgotten_by_a_shorter(builder_of: BuilderOf) -> None:
+    last = candidates_of(builder_of())[-1]
+
+    def truth_us(one: CandidateKey) -> float:
+        return 1.0 if one == last else 9.0
+
+    raced(builder_of(), FakeMeasurer(truth_us))
+    assert winner_of(raced(builder_of(), FakeMeasurer(truth_us), top=1, seconds=0.0)) == last
 
 
 def test_who_breaks_a_promise_makes_room_and_who_fails_is_not_asked_again(compiler: Compiler, builder_of: BuilderOf) -> None:
@@ -201,6 +213,17 @@ def test_compile_tunes_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> 
     fake.interrupt_at = len(fake.timed)
     with pytest.raises(KeyboardInterrupt):
         api.compile(spec, tune=True, hidden_size=128)
+
+
+@pytest.mark.usefixtures("compiler", "cache")
+def test_without_a_disk_the_winner_is_taken_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
+    model_pick = api.compile(spec).plan
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "file" / "no_folder"))
+    fake = FakeMeasurer(lambda one: 100.0 if one[1] == key_of("", model_pick.variables)[1] else spread_us(one))
+    monkeypatch.setattr(session, "open_measurer", lambda: fake)
+    assert api.compile(spec, tune=True).plan.variables != model_pick.variables
 
 
 @pytest.mark.usefixtures("compiler")
