@@ -11,6 +11,6 @@ def open_measurer() -> Measurer:
     """Return what measures on the GPU here, in a process of its own; raises ToolchainMissing where there is none."""
     live = cuda.live_device()
     if live is None:
-        why = "CuPy, which is not installed" if cuda.has_device() else "a GPU, and none is found here"
-        raise ToolchainMissing(f"tuning measures on the GPU and needs {why}; 'minrnn-gen doctor' looks closer")
+        why = "the one here needs CuPy, which is not installed" if cuda.has_device() else "none is found here"
+        raise ToolchainMissing(f"tuning measures on a GPU, and {why}; 'minrnn-gen doctor' looks closer")
     raise ToolchainMissing(f"measuring on {live.name} is not there yet; kernels are picked by the model")

@@ -201,7 +201,7 @@ def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
 def test_compile_tunes_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
     monkeypatch.setattr(device.cuda, "live_device", lambda: None)
-    with pytest.raises(ToolchainMissing, match="tuning measures on the GPU"):
+    with pytest.raises(ToolchainMissing, match="tuning measures on a GPU"):
         api.compile(spec, tune=True)
     model_pick = api.compile(spec).plan
     fake = FakeMeasurer(lambda one: 100.0 if one[1] == key_of("", model_pick.variables)[1] else spread_us(one))
