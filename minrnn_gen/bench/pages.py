@@ -40,15 +40,17 @@ def filled(page: str, records: Records, name: str) -> str:
     of another command than `scan` begin with its name. `records` are by command.
     """
     sections = {section: partial(text, records.get(command)) for section, (command, text) in SECTIONS.items()}
-    return _filled(page, name, sections)
+    return filled_sections(page, name, sections)
 
 
 def filled_functions(page: str, record: FunctionRecord | None, name: str) -> str:
     """Return the text of a page with its section `functions` made anew, in the same way."""
-    return _filled(page, name, {"functions": partial(functions_text, record)})
+    return filled_sections(page, name, {"functions": partial(functions_text, record)})
 
 
-def _filled(page: str, name: str, sections: Mapping[str, Callable[[], str]]) -> str:
+def filled_sections(page: str, name: str, sections: Mapping[str, Callable[[], str]]) -> str:
+    """Return the text of a page with every section between its markers made anew by the function of its name."""
+
     def section(found: re.Match[str]) -> str:
         if found["name"] not in sections:
             allowed = ", ".join(sections)

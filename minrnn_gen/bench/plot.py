@@ -14,6 +14,8 @@ from minrnn_gen.bench.tables import by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 _PANEL_INCHES = (5.6, 4.2)
+# After ten curves matplotlib's colours begin anew.
+_LINE_STYLES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude."""
+    """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude.
+
+    `is_size_log`: whether sizes lie as far apart as they are times each other.
+    """
 
     title: str
     quantity: str
     is_log: bool
     curves: tuple[Curve, ...]
     size: str = "time steps"
+    is_size_log: bool = True
 
 
 def panels_of(record: Record) -> tuple[Panel, ...]:
@@ -86,6 +92,11 @@ def svg_of(record: Record) -> str:
             "--plot: nothing was measured at two lengths or sizes; measure the table raw, classic or sweep, without --quick"
         )
     need_matplotlib()
+    return svg_text(panels, record.gpu)
+
+
+def svg_text(panels: Sequence[Panel], title: str) -> str:
+    """Draw panels beside and below each other; what svg_of does with those of a record. It needs matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -96,18 +107,20 @@ def svg_of(record: Record) -> str:
         figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
-            for curve in panel.curves:
+            for number, curve in enumerate(panel.curves):
                 ours = curve.name.startswith(("minrnn-gen", "GPU"))
-                axes.plot(curve.sizes, curve.values, marker="o", markersize=3, linewidth=2.2 if ours else 1.1, label=curve.name)
+                (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name)
+                line.set(linewidth=2.2 if ours else 1.1, linestyle=_LINE_STYLES[number // 10 % len(_LINE_STYLES)])
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
-            axes.set_xscale("log", base=2)
+            if panel.is_size_log:
+                axes.set_xscale("log", base=2)
             if panel.is_log:
                 axes.set_yscale("log")
             else:
                 axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
             axes.legend(fontsize=7)
-        figure.suptitle(record.gpu)
+        figure.suptitle(title)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     # matplotlib leaves blanks at the ends of lines.

@@ -1,0 +1,77 @@
+"""The command line of an example: its settings, each an option, in full or small, and the device."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from minrnn_gen.errors import MinrnnError
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Command(Generic[S]):
+    """What was asked for. `text` is the command with everything that the results depend on, and nothing else."""
+
+    name: str
+    text: str
+    settings: S
+    device: torch.device
+    folder: Path
+
+
+def run_command(
+    name: str, purpose: str, full: S, small: S, example: Callable[[Command[S]], None], arguments: Sequence[str] | None
+) -> int:
+    """Read the arguments, run the example and return the exit status; what is wrong is said in one sentence.
+
+    `full` and `small` are frozen dataclasses of one type, whose fields (numbers, or tuples of numbers or words) become options.
+    """
+    parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a setting for a CPU; options that are given still count")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"), help="where"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
+    for field in dataclasses.fields(full):  # type: ignore[arg-type]
+        usual = getattr(full, field.name)
+        kind: dict[str, Any] = {"type": type(usual)}
+        if isinstance(usual, tuple):
+            kind = {"type": type(usual[0]), "nargs": "+"}
+        help_text = f"{_typed(usual)}, small {_typed(getattr(small, field.name))}"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", default=argparse.SUPPRESS, help=help_text, **kind)
+    given = vars(parser.parse_args(arguments))
+    if given["device"] == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no GPU; give --device cpu")
+    is_small, device, folder = given.pop("small"), torch.device(given.pop("device")), given.pop("out")
+    base = small if is_small else full
+    wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    for key, value in wanted.items():
+        numbers = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float)]
+        if key != "seed" and any(number <= 0 for number in numbers):
+            parser.error(f"--{key.replace('_', '-')} is {_typed(value)}; numbers above 0 are expected")
+    changed = {key: value for key, value in wanted.items() if value != getattr(base, key)}
+    text = f"python examples/{name}.py" + " --small" * is_small
+    text += "".join(f" --{key.replace('_', '-')} {_typed(value)}" for key, value in changed.items())
+    settings = dataclasses.replace(base, **changed)  # type: ignore[type-var]
+    try:
+        example(Command(name, text, settings, device, folder))
+    except MinrnnError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def _typed(value: object) -> str:
+    """Return a value as one types it behind its option."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,27 @@
+"""The training examples as modules, as their own folder sees them, and their kernels planned and not compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from host_kernels import nothing_compiled
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled_and_one_thread() -> Iterator[None]:
+    # As in examples/training/__init__.py, which comes too late here.
+    import torch
+
+    from minrnn_gen.torch import kernels
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with nothing_compiled():
+        yield
+    torch.set_num_threads(threads)
+    kernels._KERNELS.clear()  # others want them compiled
