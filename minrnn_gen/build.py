@@ -273,7 +273,7 @@ class Builder:
             if place is None:
                 raise CompileFailed("it does not fit")
             built = self.build_candidate(*place)
-            if built.cubin and not known.accepts(Trial(self.recipe, built.plan, built.cubin)):
+            if built.cubin and not known.accepts(Trial(self.recipe, built.cell, built.plan, built.cubin)):
                 raise CompileFailed("its results are wrong")
         except CompileFailed as why:
             LOG.warning("%s was measured as the fastest, but is not taken: %s", dict(choice.variables), why)

@@ -39,7 +39,7 @@ def built_from(request: Mapping[str, Any], entry: Entry, seconds: float) -> Buil
     plan = KernelPlan.from_json(request["plan"])
     return BuiltKernel(
         plan=plan,
-        cell=_cell_shape_from(request["cell"]),
+        cell=cell_shape_from(request["cell"]),
         source=entry.files[f"{plan.entry}.cu"].decode(),
         digest=entry.key,
         cubin=entry.files[f"{plan.entry}.cubin"],
@@ -76,6 +76,7 @@ def kept(store: Store, key: str, built: BuiltKernel, toolchain: str | None) -> B
     return replace(built, folder=entry.folder)
 
 
-def _cell_shape_from(data: Mapping[str, Any]) -> CellShape:
+def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
+    """Read back what `dataclasses.asdict` gave of a cell's shape."""
     names = ("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values")
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import CellShape, Problem
 from minrnn_gen.plan.solver import Solution
 
 SLOWER = "candidates of the preferred family were slower when they were measured"
@@ -24,9 +24,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """A compiled candidate with all that is needed to run it: the recipe of its spec, its plan and its cubin."""
+    """A compiled candidate with all that is needed to run it: the recipe of its spec, its cell, its plan and its cubin."""
 
     recipe: str
+    cell: CellShape
     plan: KernelPlan
     cubin: bytes
 

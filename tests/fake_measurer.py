@@ -41,6 +41,9 @@ class FakeMeasurer:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
+    def prepare(self, trial: Trial) -> None:
+        pass
+
     def error_share(self, trial: Trial) -> float:
         self.checked.append(key(trial))
         return math.nan if self.wrong(key(trial)) else 0.5

@@ -9,17 +9,21 @@ import queue
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
+from minrnn_gen.built import cell_shape_from
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.preferred import Trial
-from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung, Measurer
+from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung, Measurer
 
-# Candidates are chosen to take milliseconds; the fp64 reference of a large problem takes the host some seconds.
-REPLY_SECONDS = 30.0
-# Importing CuPy, and a context on a GPU of a machine with many of them.
-START_SECONDS = 60.0
+# Candidates take milliseconds, the slowest of them a second; what else a reply needs is loading a cubin, and compiling CuPy's own
+# kernels for the first comparison.
+REPLY_SECONDS = 20.0
+# Importing CuPy, and a context on a GPU of a machine with many of them; or compiling another kernel, and the fp64 reference.
+START_SECONDS = 120.0
+# From a kill to the end of a process; one that hangs within the driver is left to it.
+END_SECONDS = 10.0
 
 
 @dataclass
@@ -31,6 +35,7 @@ class ChildMeasurer:
 
     command: Sequence[str]
     reply_seconds: float = REPLY_SECONDS
+    prepare_seconds: float = START_SECONDS
     _process: subprocess.Popen[str] | None = field(default=None, init=False)
     _replies: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue, init=False)
     _greeting: dict[str, Any] = field(default_factory=dict, init=False)
@@ -50,21 +55,33 @@ class ChildMeasurer:
         """The driver's release."""
         return self._said("driver")
 
+    def prepare(self, trial: Trial) -> None:
+        """Ask the child; see `Measurer`."""
+        try:
+            self._ask({"prepare": _plain(trial)}, self.prepare_seconds)
+        except MeasurementFailed as failed:
+            raise CannotMeasure(f"candidates cannot be measured here: {failed}") from failed
+
     def error_share(self, trial: Trial) -> float:
         """Ask the child; see `Measurer`."""
-        share = self._ask({"check": _plain(trial)})["share"]
+        # A child that was started anew has nothing prepared, and that is no fault of the candidate's.
+        self.prepare(trial)
+        share = self._ask({"check": _plain(trial)}, self.reply_seconds)["share"]
         return float("nan") if share is None else float(share)
 
     def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
         """Ask the child; see `Measurer`."""
-        return [float(one) for one in self._ask({"time": _plain(trial), "repeats": repeats})["times_us"]]
+        self.prepare(trial)
+        times_us = self._ask({"time": _plain(trial), "repeats": repeats}, self.reply_seconds)["times_us"]
+        return [float(one) for one in times_us]
 
     def close(self) -> None:
         """End the child."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):
                     pipe and pipe.close()
@@ -86,7 +103,7 @@ class ChildMeasurer:
         self._greeting = self._reply(START_SECONDS)
         return process
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         process = self._start()
         assert process.stdin is not None
         try:
@@ -95,7 +112,7 @@ class ChildMeasurer:
         except OSError as gone:
             self.close()
             raise MeasurementFailed(f"the process that measures is gone ({gone})") from gone
-        return self._reply(self.reply_seconds)
+        return self._reply(seconds)
 
     def _reply(self, seconds: float) -> dict[str, Any]:
         try:
@@ -108,9 +125,9 @@ class ChildMeasurer:
             self.close()
             raise
         if not line:
-            status = self._process.wait() if self._process else None
+            process = self._process
             self.close()
-            raise MeasurementFailed(f"the process that measures ended with status {status}")
+            raise MeasurementFailed(f"the process that measures ended with status {process and process.returncode}")
         try:
             reply: dict[str, Any] = json.loads(line)
         except ValueError:
@@ -134,7 +151,10 @@ def serve(measurer: Measurer, requests: IO[str], replies: IO[str]) -> None:
     for line in requests:
         request = json.loads(line)
         try:
-            if "check" in request:
+            if "prepare" in request:
+                measurer.prepare(_trial_from(request["prepare"]))
+                say({})
+            elif "check" in request:
                 share = measurer.error_share(_trial_from(request["check"]))
                 say({"share": share if abs(share) < float("inf") else None})
             else:
@@ -145,11 +165,12 @@ def serve(measurer: Measurer, requests: IO[str], replies: IO[str]) -> None:
 
 def _plain(trial: Trial) -> dict[str, Any]:
     cubin = base64.b64encode(trial.cubin).decode()
-    return {"recipe": trial.recipe, "plan": trial.plan.to_json(), "cubin": cubin}
+    return {"recipe": trial.recipe, "cell": asdict(trial.cell), "plan": trial.plan.to_json(), "cubin": cubin}
 
 
 def _trial_from(data: dict[str, Any]) -> Trial:
-    return Trial(data["recipe"], KernelPlan.from_json(data["plan"]), base64.b64decode(data["cubin"]))
+    cell, plan = cell_shape_from(data["cell"]), KernelPlan.from_json(data["plan"])
+    return Trial(data["recipe"], cell, plan, base64.b64decode(data["cubin"]))
 
 
 def _read_into(pipe: IO[str], replies: queue.SimpleQueue[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,9 +16,11 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.preferred import Choice, Trial
 from minrnn_gen.store import Store, cache_folder, templates_digest
 from minrnn_gen.tune.device import open_measurer
-from minrnn_gen.tune.measurer import MeasurementFailed, Measurer
+from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, Measurer
 from minrnn_gen.tune.memory import Memory, open_memory
 from minrnn_gen.tune.results import Outcome, Result, Setting, setting_of
+
+LOG = logging.getLogger("minrnn_gen")
 
 
 @dataclass
@@ -66,6 +69,9 @@ class Remembered:
             share = measurer.error_share(trial)
         except MeasurementFailed as failed:
             self._spoil(trial, "failed", str(failed))
+            return False
+        except CannotMeasure as reason:
+            LOG.warning("%s", reason)
             return False
         finally:
             measurer.close()

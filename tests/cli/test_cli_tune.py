@@ -14,7 +14,7 @@ from minrnn_gen.cli.tune import INTERRUPTED, seconds_of
 from minrnn_gen.compiler import CompiledSource, KernelResources
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.tune import remembered, session, tuner
+from minrnn_gen.tune import lineup, remembered, session, tuner
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMeasurer:
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("MINRNN_DEBUG", raising=False)
     monkeypatch.setattr(build, "compile_source", compiled)
-    for module in (build, tuner, remembered):
+    for module in (build, lineup, tuner, remembered):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     monkeypatch.setattr(session, "open_measurer", lambda: fake)
     return fake

@@ -13,7 +13,7 @@ from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store
-from minrnn_gen.tune import remembered, tuner
+from minrnn_gen.tune import lineup, remembered, tuner
 
 SPEC = {"model": "min_gru", "hidden_size": 64, "training": False}
 
@@ -22,7 +22,7 @@ SPEC = {"model": "min_gru", "hidden_size": 64, "training": False}
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     monkeypatch.setattr(build, "compile_source", made)
-    for module in (build, tuner, remembered):
+    for module in (build, lineup, tuner, remembered):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     return made
 

@@ -13,15 +13,18 @@ from fake_measurer import FakeMeasurer, key, spread_us
 
 from minrnn_gen.preferred import Trial
 from minrnn_gen.tune.child import ChildMeasurer
-from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung
+from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung
 
 FAKE = str(Path(__file__).parents[1] / "fake_measurer.py")
 GREETING = json.dumps({"gpu": "h200", "device": "NVIDIA H200", "driver": "1"})
-# Says who it is, and then does to every request what the test wants.
+# Says who it is, and then does to every request what the test wants, but for what is only prepared.
 PROGRAM = f"""
 import os, sys, time
 print('''{GREETING}''', flush=True)
 for line in sys.stdin:
+    if line.startswith('{{"prepare"'):
+        print('{{}}', flush=True)
+        continue
     DOES
 """
 
@@ -29,7 +32,8 @@ for line in sys.stdin:
 @pytest.fixture
 def trial(builder_of: BuilderOf) -> Trial:
     builder = builder_of()
-    return Trial(builder.recipe, builder.solve("forward", builder.hinted_regime).plan(), b"\x00 cubin")
+    solution = builder.solve("forward", builder.hinted_regime)
+    return Trial(builder.recipe, solution.problem.cell, solution.plan(), b"\x00 cubin")
 
 
 @pytest.fixture
@@ -73,7 +77,17 @@ def test_what_hangs_or_faults_costs_itself_and_the_next_has_a_new_child(
     child.close()
 
 
+def test_what_cannot_be_prepared_is_no_fault_of_the_candidate(trial: Trial) -> None:
+    program = PROGRAM.replace("{}", '{"failed": "out of memory"}').replace("DOES", "pass")
+    child = ChildMeasurer((sys.executable, "-c", program))
+    with pytest.raises(CannotMeasure, match="out of memory"):
+        child.error_share(trial)
+    child = ChildMeasurer((sys.executable, "-c", PROGRAM.replace("print('{}', flush=True)", "time.sleep(60)")), 0.5, 0.5)
+    with pytest.raises(CannotMeasure, match="no end after 0.5 s"):
+        child.times_us(trial, 1)
+
+
 def test_a_child_that_cannot_start_is_said(trial: Trial) -> None:
     child = ChildMeasurer((sys.executable, "-c", "raise SystemExit(7)"))
-    with pytest.raises(MeasurementFailed, match="ended with status 7"):
+    with pytest.raises(CannotMeasure, match="ended with status 7"):
         child.error_share(trial)

@@ -19,6 +19,7 @@ from minrnn_gen.build import Builder
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.explain import explain
 from minrnn_gen.tune import device, remembered, session, tuner
+from minrnn_gen.tune.lineup import Lineup
 from minrnn_gen.tune.memory import Memory, open_memory
 from minrnn_gen.tune.race import ALIKE
 from minrnn_gen.tune.remembered import Remembered
@@ -33,7 +34,8 @@ a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
     """Race the candidates of the forward alone."""
     memory, regime = open_memory(builder.store), builder.hinted_regime
-    return KernelRace(builder, "forward", regime, measurer, memory, top, seconds, lambda _: None).run()
+    lineup = Lineup(builder, "forward", regime, measurer, memory)
+    return KernelRace(lineup, top, seconds, lambda _: None).run()
 
 
 def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:

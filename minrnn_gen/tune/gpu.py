@@ -1,0 +1,112 @@
+"""A measurer on CuPy's GPU number 0; run as a program, one that serves a parent process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minrnn_gen import cuda
+from minrnn_gen.cuda_clock import ColdClock, poison, release_memory, repeated
+from minrnn_gen.driver import driver_release
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.preferred import Trial
+from minrnn_gen.store import Store
+from minrnn_gen.tune.child import serve
+from minrnn_gen.tune.subject import Subject, demand_regime, key_of
+
+# All runs of one visit together: what is slower has fewer of them, and one at least.
+VISIT_US = 20e3
+
+
+@dataclass
+class GpuMeasurer:
+    """Measures candidates here, in this process; what hangs or faults takes the process with it (`ChildMeasurer`)."""
+
+    live: cuda.LiveDevice
+    folder: Path
+    clock: ColdClock
+    _subject: Subject | None = field(default=None, init=False)
+
+    @property
+    def gpu(self) -> str:
+        """The name of the GPU's profile."""
+        return self.live.profile.name
+
+    @property
+    def device(self) -> str:
+        """What the driver calls the GPU."""
+        return self.live.name
+
+    @property
+    def driver(self) -> str:
+        """The driver's release."""
+        return driver_release() or ""
+
+    def prepare(self, trial: Trial) -> None:
+        """Compile what else a call of the trial needs, and compute what it should give."""
+        self._subject_of(trial).prepare()
+
+    def error_share(self, trial: Trial) -> float:
+        """Run the trial; see `Measurer`."""
+        subject = self._subject_of(trial)
+        kernel = subject.kernel_of(trial)
+        run = subject.checked_run(kernel)
+        poison(one.nbytes for one in run().values())
+        results = run()
+        cuda.synchronize()
+        demand_regime(kernel, trial.plan)
+        return subject.error_share(results)
+
+    def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
+        """Time the trial; see `Measurer`."""
+        subject = self._subject_of(trial)
+        kernel = subject.kernel_of(trial)
+        run = subject.timed_run(kernel)
+        # Takes the memory, loads the kernel, and is prepared; the next runs are alike.
+        run()
+        demand_regime(kernel, trial.plan)
+        times_us = [self.clock.time_us(run)]
+        while len(times_us) < repeats and sum(times_us) < VISIT_US:
+            times_us.append(self.clock.time_us(run))
+        # What remembers its arrays refers to itself.
+        del run, kernel
+        gc.collect()
+        return times_us
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._subject = None
+        gc.collect()
+        release_memory()
+
+    def _subject_of(self, trial: Trial) -> Subject:
+        if self._subject is None or key_of(self._subject.trial) != key_of(trial):
+            self.close()
+            self._subject = Subject(trial, Store(self.folder), repeated)
+        return self._subject
+
+
+def gpu_measurer(folder: Path) -> GpuMeasurer:
+    """Return the measurer, with its kernels in `folder`; raises ToolchainMissing where there is no GPU for it."""
+    live = cuda.live_device()
+    if live is None:
+        raise ToolchainMissing("measuring needs a GPU, and CuPy to use it")
+    return GpuMeasurer(live, folder, ColdClock(live.profile.l2_bytes, live.profile.bandwidth_bytes_per_s))
+
+
+def main() -> None:
+    """Serve the parent, and end with it."""
+    # What else is printed must not stand between the replies.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with tempfile.TemporaryDirectory() as folder:
+        serve(gpu_measurer(Path(folder)), sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()
