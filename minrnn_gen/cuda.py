@@ -66,14 +66,19 @@ class LiveDevice:
 
 def has_device() -> bool:
     """Say whether the driver is here and sees a GPU, without importing CuPy."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Return how many GPUs the driver sees, 0 where there is no driver; without CuPy."""
     try:
         driver = ctypes.CDLL(_DRIVER_LIBRARY)
     except OSError:
-        return False
+        return 0
     count = ctypes.c_int(0)
     initialised: int = driver.cuInit(0)
     counted: int = driver.cuDeviceGetCount(ctypes.byref(count))
-    return initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS and count.value > 0
+    return count.value if initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS else 0
 
 
 def driver_version() -> str | None:

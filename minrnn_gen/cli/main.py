@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from minrnn_gen import __version__
-from minrnn_gen.cli import bench, cache, cells, compile, doctor, explain, gpus, render, run, schema, tune
+from minrnn_gen.cli import bench, bench_tuner, cache, cells, compile, doctor, explain, gpus, render, run, schema, tune
 from minrnn_gen.cli.terminal import print_json, print_note
 from minrnn_gen.errors import MinrnnError
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 for command in (compile.compile, explain.explain, render.render, run.run, tune.tune, gpus.gpus, schema.schema, doctor.doctor):
     app.command()(command)
+bench.app.command()(bench_tuner.tuner)
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, read_request
-from minrnn_gen.cli.terminal import console, duration_text, new_table, print_json
+from minrnn_gen.cli.terminal import console, duration_text, new_table, print_json, progress_bar
 from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:
-    from minrnn_gen.tune.tuner import Limits, Progress, TunedKernel
+    from minrnn_gen.tune.tuner import Limits, Progress
+    from minrnn_gen.tune.workers import Tuned
 
 DEFAULT_TOP = 16
 INTERRUPTED = 130
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+Show = Callable[[str, float, str], None]
 
 
 class Format(StrEnum):
@@ -34,6 +36,10 @@ Specs = Annotated[list[str] | None, typer.Argument(metavar="[SPEC]...", help="Sp
 Budget = Annotated[str, typer.Option("--budget", metavar="TIME", help="For each spec, as in 30s, 2min or 1h.")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Measure so many candidates of each kernel.")]
 All = Annotated[bool, typer.Option("--all", help="Measure every candidate that fits.")]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="WHICH", help="Tune specs at once on these GPUs: all, or as 0,2.", show_default=False),
+]
 ExportFile = Annotated[
     str | None, typer.Option("--export", metavar="FILE", help="Write what is known to this file.", show_default=False)
 ]
@@ -52,6 +58,7 @@ def tune(
     budget: Budget = "30s",
     top: Top = DEFAULT_TOP,
     every: All = False,
+    devices: Devices = None,
     import_file: ImportFile = None,
     export_file: ExportFile = None,
     export_format: ExportFormat = Format.LINES,
@@ -67,9 +74,19 @@ def tune(
     if specs:
         from minrnn_gen.tune.tuner import Limits
 
+        if devices is not None and gpu is not None:
+            raise BadInput("--devices: tunes for the GPUs that are here, so that --gpu names none; leave one of them out")
         limits = Limits(seconds_of(budget), None if every else top)
         requests = [read_request(one, gpu, assignments) for one in specs]
-        answer["kernels"], interrupted = _tuned(specs, requests, limits, quiet=as_json)
+        answer["kernels"] = []
+        finished = _tuned_here(specs, requests, limits, as_json)
+        if devices is not None:
+            finished = _tuned_on(devices, requests, limits, as_json)
+        for number, tuned in finished:
+            interrupted = interrupted or tuned.is_interrupted
+            answer["kernels"] += [{"spec": specs[number], **one} for one in tuned.kernels]
+            if not as_json:
+                _print(specs[number], tuned.kernels)
     if export_file is not None:
         answer["exported"] = _export(export_file, export_format, gpu)
     if as_json:
@@ -89,52 +106,44 @@ def seconds_of(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _tuned(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Tune spec after spec; returns what came of each kernel, and whether it was interrupted."""
+def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
+    """Tune spec after spec on the GPU here, and yield what came of each."""
     from minrnn_gen.api import builder_of
     from minrnn_gen.tune.session import tune_here
+    from minrnn_gen.tune.workers import tuned_of
 
-    entries: list[dict[str, Any]] = []
-    for path, request in zip(specs, requests, strict=True):
-        with _bar(path, quiet) as watch:
-            its = []
-            for tuned in tune_here(builder_of(request.spec, request.target), limits, watch):
-                its.append(tuned)
-                entries.append({"spec": path, **_entry(tuned)})
-        if not quiet:
-            _print(path, its)
-        if its and its[-1].ended == "interrupted":
-            return entries, True
-    return entries, False
+    for number, (path, request) in enumerate(zip(specs, requests, strict=True)):
+        with progress_bar(path, quiet) as show:
 
+            def watch(at: Progress, path: str = path, show: Show = show) -> None:
+                # A race ends when all are measured and one is ahead, or when its time is over.
+                show(f"{path}: {at.kernel_pass}, {at.measured} of {at.at_most}", at.spent, f"best {_time(at.best_us)}")
 
-def _entry(tuned: TunedKernel) -> dict[str, Any]:
-    its = tuned.setting
-    return {
-        "model": its.cell,
-        "pass": its.kernel_pass,
-        "gpu": its.gpu,
-        "device": its.device,
-        "feasible": tuned.feasible_count,
-        "candidates": dict(tuned.outcomes),
-        "ended": tuned.ended,
-        "first_us": tuned.first_us,
-        "best_us": tuned.best_us,
-        "family": tuned.kept.plan.template.removesuffix(".cu.j2") if tuned.kept else None,
-        "variables": dict(tuned.kept.plan.variables) if tuned.kept else None,
-    }
+            tuned = tuned_of(tuple(tune_here(builder_of(request.spec, request.target), limits, watch)))
+        yield number, tuned
+        if tuned.is_interrupted:
+            return
 
 
-def _print(path: str, kernels: Sequence[TunedKernel]) -> None:
+def _tuned_on(devices: str, requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
+    """Tune specs at once, each on a GPU of its own, and yield what came of each when it is done."""
+    from minrnn_gen.tune.workers import executor_of_gpus, gpus_named, task_of, tune_specs
+
+    gpus = gpus_named(devices)[: len(requests)]
+    limits = replace(limits, compilers=max(1, limits.compilers // len(gpus)))
+    with executor_of_gpus(gpus) as executor, progress_bar("tuning", quiet) as show:
+        tasks = [task_of(request.spec, limits) for request in requests]
+        for done, found in enumerate(tune_specs(tasks, executor), start=1):
+            show(f"tuning on {len(gpus)} GPUs: {done} of {len(tasks)} specs", done / len(tasks), "")
+            yield found
+
+
+def _print(path: str, kernels: Sequence[Mapping[str, Any]]) -> None:
     table = new_table("kernel", "candidates", "first pick", "fastest", "ended", right=("first pick", "fastest"))
-    for tuned in kernels:
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(tuned.outcomes.items()))
-        table.add_row(
-            tuned.setting.kernel_pass,
-            f"{counts} of {tuned.feasible_count}",
-            *map(_time, (tuned.first_us, tuned.best_us)),
-            tuned.ended,
-        )
+    for one in kernels:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one["candidates"].items()))
+        times = map(_time, (one["first_us"], one["best_us"]))
+        table.add_row(one["pass"], f"{counts} of {one['feasible']}", *times, one["ended"])
     screen = console()
     screen.print(path)
     screen.print(table)
@@ -142,29 +151,6 @@ def _print(path: str, kernels: Sequence[TunedKernel]) -> None:
 
 def _time(microseconds: float | None) -> str:
     return "-" if microseconds is None else duration_text(microseconds * 1e-6)
-
-
-@contextmanager
-def _bar(path: str, quiet: bool) -> Iterator[Any]:
-    """Give what shows how far the tuning of a spec is, on a terminal; nothing in a pipe."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[best]}", markup=False))
-    with Bar(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
-        task = bar.add_task(path, total=1.0, best="")
-
-        def watch(progress: Progress) -> None:
-            # A race ends when all are measured and one is ahead, or when its time is over.
-            seen = f"{progress.measured} of {progress.at_most}"
-            doing = f"{path}: {progress.kernel_pass}, {seen}"
-            bar.update(task, description=doing, completed=progress.spent, best=f"best {_time(progress.best_us)}")
-
-        yield watch
 
 
 def _import(path: str) -> int:

@@ -17,10 +17,10 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.preferred import Trial
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung, Measurer
 
-# Candidates take milliseconds, the slowest of them a second; what else a reply needs is loading a cubin, and compiling CuPy's own
-# kernels for the first comparison.
+# Candidates take milliseconds, the slowest of them a second; what else a reply needs is loading a cubin, and compiling CuPy's
+# own kernels for the first comparison.
 REPLY_SECONDS = 20.0
-# Importing CuPy, and a context on a GPU of a machine with many of them; or compiling another kernel, and the fp64 reference.
+# Importing CuPy, and a context on a GPU of a machine with many; or compiling another kernel, and the fp64 reference.
 START_SECONDS = 120.0
 # From a kill to the end of a process; one that hangs within the driver is left to it.
 END_SECONDS = 10.0

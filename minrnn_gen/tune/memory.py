@@ -61,11 +61,10 @@ class Memory:
         for result in results:
             by_gpu.setdefault(result.setting.gpu, []).append(result)
         for gpu, its in by_gpu.items():
-            data = "".join(result.line() + "\n" for result in its).encode()
             with self.store.lock(digest("results of measuring", gpu)):
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
-                    _append(self.path(gpu), data)
+                    append_results(self.path(gpu), its)
                 except OSError as error:
                     _notice_unwritable(self.folder, error.strerror or type(error).__name__)
 
@@ -144,7 +143,9 @@ def read_results(path: Path) -> Iterator[Result]:
                 LOG.debug("%s:%d: skipped, not a result (%s)", path, number, str(reason).splitlines()[0])
 
 
-def _append(path: Path, data: bytes) -> None:
+def append_results(path: Path, results: Sequence[Result]) -> None:
+    """Write results at the end of a file, each in a line of its own whatever was there; raises OSError where it cannot be."""
+    data = "".join(result.line() + "\n" for result in results).encode()
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         # Whoever wrote last may have been killed in the middle of a line, or the disk was full: ours begins on the next.

@@ -27,15 +27,15 @@ from minrnn_gen.tune.measurer import MeasurementFailed
 
 # Elements of y in a call that is checked: the fp64 reference then takes the host about a second.
 CHECKED_ELEMENTS = 1 << 22
-# Steps of a dense cell, whose products take the longest there: several times round the deepest ring, and more than one CUDA graph
-# of single steps.
+# Steps of a dense cell, whose products take the longest there: several times round the deepest ring, and more than one CUDA
+# graph of single steps.
 CHECKED_DENSE_STEPS = 144
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
 # How many times as large as the error of a whole result, norm by norm, its largest single one may be.
 LARGEST_OF_NORM = 4
-# A fast function is off by up to a relative 2^-17 (docs/numerics.md), in each of the eight steps that a state remembers; steps that
-# are composed as logarithms, by a relative 1.6e-3 after 32,768 of them.
+# A fast function is off by up to a relative 2^-17 (docs/numerics.md), in each of the eight steps that a state remembers; steps
+# that are composed as logarithms, by a relative 1.6e-3 after 32,768 of them.
 FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK = 8 * 2.0**-17, 2.0**-9
 # A prime, so that no two rows of an array are alike.
 RANDOM_VALUES = 1_000_003
@@ -166,7 +166,7 @@ class Subject:
         """Return what a call is given: the same values wherever they are placed; `is_whole`: all that it may be given.
 
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
-        size of what they multiply; of states between 1 and 2, since there are cells that take their logarithm, or divide by them.
+        size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
         """
         contract, alignment_bytes = self._contract, self.plan.regime.alignment_bytes
         storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
@@ -216,10 +216,9 @@ def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
 
 def demand_regime(kernel: Kernel, plan: KernelPlan) -> None:
     """Raise MeasurementFailed where calls of `kernel` ran a kernel of another regime than the plan's."""
-    if others := {regime for (kernel_pass, regime) in kernel.plans if kernel_pass == plan.kernel_pass} - {plan.regime}:
-        raise MeasurementFailed(
-            f"calls of these sizes are of another regime, {others.pop()}, than the candidate, {plan.regime}"
-        )
+    ran = {regime for (kernel_pass, regime) in kernel.plans if kernel_pass == plan.kernel_pass}
+    if others := ran - {plan.regime}:
+        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.regime}")
 
 
 def _built(trial: Trial) -> BuiltKernel:
