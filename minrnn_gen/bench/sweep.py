@@ -24,6 +24,8 @@ from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, media
 
 # Of each candidate: a median that leaves an outlier out. What is slow is run once.
 REPEATS = 3
+# Of one kernel, and how many of them are the best predicted: a sweep of all problems is then a quarter of an hour on an H200.
+CANDIDATES_MOST, BEST_PREDICTED = 1000, 200
 
 
 @dataclass
@@ -81,16 +83,28 @@ class SweptKernel:
 
 @dataclass(frozen=True)
 class Swept:
-    """How far a sweep is: the kernel under way, and how many of its candidates are done."""
+    """How far a sweep is: the kernel under way, and how many of its candidates are done, of how many."""
 
     label: str
     done: int
-    feasible: int
+    wanted: int
 
 
 def kernels_of(problems: Sequence[TunerProblem], gpu: str | None = None) -> tuple[SweptKernel, ...]:
     """Return the kernels to be swept, in order."""
     return tuple(SweptKernel(problem, kernel_pass, gpu) for problem in problems for kernel_pass in PASSES)
+
+
+def drawn(candidates: Sequence[CandidateKey]) -> frozenset[CandidateKey]:
+    """Return the candidates to measure, of all in the order of the cost model: all, or of too many `CANDIDATES_MOST`.
+
+    Of those the best predicted, and others spread evenly over the rest: the draw is the same on every occasion.
+    """
+    if len(candidates) <= CANDIDATES_MOST:
+        return frozenset(candidates)
+    best, rest = candidates[:BEST_PREDICTED], candidates[BEST_PREDICTED:]
+    count = CANDIDATES_MOST - len(best)
+    return frozenset((*best, *(rest[number * len(rest) // count] for number in range(count))))
 
 
 def sweep(
@@ -106,13 +120,14 @@ def sweep(
         if time.monotonic() >= end:
             return False
         lineup = kernel.lineup(measurer, file)
-        with closing(lineup.arriving(None)) as arriving:
+        wanted = drawn(tuple(lineup.places))
+        with closing(lineup.arriving(None, wanted)) as arriving:
             for key in arriving:
                 if key in lineup.times_us:
                     continue
                 lineup.visit(key, REPEATS)
                 lineup.forget(key)
-                watch(Swept(kernel.label, len(lineup.times_us) + len(lineup.out), len(lineup.places)))
+                watch(Swept(kernel.label, len(wanted & (lineup.times_us.keys() | lineup.out.keys())), len(wanted)))
                 if time.monotonic() >= end:
                     return False
     return True
@@ -133,27 +148,26 @@ def qualities(kernels: Sequence[SweptKernel], file: ResultsFile) -> Iterator[Qua
         results = max(groups.values(), key=len, default=[])
         times = {key: median_us(its) for key, its in times_of(results).items()}
         ranked: list[Ranked] = []
-        feasible: set[CandidateKey] = set()
+        predicted_us: dict[CandidateKey, float] = {}
         for solution in solutions:
             problem, family = solution.problem, solution.family
             declared = sorted(solution.candidates, key=lambda one: tuple(one.values()))
             places = {key_of(family.name, one): place for place, one in enumerate(declared)}
-            feasible |= places.keys()
             for candidate in solution.candidates:
                 key = key_of(family.name, candidate)
+                predicted_us[key] = total_us(family.predicted_us(problem, candidate))
                 if key in times:
                     taken = family.resources(problem, candidate)
-                    predicted_us = total_us(family.predicted_us(problem, candidate))
                     threads = taken.threads * taken.blocks_per_sm
-                    ranked.append(Ranked(times[key], predicted_us, places[key], threads))
+                    ranked.append(Ranked(times[key], predicted_us[key], places[key], threads))
         # As the tuner races them: the solver's pick first.
         ordered = ranked[:1] + sorted(ranked[1:], key=lambda one: one.predicted_us)
         found = quality_of(
             kernel.label,
             ordered,
             is_fitted=kernel.problem.is_fitted,
-            feasible_count=len(feasible),
-            is_complete=feasible <= {one.candidate for one in results},
+            feasible_count=len(predicted_us),
+            is_complete=min(CANDIDATES_MOST, len(predicted_us)) <= len({one.candidate for one in results}),
         )
         if found is not None:
             yield found

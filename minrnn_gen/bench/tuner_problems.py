@@ -47,19 +47,19 @@ class TunerProblem:
 
 # Other sizes, cells, precisions and layouts than those below, between them and beyond them.
 HELD_OUT = (
+    TunerProblem("ind_rnn", 8, 2048, 1024, "fp32"),
+    TunerProblem("lstm", 1, 1024, 256, "bf16"),
+    TunerProblem("min_gru", 8, 2048, 768, "fp32", layout="BDT"),
     TunerProblem("min_gru", 4, 2048, 2048, "bf16"),
     TunerProblem("lstm", 32, 512, 512, "bf16", heads=8),
     TunerProblem("scan", 3, 7001, 640, "fp32"),
     TunerProblem("gru", 8, 512, 512, "bf16"),
     TunerProblem("min_lstm", 2, 8192, 768, "fp32"),
     TunerProblem("elman", 16, 512, 1024, "bf16", heads=4),
-    TunerProblem("ind_rnn", 8, 2048, 1024, "fp32"),
     TunerProblem("slstm", 8, 512, 512, "bf16", heads=4),
     TunerProblem("hgrn", 8, 4096, 1024, "bf16"),
-    TunerProblem("lstm", 1, 1024, 256, "bf16"),
     TunerProblem("min_gru", 32, 256, 512, "fp32"),
     TunerProblem("gru", 64, 256, 256, "fp16", heads=2),
-    TunerProblem("min_gru", 8, 2048, 768, "fp32", layout="BDT"),
     TunerProblem("lstm", 16, 512, 384, "fp32", heads=6),
     TunerProblem("scan", 1, 32768, 1024, "bf16", layout="BDT"),
     TunerProblem("rg_lru", 4, 4096, 2560, "bf16"),

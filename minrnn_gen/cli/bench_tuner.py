@@ -47,7 +47,7 @@ def tuner(
         with contextlib.closing(open_measurer()) as measurer, progress_bar("sweeping", as_json) as show:
 
             def watch(swept: Swept) -> None:
-                show(f"{swept.label}: {swept.done} of {swept.feasible}", swept.done / swept.feasible, "")
+                show(f"{swept.label}: {swept.done} of {swept.wanted}", swept.done / swept.wanted, "")
 
             # What was measured by then is in the file.
             with contextlib.suppress(KeyboardInterrupt):

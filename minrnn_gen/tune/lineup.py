@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -98,11 +98,14 @@ class Lineup:
         """The time that stands for each candidate that has one."""
         return {key: median_us(its) for key, its in self.times_us.items()}
 
-    def arriving(self, most: int | None) -> Generator[CandidateKey, None, None]:
-        """Yield candidates as they are compiled, at most so many; who cannot be compiled makes room for the next."""
+    def arriving(self, most: int | None, among: Collection[CandidateKey] | None = None) -> Generator[CandidateKey, None, None]:
+        """Yield candidates, all or those `among`, as they are compiled; who cannot be compiled makes room for the next.
+
+        At most so many, the best predicted first.
+        """
         left = len(self.places) if most is None else most
         ahead: dict[CandidateKey, Future[BuiltKernel]] = {}
-        waiting = iter([key for key in self.places if key not in self.out])
+        waiting = iter([key for key in self.places if key not in self.out and (among is None or key in among)])
         with ThreadPoolExecutor(self.compilers) as pool:
             try:
                 while left:

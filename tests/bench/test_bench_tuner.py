@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minrnn_gen import build
 from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
-from minrnn_gen.bench.sweep import ResultsFile, kernels_of, qualities, sweep
+from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
 from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.compiler import CompiledSource, KernelResources
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -72,6 +72,14 @@ def test_held_out_problems_are_on_no_record_that_was_fitted_to() -> None:
     assert sum(not one.is_fitted for one in PROBLEMS) >= 12
 
 
+@given(st.integers(1, 5000))
+def test_a_draw_is_the_best_predicted_and_some_of_all_others(count: int) -> None:
+    candidates = [("family", (("tile", number),)) for number in range(count)]
+    its = sorted(one[1][0][1] for one in drawn(candidates))
+    assert len(its) == min(count, CANDIDATES_MOST) and its[:BEST_PREDICTED] == list(range(min(count, BEST_PREDICTED)))
+    assert max(b - a for a, b in itertools.pairwise([*its, count])) <= 1 + count // (CANDIDATES_MOST - BEST_PREDICTED)
+
+
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A compiler that is none, and what it was asked to compile."""
@@ -109,12 +117,12 @@ def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: l
     path, measurer = tmp_path / "folder" / "results.jsonl", CutMeasurer()
     measurer.wrong = lambda one: dict(one[1]).get("rows") == 8
     assert not sweep(kernels, measurer, ResultsFile(path), 0.0)
-    for left in (3, 40):
+    for left in (40, 400):
         measurer.left = left
         with pytest.raises(Cut):
             sweep(kernels, measurer, ResultsFile(path), FOREVER)
         partly = list(qualities(kernels, ResultsFile(path)))
-        assert (partly and not all(one.is_complete for one in partly)) or left > 3
+        assert partly and not all(one.is_complete for one in partly)
     measurer.left = 10**9
     file = ResultsFile(path)
     assert sweep(kernels, measurer, file, FOREVER)
