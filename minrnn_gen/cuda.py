@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from minrnn_gen.arrays import Array, Library, as_numpy, inspect_array, new_numpy, numpy_dtype, torch_stream
+from minrnn_gen.calibration import calibrated
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -113,7 +114,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
     shipped = profile_for_device(name, dotted)
-    profile = shipped or profile_from_attributes(name, dotted, attributes)
+    profile = calibrated(shipped or profile_from_attributes(name, dotted, attributes))
     return LiveDevice(name, dotted, attributes, profile, shipped is not None)
 
 

@@ -110,7 +110,10 @@ def _prediction(plan: KernelPlan) -> str:
     how = f"all overlap but {sequential}" if plan.predicted_us.keys() - set(SEQUENTIAL_TERMS) else "added up"
     lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
-    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total"])
+    rates = "every rate of the GPU was measured"
+    if plan.assumed_rates:
+        rates = f"by datasheets: {', '.join(plan.assumed_rates)}; 'minrnn-gen calibrate' measures them on the GPU at hand"
+    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total", f"  {rates}"])
 
 
 def _margins(plan: KernelPlan) -> str:
