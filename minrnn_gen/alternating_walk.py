@@ -79,7 +79,7 @@ class AlternatingWalk:
         """Enqueue `count` steps, each a product and a launch."""
         product = step_product(self._contract, scratch, batch, kernel_pass == "backward")
         for step in range(count):
-            cublas.multiply(device, stream, product, scratch["cublas"])
+            cublas.multiply(device, stream, product, workspace=scratch["cublas"])
             pair.step(device, stream, scratch, step, batch)
 
     def _recorded(self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int) -> Recorded:

@@ -173,6 +173,18 @@ def torch_stream(device: int) -> int:
     return int(handle_of(device) if handle_of else torch.cuda.current_stream(device).cuda_stream)
 
 
+def torch_empty(device: int | None) -> Callable[..., Any] | None:
+    """Return what allocates a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
+
+    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
+    """
+    internals = getattr(sys.modules["torch"], "_C", None)
+    guards = getattr(getattr(internals, "_dynamo", None), "guards", None)
+    empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)
+    get_device = getattr(internals, "_cuda_getDevice", None)
+    return empty if empty and get_device and get_device() == device else None
+
+
 class _HostMemory:
     """Host memory as NumPy's array interface; holds its owner alive."""
 

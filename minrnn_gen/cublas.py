@@ -16,10 +16,20 @@ from minrnn_gen.errors import ToolchainMissing
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
+# {(in float64, adding to what is there): what is computed in, the factor of the product, and that of what is there}
+_ARITHMETIC = {
+    (is_double, adds): (compute, ctypes.byref(scalar(1.0)), ctypes.byref(scalar(float(adds))))
+    for is_double, compute, scalar in ((False, _COMPUTE_FLOAT32, ctypes.c_float), (True, _COMPUTE_FLOAT64, ctypes.c_double))
+    for adds in (False, True)
+}
 _GEMM_DEFAULT = -1
 # cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _NO_NARROW_SUMS = 16
 _LIBRARIES = ("cublas64_13.dll", "cublas64_12.dll") if sys.platform == "win32" else ("libcublas.so.13", "libcublas.so.12")
+_INT, _POINTER, _STRIDE = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+_MATRIX = (_POINTER, _INT, _INT, _STRIDE)
+# cublasGemmStridedBatchedEx (cublas_api.h).
+_GEMM_ARGUMENTS = (_POINTER, *(_INT,) * 5, _POINTER, *_MATRIX, *_MATRIX, _POINTER, *_MATRIX, *(_INT,) * 3)
 # What cuBLAS asks for on sm_90 and later (cuBLAS documentation, cublasSetWorkspace).
 WORKSPACE_BYTES = 32 << 20
 
@@ -54,30 +64,31 @@ def factor(array: Array, row: int, stride: int = 0, transposed: bool = False) ->
     return Matrix(array.pointer, array.dtype, row, stride, transposed)
 
 
-def multiply(device: int | None, stream: int, product: Product, workspace: int = 0) -> None:
+def multiply(
+    device: int | None, stream: int, product: Product, pointers: tuple[int, int, int] | None = None, workspace: int = 0
+) -> None:
     """Enqueue a product on `stream`; accumulates in fp32 (fp64).
 
-    `workspace`: WORKSPACE_BYTES of memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only
-    a stream that nobody records may use. cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it
-    gets resultᵀ = rightᵀ leftᵀ. Raises ToolchainMissing where cuBLAS refuses.
+    `pointers`: where left, right and result are, if they are elsewhere than `product` says. `workspace`: WORKSPACE_BYTES of
+    memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only a stream that nobody records may
+    use. cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it gets resultᵀ = rightᵀ leftᵀ. Raises
+    ToolchainMissing where cuBLAS refuses.
     """
     left, right, result = product.left, product.right, product.result
-    is_double = result.dtype == "float64"
-    compute, scalar = (_COMPUTE_FLOAT64, ctypes.c_double) if is_double else (_COMPUTE_FLOAT32, ctypes.c_float)
-    one, beta = scalar(1.0), scalar(1.0 if product.adds else 0.0)
-    library, pointer, int64 = _library(), ctypes.c_void_p, ctypes.c_longlong
-    with cuda.on_device(device) as current:
-        # The thread's own handle, which CuPy prepares anew before each use of its own.
-        handle = pointer(current.cublas_handle)
-        _check(library.cublasSetStream_v2(handle, pointer(stream)))
+    left_at, right_at, result_at = pointers or (left.pointer, right.pointer, result.pointer)
+    compute, one, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
+    library = _library()
+    with cuda.on_device(device):
+        handle = cuda.cublas_handle()
+        _check(library.cublasSetStream_v2(handle, stream))
         if workspace:
-            _check(library.cublasSetWorkspace_v2(handle, pointer(workspace), ctypes.c_size_t(WORKSPACE_BYTES)))
+            _check(library.cublasSetWorkspace_v2(handle, workspace, WORKSPACE_BYTES))
         _check(library.cublasSetMathMode(handle, _NO_NARROW_SUMS))
         status = library.cublasGemmStridedBatchedEx(
-            handle, int(right.transposed), int(left.transposed), product.n, product.m, product.k, ctypes.byref(one),
-            pointer(right.pointer), _CUDA_TYPES[right.dtype], right.row, int64(right.stride),
-            pointer(left.pointer), _CUDA_TYPES[left.dtype], left.row, int64(left.stride), ctypes.byref(beta),
-            pointer(result.pointer), _CUDA_TYPES[result.dtype], result.row, int64(result.stride),
+            handle, right.transposed, left.transposed, product.n, product.m, product.k, one,
+            right_at, _CUDA_TYPES[right.dtype], right.row, right.stride,
+            left_at, _CUDA_TYPES[left.dtype], left.row, left.stride, beta,
+            result_at, _CUDA_TYPES[result.dtype], result.row, result.stride,
             product.batch, compute, _GEMM_DEFAULT,
         )  # fmt: skip
         library.cublasSetMathMode(handle, 0)
@@ -95,7 +106,12 @@ def _library() -> Any:
     cuda.load_cublas()
     for name in _LIBRARIES:
         try:
-            return ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
+            library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
         except OSError:
             continue
+        library.cublasSetStream_v2.argtypes = (_POINTER, _POINTER)
+        library.cublasSetWorkspace_v2.argtypes = (_POINTER, _POINTER, ctypes.c_size_t)
+        library.cublasSetMathMode.argtypes = (_POINTER, ctypes.c_int)
+        library.cublasGemmStridedBatchedEx.argtypes = _GEMM_ARGUMENTS
+        return library
     raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import tempfile
 import threading
@@ -13,17 +12,23 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from minrnn_gen.arrays import Array, Library, as_numpy, inspect_array, new_numpy, numpy_dtype, torch_stream
+from minrnn_gen.arrays import (
+    Array,
+    Library,
+    as_numpy,
+    contiguous_strides,
+    inspect_array,
+    new_numpy,
+    numpy_dtype,
+    torch_empty,
+    torch_stream,
+)
 from minrnn_gen.calibration import calibrated
+from minrnn_gen.driver import NO_CONTEXT, PORTABLE_CLUSTER_BLOCKS, SUCCESS, allow_large_clusters, has_device, launch
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
-_DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-_CUDA_SUCCESS = 0
-# Clusters of up to so many blocks every GPU with clusters has; more is for a kernel to ask for (CUDA C++ Programming Guide).
-PORTABLE_CLUSTER_BLOCKS = 8
-_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
 # Streams in use at once, as objects.
 _STREAMS_HELD = 64
 # Does nothing, for any thread, any number of times.
@@ -47,9 +52,10 @@ class Place(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """An array to be allocated: `dtype` is the library's own; `fill`: the byte it is full of (0 unless of bytes), or None."""
+    """An array to be allocated, contiguous: `dtype` is the library's own; `fill`: the byte it is full of, or None."""
 
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: Any
     fill: int | None
 
@@ -63,35 +69,6 @@ class LiveDevice:
     attributes: dict[str, int] = field(repr=False)
     profile: GpuProfile = field(repr=False)
     profile_is_shipped: bool
-
-
-def has_device() -> bool:
-    """Say whether the driver is here and sees a GPU, without importing CuPy."""
-    return device_count() > 0
-
-
-def device_count() -> int:
-    """Return how many GPUs the driver sees, 0 where there is no driver; without CuPy."""
-    try:
-        driver = ctypes.CDLL(_DRIVER_LIBRARY)
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    initialised: int = driver.cuInit(0)
-    counted: int = driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value if initialised == _CUDA_SUCCESS and counted == _CUDA_SUCCESS else 0
-
-
-def driver_version() -> str | None:
-    """Return the newest CUDA version that the driver serves, as "13.0", or None where there is no driver; without CuPy."""
-    try:
-        driver = ctypes.CDLL(_DRIVER_LIBRARY)
-    except OSError:
-        return None
-    version = ctypes.c_int(0)
-    read: int = driver.cuDriverGetVersion(ctypes.byref(version))
-    # 1000 major + 10 minor (CUDA driver API, cuDriverGetVersion).
-    return f"{version.value // 1000}.{version.value % 1000 // 10}" if read == _CUDA_SUCCESS else None
 
 
 @cache
@@ -147,20 +124,21 @@ def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | No
     if like.library == "numpy":
         return new_numpy(shape, dtype, fill)
     its_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
-    return inspect(allocate(like.owner, like, Allocation(shape, its_dtype, fill))[0], "result")
+    return inspect(allocate(like.owner, like, Allocation(shape, contiguous_strides(shape), its_dtype, fill))[0], "result")
 
 
 def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:
     """Allocate in `place`, beside the tensor `like`, on the current stream; return the library's array and its address."""
-    shape, dtype, fill = allocation
+    shape, strides, dtype, fill = allocation
     if place.library == "torch":
+        empty = torch_empty(place.device)
         # Through the caller's tensor, so that the memory is of torch's own allocator and on the same device.
-        tensor = like.new_empty(shape, dtype=dtype)
+        tensor = empty(shape, strides, dtype) if empty else like.new_empty(shape, dtype=dtype)
         if fill is not None:
             tensor.fill_(fill)
         return tensor, tensor.data_ptr()
     cupy = cupy_module()
-    with _current(cupy, place.device):
+    with on_device(place.device):
         array = cupy.empty(shape, dtype)
         if fill is not None:
             array.data.memset_async(fill, array.nbytes)
@@ -198,7 +176,7 @@ def int64_beside(like: Array, array: Array) -> Array:
         torch = sys.modules["torch"]
         return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
     cupy = cupy_module()
-    with cupy.cuda.Device(like.device):
+    with on_device(like.device):
         return inspect(cast(cupy.asarray(given), "int64"), array.name)
 
 
@@ -225,7 +203,7 @@ def is_capturing(like: Array) -> bool:
     """Say whether the current stream of the library of `like` is recording a graph."""
     runtime = cupy_module().cuda.runtime
     stream = current_stream(like)
-    with cupy_module().cuda.Device(like.device):
+    with on_device(like.device):
         try:
             return bool(runtime.streamIsCapturing(stream))
         except runtime.CUDARuntimeError:
@@ -239,13 +217,20 @@ def current_stream(like: Placed) -> int:
     if like.library == "torch":
         return torch_stream(like.device)
     cupy = cupy_module()
-    with _current(cupy, like.device):
+    with on_device(like.device):
         return int(cupy.cuda.get_current_stream().ptr)
 
 
-def on_device(device: int | None) -> Any:
-    """Return a context in which CuPy's current device is `device`; it gives that device."""
-    return cupy_module().cuda.Device(device)
+def on_device(device: int | None) -> AbstractContextManager[Any]:
+    """Return a context in which the current device is `device`; next to nothing where it is that, as in almost every call."""
+    cupy = cupy_module()
+    is_current = cupy.cuda.runtime.getDevice() == device
+    return _AS_IT_IS if is_current else cupy.cuda.Device(device)
+
+
+def cublas_handle() -> int:
+    """Return this thread's handle of cuBLAS for the current device, which CuPy prepares anew before each use of its own."""
+    return int(cupy_module().cuda.device.get_cublas_handle())
 
 
 def load_cublas() -> None:
@@ -255,12 +240,6 @@ def load_cublas() -> None:
         from cupy_backends.cuda.libs import cublas  # noqa: F401
     except ImportError as missing:
         raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])") from missing
-
-
-def _current(cupy: Any, device: int | None) -> AbstractContextManager[Any]:
-    """Make the device the current one for a while; next to nothing where it is that, and so for almost every call."""
-    is_current = cupy.cuda.runtime.getDevice() == device
-    return _AS_IT_IS if is_current else cupy.cuda.Device(device)
 
 
 def to_device(array: Any) -> Any:
@@ -304,17 +283,23 @@ class LoadedKernel:
         self.launch_on(like.device, current_stream(like), blocks, threads, arguments)
 
     def launch_on(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Launch on a stream of `device`."""
-        function = self.function(device)
-        with _current(cupy_module(), device):
-            function((blocks,), (threads,), tuple(arguments), self.dynamic_shared_bytes, _stream(stream), self.is_cooperative)
+        """Launch on a stream of `device`; raises CuPy's exception of the driver where it refuses."""
+        cupy, pointer = cupy_module(), self.function(device).ptr
+        configuration = (blocks, threads, self.dynamic_shared_bytes, stream, self.is_cooperative)
+        with on_device(device):
+            status = launch(pointer, configuration, arguments)
+            if status == NO_CONTEXT:
+                cupy.cuda.runtime.free(0)  # which makes one
+                status = launch(pointer, configuration, arguments)
+        if status != SUCCESS:
+            raise cupy.cuda.driver.CUDADriverError(status)
 
     def resident_blocks(self, device: int | None, threads: int) -> int:
         """Return how many blocks of so many threads `device` holds at once."""
         assert device is not None
         driver, runtime = cupy_module().cuda.driver, cupy_module().cuda.runtime
         function = self.function(device)
-        with _current(cupy_module(), device):
+        with on_device(device):
             per_sm = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, self.dynamic_shared_bytes)
         return int(per_sm * runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
 
@@ -339,7 +324,7 @@ class LoadedKernel:
             if self.dynamic_shared_bytes:
                 kernel.max_dynamic_shared_size_bytes = self.dynamic_shared_bytes
             if self.cluster_blocks > PORTABLE_CLUSTER_BLOCKS:
-                _allow_large_clusters(kernel.kernel.ptr)
+                allow_large_clusters(kernel.kernel.ptr)
             self._functions[device] = kernel.kernel
             return kernel.kernel
 
@@ -357,33 +342,21 @@ def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKerne
     )
 
 
-def _allow_large_clusters(function: int) -> None:
-    driver = ctypes.CDLL(_DRIVER_LIBRARY)
-    status: int = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-    if status != _CUDA_SUCCESS:
-        raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
-
-
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """The one attribute CuPy's launcher reads from a stream; spares the cost of an ExternalStream per launch."""
+    """A stream of another library."""
 
-    ptr: int
+    handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol's version and the handle."""
-        return 0, self.ptr
-
-
-@lru_cache(maxsize=_STREAMS_HELD)
-def _stream(handle: int) -> _Stream:
-    return _Stream(handle)
+        return 0, self.handle
 
 
 @lru_cache(maxsize=_STREAMS_HELD)
 def external_stream(handle: int) -> Any:
     """Return the stream of another library as one of CuPy's."""
-    return cupy_module().cuda.Stream.from_external(_stream(handle))
+    return cupy_module().cuda.Stream.from_external(_Stream(handle))
 
 
 @cache

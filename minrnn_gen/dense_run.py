@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen import cublas, cuda
+from minrnn_gen import cuda
 from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
@@ -133,10 +133,10 @@ class DenseRun(DeviceRun):
         packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
         copy_transposed(device, stream, part.R, (1, 0, 2, 3), int(packed.pointer))
         for product in row_products(contract, contract.layout, int(packed.pointer), y, products) if rows else ():
-            cublas.multiply(device, stream, product)
+            steps.multiply(product)
         if first is not None:
             (product,) = row_products(contract, "BTD", int(packed.pointer), _as_rows(first), first_products)
-            cublas.multiply(device, stream, product)
+            steps.multiply(product)
 
         def prepare(scratch: Scratch, stream: int) -> None:
             assert part.R is not None
@@ -154,10 +154,10 @@ class DenseRun(DeviceRun):
             prepare,
         )
         for product in recurrent_gradient(contract, contract.layout, y, dproducts, dR) if rows else ():
-            cublas.multiply(device, stream, product)
+            steps.multiply(product)
         if first is not None:
             (product,) = recurrent_gradient(contract, "BTD", _as_rows(first), first_dproducts, dR)
-            cublas.multiply(device, stream, product)
+            steps.multiply(product)
 
     def _initial_output(self, call: Call) -> Array | None:
         """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""

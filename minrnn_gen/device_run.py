@@ -29,7 +29,7 @@ from minrnn_gen.launch import (
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.prepared import Played, Steps, Tape, Tapes
-from minrnn_gen.projection import project, project_weight_gradient, project_x_gradient
+from minrnn_gen.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.saved import Forward
 
 
@@ -80,7 +80,7 @@ class DeviceRun:
     def forward(self, call: Call, kept: KeptStates) -> Forward:
         """Run over time; `kept` says in which dtype the states after every step are kept.
 
-        The results of what is played again are y, the states that are kept, and the final ones.
+        The results of what is played again are y, the states that are kept, the final ones, and x where it was projected.
         """
         contract = self._contract
         storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
@@ -102,7 +102,8 @@ class DeviceRun:
             for run, part in runs_of(contract, projected):
                 self._run_forward(steps, part, outputs_of_run(contract, outputs, run), kept)
         forward = Forward(call, projected, outputs)
-        played = self._tapes.keep(steps.played((outputs.y, *outputs.kept, *outputs.final), forward))
+        results = (outputs.y, *outputs.kept, *outputs.final, *(() if call.weight is None else (projected.x,)))
+        played = self._tapes.keep(steps.played(results, forward))
         return replace(forward, played=played)
 
     def step(self, call: Call) -> Outputs:
@@ -201,7 +202,7 @@ class DeviceRun:
             return call
         product = steps.new_array(self._contract.shape(axes, call.rows, call.time), call.x.dtype)
         if call.rows and call.time:
-            steps.multiply(project, call.x, call.weight, product, axes[-1] == "t")
+            steps.multiply(projection(call.x, call.weight, product, axes[-1] == "t"))
         return replace(call, x=product, x_axes=axes, weight=None)
 
     def _through_projection(self, steps: Steps, call: Call, gradient: Array) -> tuple[Array, Array | None]:
@@ -218,8 +219,9 @@ class DeviceRun:
             if lengths is not None:
                 # What lies beyond a length has no gradient, but a NaN there times zero would have.
                 x = cuda.zeroed_beyond(x, call.x_axes, lengths)
-            steps.multiply(project_x_gradient, gradient, call.weight, dx, time_is_last)
-            steps.multiply(project_weight_gradient, gradient, x, dweight, time_is_last)
+            steps.multiply(x_gradient(gradient, call.weight, dx, time_is_last))
+            for product in weight_gradient(gradient, x, dweight, time_is_last):
+                steps.multiply(product)
         return dx, dweight
 
     def _regime(self, call: Call, kept: KeptStates, *rows: Array) -> Regime:

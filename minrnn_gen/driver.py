@@ -1,21 +1,137 @@
-"""The release of the GPU's driver."""
+"""The CUDA driver: what it is and serves, and launches, whose arguments it takes as one block of bytes."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
 
-_DRIVER_TEXT_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+from minrnn_gen.errors import ToolchainMissing
+
+SUCCESS = 0
+# CUresult: the thread has not used the device yet.
+NO_CONTEXT = 201
+# Clusters of up to so many blocks every GPU with clusters has; more is for a kernel to ask for (CUDA C++ Programming Guide).
+PORTABLE_CLUSTER_BLOCKS = 8
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_MANAGEMENT_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+_RELEASE_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+# Kernels have a few signatures each; a call has its sizes and stream, of which a program uses few at a time.
+_LAYOUTS_HELD, _CONFIGURATIONS_HELD = 256, 1024
+# CUlaunchAttributeID (cuda.h).
+_COOPERATIVE = 2
+# What the pairs of `extra` begin with, and what ends it (cuda.h, CU_LAUNCH_PARAM_*).
+_BUFFER, _BUFFER_BYTES, _END = 1, 2, 0
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of one that is a number."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def has_device() -> bool:
+    """Say whether the driver is here and sees a GPU, without importing CuPy."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Return how many GPUs the driver sees, 0 where there is no driver; without CuPy."""
+    count = ctypes.c_int(0)
+    driver = _loaded()
+    if driver is None or driver.cuInit(0) != SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != SUCCESS:
+        return 0
+    return count.value
+
+
+def driver_version() -> str | None:
+    """Return the newest CUDA version that the driver serves, as "13.0", or None where there is no driver; without CuPy."""
+    version = ctypes.c_int(0)
+    driver = _loaded()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != SUCCESS:
+        return None
+    # 1000 major + 10 minor (CUDA driver API, cuDriverGetVersion).
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def driver_release() -> str | None:
     """Return the driver's release, as "580.159.04", or None where its management library is not there."""
     try:
-        management = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        management = ctypes.CDLL(_MANAGEMENT_LIBRARY)
     except OSError:
         return None
-    text = ctypes.create_string_buffer(_DRIVER_TEXT_BYTES)
-    if management.nvmlInit_v2() or management.nvmlSystemGetDriverVersion(text, _DRIVER_TEXT_BYTES):
+    text = ctypes.create_string_buffer(_RELEASE_BYTES)
+    if management.nvmlInit_v2() != SUCCESS:
         return None
+    read = management.nvmlSystemGetDriverVersion(text, _RELEASE_BYTES)
     management.nvmlShutdown()
-    return text.value.decode()
+    return text.value.decode() if read == SUCCESS else None
+
+
+def allow_large_clusters(function: int) -> None:
+    """Let a function be launched in clusters of more than `PORTABLE_CLUSTER_BLOCKS`; ToolchainMissing where it cannot be."""
+    status = _library().cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+    if status != SUCCESS:
+        raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
+
+
+def launch(function: int, configuration: tuple[int, int, int, int, bool], arguments: Sequence[Any]) -> int:
+    """Launch a function of the current device and return the driver's status.
+
+    `configuration`: blocks, threads of each, bytes of dynamic shared memory, stream, and whether the launch is cooperative.
+    `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars, one for each parameter of the kernel.
+    """
+    layout = _layout_of(tuple(map(type, arguments)))
+    buffer = (ctypes.c_char * layout.size)()
+    layout.pack_into(buffer, 0, *arguments)
+    size = ctypes.c_size_t(layout.size)
+    extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(buffer), _BUFFER_BYTES, ctypes.addressof(size), _END)
+    return int(_library().cuLaunchKernelEx(ctypes.byref(_configuration(*configuration)), function, None, extra))
+
+
+@lru_cache(maxsize=_LAYOUTS_HELD)
+def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
+    """Return how parameters of these types lie behind each other: as in a struct of C."""
+    return struct.Struct("".join("q" if issubclass(kind, int) else sys.modules["numpy"].dtype(kind).char for kind in kinds))
+
+
+@lru_cache(maxsize=_CONFIGURATIONS_HELD)
+def _configuration(blocks: int, threads: int, shared_bytes: int, stream: int, is_cooperative: bool) -> _Configuration:
+    """Return where and how a kernel is launched; never written again, so that threads may share it."""
+    attributes = (_Attribute * 1)(_Attribute(id=_COOPERATIVE, value=1)) if is_cooperative else (_Attribute * 0)()
+    return _Configuration((blocks, 1, 1), (threads, 1, 1), shared_bytes, stream, attributes, len(attributes))
+
+
+@cache
+def _library() -> Any:
+    library = _loaded()
+    if library is None:
+        raise ToolchainMissing("there is no CUDA driver here; 'minrnn-gen doctor' looks closer")
+    pointer = ctypes.c_void_p
+    library.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
+    library.cuFuncSetAttribute.argtypes = (pointer, ctypes.c_int, ctypes.c_int)
+    return library
+
+
+def _loaded() -> Any:
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None

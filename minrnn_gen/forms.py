@@ -46,50 +46,54 @@ def read(what: Form, arrays: Sequence[Any], named: Sequence[tuple[object, tuple[
                 given.append(one)
         else:
             return None
-    describe = None
-    form: list[Hashable] = [what]
-    addresses: list[int] = []
+    # Every type has a hash.
+    describe = next((_describer_of(type(one)) for one in given if one is not None), None)  # type: ignore[arg-type]
     try:
-        for one in given:
-            if one is None:
-                form.append(None)
-                addresses.append(0)
-                continue
-            its = _describer_of(type(one))  # type: ignore[arg-type]  # every type has a hash
-            described = its(one) if its and describe in (None, its) else None
-            if described is None:
-                return None
-            describe = its
-            form.append(described[0])
-            addresses.append(described[1])
+        described = None if describe is None else describe(given)
     except (RuntimeError, TypeError, ValueError):
         return None  # a tensor without memory of its own
-    return Reading(tuple(form), given, addresses)
+    return None if described is None else Reading((what, *described[0]), given, described[1])
 
 
-_Describer = Callable[[Any], tuple[Form, int] | None]
+_Described = tuple[list[Hashable], list[int]]
+_Describer = Callable[[Sequence[Any]], _Described | None]
 
 
 @lru_cache(maxsize=_TYPES_HELD)
 def _describer_of(kind: type) -> _Describer | None:
-    """Return what gives the form and the address of an array of this very type, if it has one."""
+    """Return what gives the forms and the addresses of arrays that are of the library of this very type, if it has them."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
-        return _tensor_form
+        return _tensors
     if cupy is not None and kind is cupy.ndarray:
-        return _cupy_form
+        return _cupy_arrays
     return None
 
 
-def _tensor_form(tensor: Any) -> tuple[Form, int] | None:
-    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        return None
-    if tensor.is_neg() or tensor.is_conj():
-        return None
-    address = tensor.data_ptr()
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % WIDEST_COPY_BYTES), address
+def _tensors(given: Sequence[Any]) -> _Described | None:
+    torch = sys.modules["torch"]
+    kinds, are_recorded = (torch.Tensor, torch.nn.Parameter), torch.is_grad_enabled()
+    form: list[Hashable] = []
+    addresses: list[int] = []
+    for one in given:
+        if one is None:
+            form.append(None)
+            addresses.append(0)
+            continue
+        if type(one) not in kinds or (are_recorded and one.requires_grad) or one.is_neg() or one.is_conj():
+            return None
+        address = one.data_ptr()
+        form += (one.shape, one.stride(), one.dtype, one.device, address % WIDEST_COPY_BYTES)
+        addresses.append(address)
+    return form, addresses
 
 
-def _cupy_form(array: Any) -> tuple[Form, int] | None:
-    address = array.data.ptr
-    return (array.shape, array.strides, array.dtype, array.device.id, address % WIDEST_COPY_BYTES), address
+def _cupy_arrays(given: Sequence[Any]) -> _Described | None:
+    kind = sys.modules["cupy"].ndarray
+    if any(one is not None and type(one) is not kind for one in given):
+        return None
+    addresses = [0 if one is None else one.data.ptr for one in given]
+    return [
+        None if one is None else (one.shape, one.strides, one.dtype, one.device.id, address % WIDEST_COPY_BYTES)
+        for one, address in zip(given, addresses, strict=True)
+    ], addresses

@@ -21,7 +21,7 @@ from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
 from minrnn_gen.explain import explain
-from minrnn_gen.forms import Reading
+from minrnn_gen.forms import Reading, read
 from minrnn_gen.gradients import gradients_by_name
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
@@ -258,6 +258,20 @@ class Kernel:
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
         return gradients_by_name(self._contract, call, raw, run.in_form_of)
 
+    def again(self, arrays: Sequence[Any], saves: bool, all_states: bool) -> tuple[Any, list[Any], list[Any]] | None:
+        """Run a call of a form met before; return y, the final states, and what `Saved.arrays` has of it, else None.
+
+        arrays: x, R, weight, bias, recurrent_bias, resets, then the initial states and the parameters, None where not given.
+        For callers who keep arrays and nothing else and have no time to lose, such as a layer of torch.
+        """
+        kept = self._kept_for_backward(all_states) if saves else "arithmetic" if all_states else "none"
+        played = self._on_device.again(read(("forward", kept), arrays))
+        if played is None:
+            return None
+        y, *others = played.results
+        first, count = len(self.states) if kept != "none" else 0, len(self.states)
+        return y, others[first : first + count], others[:first] + others[first + count :]
+
     def saved_from(self, given: Given, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
         """Return what `forward` saved of a call, from what it was `given`, its y and `Saved.arrays()`.
 
@@ -324,7 +338,7 @@ class Kernel:
         reading = read_call(self._contract, ("forward", kept), given)
         played = self._on_device.again(reading)
         if played is not None:
-            return played.results, played
+            return played.results[: 1 + (1 + (kept != "none")) * len(self.states)], played
         call = self._checked(given, reading)
         if self._run_of(call) is self._on_device:
             forward = self._on_device.forward(call, kept)

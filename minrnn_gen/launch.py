@@ -21,7 +21,7 @@ WORKSPACE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many blocks, and the kernel's arguments, pointers as addresses; a launch of no blocks is to be skipped."""
+    """How many blocks, and the kernel's arguments, pointers as addresses."""
 
     blocks: int
     arguments: tuple[Any, ...]

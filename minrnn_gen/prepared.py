@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from minrnn_gen import cuda
-from minrnn_gen.addresses import Address, Gap, is_known
+from minrnn_gen import cublas, cuda
+from minrnn_gen.addresses import Address, Gap, address_of, is_known
 from minrnn_gen.arrays import Array
+from minrnn_gen.cublas import Product
 from minrnn_gen.forms import Form, Reading
 from minrnn_gen.launch import Launch
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
@@ -50,7 +51,7 @@ class Steps:
         numbered = array.numbered(len(self._arrays))
         self._arrays.append(array.owner)
         self._addresses.append(array.pointer)
-        self._allocations.append(cuda.Allocation(shape, array.owner.dtype, fill))
+        self._allocations.append(cuda.Allocation(shape, array.strides, array.owner.dtype, fill))
         return numbered
 
     def workspace(self, size_bytes: int) -> Array | None:
@@ -67,11 +68,11 @@ class Steps:
         moving = tuple((place, one) for place, one in enumerate(launch.arguments) if isinstance(one, (Address, Gap)))
         self._note(_Launch(loaded, launch.blocks, threads, arguments, moving), [one for _, one in moving])
 
-    def multiply(self, product: Callable[..., None], *arguments: Any) -> None:
-        """Call a function that reads and writes no arrays but those among its arguments."""
-        product(*arguments)
-        arrays = [one for one in arguments if isinstance(one, Array)]
-        self._note(_Product(product, _without_owners(arguments)), [one.address for one in arrays])
+    def multiply(self, product: Product) -> None:
+        """Multiply by cuBLAS on the current stream."""
+        cublas.multiply(self._like.device, cuda.current_stream(self._like), product)
+        pointers = tuple(address_of(one.pointer) for one in (product.left, product.right, product.result))
+        self._note(_Product(product, pointers), pointers)
 
     def forget(self) -> None:
         """Say that this run does what is not noted down: it will not be played again."""
@@ -213,12 +214,17 @@ class _Launch:
         self._loaded.launch(place, self._blocks, self._threads, arguments)
 
 
-class _Product(NamedTuple):
-    product: Callable[..., None]
-    arguments: tuple[Any, ...]
+class _Product:
+    """A product of matrices at `pointers`: left, right and result."""
 
-    def again(self, _place: cuda.Place, addresses: list[int]) -> None:
-        self.product(*_moved(self.arguments, [None] * len(addresses), addresses))
+    __slots__ = ("_pointers", "_product")
+
+    def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
+        self._product, self._pointers = product, [(one.number, one.offset_bytes) for one in pointers]
+
+    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+        left, right, result = [addresses[number] + offset for number, offset in self._pointers]  # type: ignore[index]
+        cublas.multiply(place.device, cuda.current_stream(place), self._product, (left, right, result))
 
 
 def _without_owners(notes: Any) -> Any:

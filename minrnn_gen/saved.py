@@ -92,8 +92,9 @@ def played_again(tape: Tape | None, reading: Reading | None, y: Any, written: Se
     for one, array, address in zip((forward.outputs.y, *forward.written), results.arrays, results.addresses, strict=True):
         number = one.address.number
         assert number is not None
-        shape, dtype, _ = tape.allocations[number - len(reading.arrays)]
-        if (array.shape, array.dtype, address % WIDEST_COPY_BYTES) != (shape, dtype, 0) or not _is_contiguous(array):
+        wanted = tape.allocations[number - len(reading.arrays)]
+        fits = (array.shape, array.dtype, address % WIDEST_COPY_BYTES) == (wanted.shape, wanted.dtype, 0)
+        if not (fits and _is_contiguous(array)):
             return None
         arrays[number], addresses[number] = array, address
     return Played(tape, arrays, addresses)

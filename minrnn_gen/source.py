@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import jinja2
 
@@ -272,48 +272,12 @@ class StepsBackwardText(_StepsNames):
         return tuple(self.states.index(state) for state in self.saved_states)
 
     @property
-    def known_inputs(self) -> tuple[tuple[str, str], ...]:
-        """(name, place) of each input that is no gradient."""
-        return tuple(one for one in self._placed(self.lowered.backward) if one[0] not in self._late)
+    def backward_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.backward)
 
     @property
-    def known_statements(self) -> tuple[tuple[str, str], ...]:
-        """What depends on no gradient."""
-        return self._statements(are_late=False)
-
-    @property
-    def known_names(self) -> tuple[str, ...]:
-        """What of it, and of those inputs, is read by the rest."""
-        backward = self.lowered.backward
-        late = (statement.expression for statement in backward.statements if statement.name in self._late)
-        read = {symbol.name for expression in late for symbol in expression.free_symbols}
-        read |= {name for _, name in backward.results}
-        computed = [statement.name for statement in backward.statements]
-        return tuple(name for name in (*backward.inputs, *computed) if name in read - self._late)
-
-    @property
-    def gradient_inputs(self) -> tuple[tuple[str, str], ...]:
-        """(name, place) of each input that is a gradient."""
-        return tuple(one for one in self._placed(self.lowered.backward) if one[0] in self._late)
-
-    @property
-    def gradient_statements(self) -> tuple[tuple[str, str], ...]:
-        """What depends on gradients."""
-        return self._statements(are_late=True)
-
-    @cached_property
-    def _late(self) -> frozenset[str]:
-        """The names of gradients that come in, and of what depends on them."""
-        backward = self.lowered.backward
-        late = {name for name in backward.inputs if name.startswith("gradient_")}
-        for statement in backward.statements:
-            if any(symbol.name in late for symbol in statement.expression.free_symbols):
-                late.add(statement.name)
-        return frozenset(late)
-
-    def _statements(self, are_late: bool) -> tuple[tuple[str, str], ...]:
-        statements = self.lowered.backward.statements
-        return tuple((one.name, one.cuda) for one in statements if (one.name in self._late) == are_late)
+    def backward_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.backward.statements)
 
     @property
     def backward_results(self) -> tuple[tuple[str, str], ...]:

@@ -85,7 +85,7 @@ def _nvrtc() -> Finding:
 
 
 def _driver(nvrtc: str) -> Finding:
-    from minrnn_gen.cuda import driver_version
+    from minrnn_gen.driver import driver_version
 
     version = driver_version()
     if version is None:

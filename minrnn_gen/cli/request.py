@@ -100,9 +100,9 @@ def kernel_of_pass(kernel: Kernel, wanted: Pass) -> BuiltKernel:
 
 def why_no_gpu() -> str:
     """Say why no live GPU serves."""
-    from minrnn_gen import cuda
+    from minrnn_gen import driver
 
-    return "the GPU here needs CuPy, which is not installed" if cuda.has_device() else "no GPU found"
+    return "the GPU here needs CuPy, which is not installed" if driver.has_device() else "no GPU found"
 
 
 def _assigned(assignments: Sequence[str]) -> dict[str, Any]:

@@ -23,6 +23,10 @@ SEQUENCES_FROM = 5
 
 def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = False) -> list[Any]:
     """Run a call; with what a backward needs where it `saves`, beginning with the states after every step for `all_states`."""
+    again = _again(kernel, tensors, saves, all_states)
+    if again is not None:
+        y, states, others = again
+        return [y, *states, *others] if saves else [y, *states]
     given = _given(kernel, tensors)
     x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens = given
     run = kernel.forward if saves else kernel
@@ -45,6 +49,16 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
     # Pre-activations of tensors in host memory are in NumPy.
     extra = (one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in saved[0].arrays())
     return [y, *last, *extra]
+
+
+def _again(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool) -> tuple[Any, list[Any], list[Any]] | None:
+    """Run a call of a form met before, whose tensors are as a kernel takes them, or return None where it is not one."""
+    *given, resets, lengths, cu_seqlens = tensors[:NAMED_FROM]
+    if lengths is not None or cu_seqlens is not None or (all_states and not saves):
+        return None
+    states_from = NAMED_FROM + len(kernel.parameters)
+    states = tensors[states_from:] or (None,) * len(kernel.states)
+    return kernel.again((*given, resets, *states, *tensors[NAMED_FROM:states_from]), saves, all_states)
 
 
 def backward(

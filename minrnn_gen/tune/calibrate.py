@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from minrnn_gen import __version__, cuda
 from minrnn_gen.calibration import with_rates
 from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.driver import driver_release
+from minrnn_gen.driver import driver_release, has_device
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
 
@@ -27,7 +27,7 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
     """
     live = cuda.live_device()
     if live is None:
-        why = "the one here needs CuPy, which is not installed" if cuda.has_device() else "none is found here"
+        why = "the one here needs CuPy, which is not installed" if has_device() else "none is found here"
         raise ToolchainMissing(f"calibrating measures a GPU, and {why}; 'minrnn-gen doctor' looks closer")
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minrnn_gen import cuda
+from minrnn_gen.build import Target
 from minrnn_gen.cuda_clock import ColdClock, poison, release_memory, repeated
 from minrnn_gen.driver import driver_release
 from minrnn_gen.errors import ToolchainMissing
@@ -87,7 +88,9 @@ class GpuMeasurer:
     def _subject_of(self, trial: Trial) -> Subject:
         if self._subject is None or key_of(self._subject.trial) != key_of(trial):
             self.close()
-            self._subject = Subject(trial, Store(self.folder), repeated)
+            profile = self.live.profile
+            target = Target(profile, profile.model_dump_json().encode(), "device")
+            self._subject = Subject(trial, target, Store(self.folder), repeated)
         return self._subject
 
 

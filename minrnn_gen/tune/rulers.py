@@ -45,7 +45,7 @@ class Rulers:
         yield "copy_bandwidth_bytes_per_s", self._copy_bandwidth()
         yield "memory_latency_ns", self._memory_latency_ns()
         nothing = self._kernel("every_gpu", "nothing")
-        yield "launch_us", self._median_us(lambda: self._launch(nothing, 1, EXCHANGE_THREADS))
+        yield "launch_us", self._median_us(lambda: self._launch(nothing, 1, EXCHANGE_THREADS, Turns(0)))
         exchange = self._kernel("every_gpu", "block_exchange")
         sm_count = self.live.profile.sm_count
         out = self._memory(sm_count * BUSY_THREADS)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.api import target_of
 from minrnn_gen.arrays import numpy_dtype
-from minrnn_gen.build import Builder
+from minrnn_gen.build import Builder, Target
 from minrnn_gen.built import BuiltKernel
 from minrnn_gen.contract import Contract
 from minrnn_gen.kernel import Kernel
@@ -69,6 +68,7 @@ class Subject:
     """
 
     trial: Trial
+    target: Target
     store: Store
     place: Place
 
@@ -80,8 +80,7 @@ class Subject:
     @cached_property
     def builder(self) -> Builder:
         """What builds the other kernels of its calls."""
-        spec = self._spec()
-        return Builder(spec, target_of(spec), self.store)
+        return Builder(self._spec(), self.target, self.store)
 
     def prepare(self) -> None:
         """Make what is the same for every candidate: what it should give, and what runs before it."""
@@ -122,7 +121,7 @@ class Subject:
 
     @property
     def _checked_sizes(self) -> Sizes:
-        return checked_sizes(self.plan, self.trial.cell.kind == "dense", self.builder.target.profile.sm_count)
+        return checked_sizes(self.plan, self.trial.cell.kind == "dense", self.target.profile.sm_count)
 
     @cached_property
     def _others(self) -> tuple[BuiltKernel, ...]:

@@ -10,8 +10,8 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_complet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen import cuda
 from minrnn_gen.api import builder_of, target_of
+from minrnn_gen.driver import device_count
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 from minrnn_gen.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.spec import Spec
@@ -99,7 +99,7 @@ def tune_specs(tasks: Sequence[Task], executor: Executor) -> Iterator[tuple[int,
 def gpus_named(devices: str) -> tuple[str, ...]:
     """Return the GPUs that "all" or numbers as "0,2" mean, as CUDA_VISIBLE_DEVICES names them; raises BadInput for others."""
     visible = os.environ.get(_VISIBLE)
-    count = cuda.device_count()
+    count = device_count()
     if not count:
         raise ToolchainMissing("tuning measures on GPUs, and none is found here; 'minrnn-gen doctor' looks closer")
     names = [one.strip() for one in visible.split(",")][:count] if visible else [str(number) for number in range(count)]

@@ -143,7 +143,7 @@ def test_a_debug_build_is_said(command: Command, min_gru: Path, monkeypatch: pyt
 
 
 def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minrnn_gen.cuda.has_device", lambda: False)
+    monkeypatch.setattr("minrnn_gen.driver.has_device", lambda: False)
     monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: None)
     answer = command("render", min_gru)
     assert f"gpu {DEFAULT_GPU}" in answer.out

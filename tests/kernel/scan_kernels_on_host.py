@@ -17,7 +17,7 @@ import plain_loops
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from minrnn_gen import cublas, cuda, projection
+from minrnn_gen import cublas, cuda
 from minrnn_gen.arrays import as_numpy
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.plan.kernel_plan import Regime
@@ -148,7 +148,7 @@ class CublasOnHost:
         self._stream, self._mode = 0, 0
 
     def cublasSetStream_v2(self, _handle: Any, stream: Any) -> int:
-        self._stream = stream.value or 0
+        self._stream = stream
         return 0
 
     def cublasSetMathMode(self, _handle: Any, mode: int) -> int:
@@ -163,7 +163,6 @@ class CublasOnHost:
         assert (a_type, b_type, c_type, compute) == (1, 1, 1, 70)  # CUDA_R_64F, CUBLAS_COMPUTE_64F
         assert lda >= (k if turns_a else m) and ldb >= (n if turns_b else k) and ldc >= m
         assert (self._stream, self._mode) == (0, 16)
-        a, b, c, a_stride, b_stride, c_stride = (one.value for one in (a, b, c, a_stride, b_stride, c_stride))
         scale, keep = alpha._obj.value, beta._obj.value
         for index in range(count):
 
@@ -213,12 +212,11 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
         launched.add((kernel_pass, regime))
         return loaded(run, kernel_pass, regime)
 
-    device = SimpleNamespace(cublas_handle=1)
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
         where=np.where,
-        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext(device)),
+        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext()),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", noted)
@@ -226,7 +224,8 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
         patch.setattr(cuda, "cupy_module", lambda: numpy_as_cupy)
         patch.setattr(cuda, "is_capturing", lambda _: False)
         patch.setattr(cuda, "current_stream", lambda _: 0)
-        patch.setattr(projection, "current_stream", lambda _: 0)
+        patch.setattr(cuda, "on_device", lambda _: contextlib.nullcontext())
+        patch.setattr(cuda, "cublas_handle", lambda: 1)
         patch.setattr(cublas, "_library", CublasOnHost)
         patch.setattr(cuda, "read_back", as_numpy)
         yield launched

@@ -21,12 +21,13 @@ from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, assert_close, cell_named, kernel_of
 from torch_on_host import Device, Parameter, Tensor, as_arrays, as_tensors, torch_on_host
 
-from minrnn_gen import cuda, kernel, prepared
+from minrnn_gen import cublas, cuda, kernel, prepared
 from minrnn_gen.addresses import Address, Gap
 from minrnn_gen.alternating_walk import AlternatingWalk
 from minrnn_gen.arguments import Given
 from minrnn_gen.arrays import Array
 from minrnn_gen.call_forms import read_call
+from minrnn_gen.cublas import Product, factor
 from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import BadInput
@@ -390,7 +391,7 @@ def test_pointers_into_arrays_and_gaps_between_them_move_with_the_arrays(offsets
         assert loaded.arguments.pop() == [a.data_ptr() + bytes_in, 3, gap, b.data_ptr(), 0]
 
 
-def test_what_is_launched_on_arrays_of_unknown_origin_is_not_noted_down() -> None:
+def test_what_is_launched_on_arrays_of_unknown_origin_is_not_noted_down(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Tensor(X)
     copied = Tensor(X.copy())
     for unknown in (Address(copied.data_ptr()), Gap(x.data_ptr(), copied.data_ptr(), 8)):
@@ -398,7 +399,10 @@ def test_what_is_launched_on_arrays_of_unknown_origin_is_not_noted_down() -> Non
         steps.launch(Launched(), Launch(1, (first.address, unknown)), 32)
         assert steps.played((), None) is None
     steps, _ = steps_on(x)
-    steps.multiply(lambda *_: None, cuda.inspect(copied, "copied"))
+    unknown_too = factor(cuda.inspect(copied, "copied"), 1)
+    monkeypatch.setattr(cublas, "multiply", lambda *_: None)
+    monkeypatch.setattr(cuda, "current_stream", lambda _: 0)
+    steps.multiply(Product(1, 1, 1, unknown_too, unknown_too, unknown_too))
     assert steps.played((), None) is None
     steps, _ = steps_on(x)
     assert steps.played((cuda.inspect(copied, "copied"),), None) is None

@@ -41,7 +41,7 @@ def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Subj
         for kernel_pass, regime in kernels_of(builder):
             solution = builder.solve(kernel_pass, regime)
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
-            found.append(Subject(trial, Store(tmp_path), on_host))
+            found.append(Subject(trial, builder.target, Store(tmp_path), on_host))
         return found
 
     return made

@@ -1,0 +1,71 @@
+"""The arguments of a launch lie as C lays out the parameters of a kernel, whatever their types."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minrnn_gen import driver
+from minrnn_gen.addresses import Address
+
+C_TYPES = {int: ctypes.c_int64, Address: ctypes.c_int64, np.uint32: ctypes.c_uint32, np.float32: ctypes.c_float}
+C_TYPES |= {np.float64: ctypes.c_double, np.int64: ctypes.c_int64}
+
+
+class Driver:
+    """Takes what a driver is given."""
+
+    def __init__(self) -> None:
+        self.blocks = self.threads = (0, 0, 0)
+        self.rest: tuple[int, ...] = ()
+        self.buffer = b""
+
+    def cuLaunchKernelEx(self, configuration: Any, function: int, parameters: None, extra: Any) -> int:
+        its = configuration._obj
+        assert parameters is None and (extra[0], extra[2], extra[4] or 0) == (1, 2, 0)
+        self.buffer = ctypes.string_at(extra[1], ctypes.c_size_t.from_address(extra[3]).value)
+        self.blocks, self.threads = tuple(its.blocks), tuple(its.threads)
+        cooperative = [(one.id, one.value) for one in its.attributes[: its.attribute_count]]
+        self.rest = (function, its.shared_bytes, its.stream or 0, cooperative == [(2, 1)])
+        return driver.SUCCESS
+
+
+@given(
+    arguments=st.lists(
+        st.one_of(
+            st.integers(-(2**63), 2**63 - 1),
+            st.integers(0, 2**48).map(Address),
+            st.integers(0, 2**32 - 1).map(np.uint32),
+            st.floats(width=32, allow_nan=False).map(np.float32),
+            st.floats(allow_nan=False).map(np.float64),
+            st.integers(-(2**63), 2**63 - 1).map(np.int64),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    is_cooperative=st.booleans(),
+)
+def test_arguments_lie_as_parameters_do(arguments: list[Any], is_cooperative: bool) -> None:
+    seen = Driver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_library", lambda: seen)
+        assert driver.launch(7, (3, 64, 1024, 99, is_cooperative), arguments) == driver.SUCCESS
+    assert (seen.blocks, seen.threads) == ((3, 1, 1), (64, 1, 1))
+    assert seen.rest == (7, 1024, 99, is_cooperative)
+
+    class Parameters(ctypes.Structure):
+        _fields_ = tuple((f"p{place}", C_TYPES[type(one)]) for place, one in enumerate(arguments))
+
+    # C ends a struct at a multiple of its alignment; parameters just end.
+    read = Parameters.from_buffer_copy(seen.buffer.ljust(ctypes.sizeof(Parameters), b"\0"))
+    assert [getattr(read, f"p{place}") for place in range(len(arguments))] == arguments
+
+
+def test_sizes_are_those_of_the_driver() -> None:
+    """Of CUlaunchAttribute and CUlaunchConfig (cuda.h) where pointers have 8 bytes."""
+    assert (ctypes.sizeof(driver._Attribute), ctypes.sizeof(driver._Configuration)) == (72, 56)
