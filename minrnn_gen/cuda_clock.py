@@ -69,7 +69,7 @@ def repeated(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
     memory = cupy.empty(count + WIDEST_ALIGNMENT_BYTES // values.itemsize, words.dtype)
     first = alignment_bytes % WIDEST_ALIGNMENT_BYTES // values.itemsize
     flat, whole = memory[first : first + count], count // size * size
-    flat[:whole].reshape(-1, size)[...] = words
+    flat[:whole].reshape(count // size, size)[...] = words
     flat[whole:] = words[: count - whole]
     return flat.view(values.dtype).reshape(shape)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import CellShape, Problem
@@ -30,6 +30,11 @@ class Trial:
     cell: CellShape
     plan: KernelPlan
     cubin: bytes
+
+    @property
+    def kernel(self) -> tuple[Any, ...]:
+        """What the candidates of one kernel have in common."""
+        return self.recipe, self.plan.kernel_pass, self.plan.regime, self.plan.batch, self.plan.time
 
 
 class Preferred(Protocol):

@@ -38,6 +38,7 @@ class ChildMeasurer:
     prepare_seconds: float = START_SECONDS
     _process: subprocess.Popen[str] | None = field(default=None, init=False)
     _replies: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue, init=False)
+    _prepared: tuple[Any, ...] = field(default=(), init=False)
     _greeting: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
@@ -56,11 +57,14 @@ class ChildMeasurer:
         return self._said("driver")
 
     def prepare(self, trial: Trial) -> None:
-        """Ask the child; see `Measurer`."""
+        """Ask the child, unless it is prepared; see `Measurer`."""
+        if self._process is not None and self._prepared == trial.kernel:
+            return
         try:
             self._ask({"prepare": _plain(trial)}, self.prepare_seconds)
         except MeasurementFailed as failed:
             raise CannotMeasure(f"candidates cannot be measured here: {failed}") from failed
+        self._prepared = trial.kernel
 
     def error_share(self, trial: Trial) -> float:
         """Ask the child; see `Measurer`."""

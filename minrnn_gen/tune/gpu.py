@@ -18,7 +18,7 @@ from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.preferred import Trial
 from minrnn_gen.store import Store
 from minrnn_gen.tune.child import serve
-from minrnn_gen.tune.subject import Subject, demand_regime, key_of
+from minrnn_gen.tune.subject import Subject, demand_regime
 
 # All runs of one visit together: what is slower has fewer of them, and one at least.
 VISIT_US = 20e3
@@ -51,13 +51,18 @@ class GpuMeasurer:
     def prepare(self, trial: Trial) -> None:
         """Compile what else a call of the trial needs, and compute what it should give."""
         self._subject_of(trial).prepare()
+        # What is there for all candidates need not be looked through after each.
+        gc.collect()
+        gc.freeze()
 
     def error_share(self, trial: Trial) -> float:
         """Run the trial; see `Measurer`."""
         subject = self._subject_of(trial)
         kernel = subject.kernel_of(trial)
         run = subject.checked_run(kernel)
-        poison(one.nbytes for one in run().values())
+        sizes_bytes = [one.nbytes for one in run().values()]
+        # In the memory that these results were in, too.
+        poison(sizes_bytes)
         results = run()
         cuda.synchronize()
         demand_regime(kernel, trial.plan)
@@ -82,11 +87,12 @@ class GpuMeasurer:
     def close(self) -> None:
         """Give the memory back."""
         self._subject = None
+        gc.unfreeze()
         gc.collect()
         release_memory()
 
     def _subject_of(self, trial: Trial) -> Subject:
-        if self._subject is None or key_of(self._subject.trial) != key_of(trial):
+        if self._subject is None or self._subject.trial.kernel != trial.kernel:
             self.close()
             profile = self.live.profile
             target = Target(profile, profile.model_dump_json().encode(), "device")
@@ -107,8 +113,11 @@ def main() -> None:
     # What else is printed must not stand between the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with tempfile.TemporaryDirectory() as folder:
-        serve(gpu_measurer(Path(folder)), sys.stdin, replies)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            serve(gpu_measurer(Path(folder)), sys.stdin, replies)
+    except ToolchainMissing as missing:
+        sys.exit(str(missing))
 
 
 if __name__ == "__main__":

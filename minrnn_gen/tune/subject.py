@@ -39,6 +39,8 @@ FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK = 8 * 2.0**-17, 2.0**-9
 # A prime, so that no two rows of an array are alike.
 RANDOM_VALUES = 1_000_003
 
+HALF_BYTES = 2
+
 Arrays = Mapping[str, Any]
 # Of the values given, over and over, an array of a shape and an alignment in bytes, where the calls are run.
 Place = Callable[[Any, tuple[int, ...], int], Any]
@@ -195,12 +197,6 @@ class Subject:
         return Given(x, forward, backward)
 
 
-def key_of(trial: Trial) -> tuple[Any, ...]:
-    """Return what the candidates of one kernel have in common."""
-    plan = trial.plan
-    return trial.recipe, plan.kernel_pass, plan.regime, plan.batch, plan.time
-
-
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
     """Return sizes like those of a plan, and of its regime, for which the fp64 reference takes the host about a second."""
     is_few = plan.batch * plan.hidden_size < FEW_CHANNELS_PER_SM * sm_count
@@ -247,7 +243,9 @@ def _largest(array: Any) -> float:
 
 def _share(result: Any, expected: Any, largest: float, slack: float) -> float:
     """Return the largest error as a share of what is allowed; what is equal, infinities too, has none."""
-    values = result.astype(numpy.float64).reshape(expected.shape)
+    # By way of fp32, which holds every number of 16 bits: not every library converts bfloat16 to more.
+    values = (result.astype(numpy.float32) if result.itemsize == HALF_BYTES else result).astype(numpy.float64)
+    values = values.reshape(expected.shape)
     error = abs(values - expected)
     error[values == expected] = 0.0
     worst = float(error.max())
