@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from minrnn_gen.cli.tune import INTERRUPTED, seconds_of
 from minrnn_gen.compiler import CompiledSource, KernelResources
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.tune import lineup, remembered, session, tuner
+from minrnn_gen.tune import lineup, remembered, session, tuner, workers
 
 
 @pytest.fixture
@@ -51,6 +52,19 @@ def test_an_interruption_prints_what_is_known(command: Command, gpu: FakeMeasure
     answer = command("tune", min_gru, "--gpu", "h200", "--json")
     assert answer.status == INTERRUPTED and answer.json["interrupted"] is True
     assert answer.json["kernels"][0]["candidates"] == {"measured": 2}
+
+
+def test_specs_are_tuned_at_once_on_all_gpus(
+    command: Command, gpu: FakeMeasurer, min_gru: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "device_count", lambda: 2)
+    monkeypatch.setattr(workers, "executor_of_gpus", lambda gpus: ThreadPoolExecutor(len(gpus)))
+    said = command("tune", min_gru, "--devices", "all", "--top", 2, "--set", "gpu=h200", "--json").json
+    assert {one["ended"] for one in said["kernels"]} == {"decided"} and gpu.timed
+    assert {one["spec"] for one in said["kernels"]} == {str(min_gru)}
+    wrong = command("tune", min_gru, "--devices", "2")
+    assert wrong.status == 2 and "from 0 to 1" in wrong.error
+    assert command("tune", min_gru, "--devices", "all", "--gpu", "h200").status == 2
 
 
 @pytest.mark.usefixtures("gpu")
