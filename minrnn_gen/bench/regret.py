@@ -76,14 +76,14 @@ def quality_of(
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return Kendall's tau-b: pairs in the same order less pairs in the other, of those without a tie; NaN if there is none."""
+    """Return Kendall's tau-b: pairs in the same order less pairs in the other, of those without a tie; 0 if there is none."""
     signs = []
     for values in (one, other):
         column = numpy.asarray(values, numpy.float64)
         signs.append(numpy.sign(column[:, None] - column[None, :]))
     concordant = float((signs[0] * signs[1]).sum())
     untied = math.sqrt(float(abs(signs[0]).sum()) * float(abs(signs[1]).sum()))
-    return concordant / untied if untied else math.nan
+    return concordant / untied if untied else 0.0
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Quality], float]], ...] = (
