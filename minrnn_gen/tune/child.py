@@ -116,6 +116,10 @@ class ChildMeasurer:
         except OSError as gone:
             self.close()
             raise MeasurementFailed(f"the process that measures is gone ({gone})") from gone
+        except BaseException:
+            # Half a request is none.
+            self.close()
+            raise
         return self._reply(seconds)
 
     def _reply(self, seconds: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from minrnn_gen.driver import device_count
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 from minrnn_gen.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.spec import Spec
+from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.session import tune_here
 from minrnn_gen.tune.tuner import DEFAULT_LIMITS, Limits, TunedKernel
 
@@ -79,7 +80,8 @@ def tune_specs(tasks: Sequence[Task], executor: Executor) -> Iterator[tuple[int,
     """Yield (number of the task, what came of it) as they are done, by the workers of any executor.
 
     Each worker needs a GPU and this package; results go to the memory in its cache folder. After an interruption what had
-    begun is yielded if its worker still ends it. Raises what tuning raises, see `tune_here`.
+    begun is yielded if its worker still ends it. Raises what tuning raises, see `tune_here`, and CannotMeasure where a worker
+    is lost.
     """
     numbers: dict[Future[Tuned], int] = {executor.submit(run_task, task): number for number, task in enumerate(tasks)}
     left = set(numbers)
@@ -87,6 +89,8 @@ def tune_specs(tasks: Sequence[Task], executor: Executor) -> Iterator[tuple[int,
         for future in as_completed(numbers):
             left.discard(future)
             yield numbers[future], future.result()
+    except BrokenExecutor as broken:
+        raise CannotMeasure(f"a worker ended before its spec was tuned ({broken}); what it measured is remembered") from broken
     except KeyboardInterrupt:
         # A key stroke reaches the workers of this machine too, and each gives what it knows.
         executor.shutdown(wait=True, cancel_futures=True)

@@ -28,6 +28,7 @@ CASES = (
     {"model": "lstm", "precision": "bf16", "heads": 2, "direction": "reverse"},
     {"model": "gru", "recurrent_bias": True},
     {"model": "slstm", "precision": "fp16", "layout": "TBD"},
+    {"model": "lstm", "fp32_product": "fma", "functions": "fast", "recurrent_gradient_clip": 0.5},
 )
 
 
