@@ -1,4 +1,4 @@
-"""The CUDA driver: what it is and serves, and launches, whose arguments it takes as one block of bytes."""
+"""The CUDA driver: what it is and serves, and launches, whose arguments lie in one block of bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _RELEASE_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 _LAYOUTS_HELD, _CONFIGURATIONS_HELD = 256, 1024
 # CUlaunchAttributeID (cuda.h).
 _COOPERATIVE = 2
-# What the pairs of `extra` begin with, and what ends it (cuda.h, CU_LAUNCH_PARAM_*).
-_BUFFER, _BUFFER_BYTES, _END = 1, 2, 0
+_SLOT_BYTES = 8
 
 
 class _Attribute(ctypes.Structure):
@@ -100,16 +99,24 @@ def launch(function: int, configuration: tuple[int, int, int, int, bool], argume
     """
     layout = _layout_of(tuple(map(type, arguments)))
     buffer = (ctypes.c_char * layout.size)()
-    layout.pack_into(buffer, 0, *arguments)
-    size = ctypes.c_size_t(layout.size)
-    extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(buffer), _BUFFER_BYTES, ctypes.addressof(size), _END)
-    return int(_library().cuLaunchKernelEx(ctypes.byref(_configuration(*configuration)), function, None, extra))
+    first = ctypes.addressof(buffer)
+    behind = first + _SLOT_BYTES * len(arguments)
+    layout.pack_into(buffer, 0, *arguments, *range(first, behind, _SLOT_BYTES))
+    return int(_library().cuLaunchKernelEx(ctypes.byref(_configuration(*configuration)), function, behind, None))
 
 
 @lru_cache(maxsize=_LAYOUTS_HELD)
 def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
-    """Return how parameters of these types lie behind each other: as in a struct of C."""
-    return struct.Struct("".join("q" if issubclass(kind, int) else sys.modules["numpy"].dtype(kind).char for kind in kinds))
+    """Return the layout of a slot for each argument of these types, and behind them of as many addresses of slots.
+
+    The driver reads of a slot as many bytes as the parameter has, so that an int serves for a narrower one too.
+    """
+    slots = ("q" if issubclass(kind, int) else _slot_of(sys.modules["numpy"].dtype(kind)) for kind in kinds)
+    return struct.Struct("".join(slots) + f"{len(kinds)}Q")
+
+
+def _slot_of(dtype: Any) -> str:
+    return f"{dtype.char}{_SLOT_BYTES - dtype.itemsize}x"
 
 
 @lru_cache(maxsize=_CONFIGURATIONS_HELD)

@@ -120,14 +120,6 @@ class CellBackwardText(_CellNames):
         return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
 
     @property
-    def gates_of_products(self) -> tuple[int, ...]:
-        """Of each product the place of a gate that has the same gradient, as where only their sum is read; -1 without one."""
-        names = dict(self.lowered.backward.results)
-        of_gates = [names[f"gradient_W_{gate}"] for gate in self.gates]
-        of_products = [names[f"gradient_R_{product}"] for product in self.products]
-        return tuple(of_gates.index(name) if name in of_gates else -1 for name in of_products)
-
-    @property
     def saved_states(self) -> tuple[str, ...]:
         """The states whose values after each step the kernel reads."""
         return self.lowered.read_states

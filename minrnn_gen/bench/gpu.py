@@ -108,6 +108,26 @@ class Gpu:
         gc.collect()
         self.torch.cuda.empty_cache()
 
+    def graph_of(self, run: Run) -> Run:
+        """Return what replays `run` as one CUDA graph; its results are the same arrays every time."""
+        cuda = self.torch.cuda
+        # Once beside the current stream, as torch wants it, so that what is compiled and loaded is there.
+        side = cuda.Stream()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
+            run()
+        cuda.current_stream().wait_stream(side)
+        cuda.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            results = run()
+
+        def replayed() -> Arrays:
+            graph.replay()
+            return results
+
+        return replayed
+
     def copy(self, moved_bytes: int) -> Contender:
         """Return the copy that reads and writes `moved_bytes` together: the floor of everything bound by memory."""
 

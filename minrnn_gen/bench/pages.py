@@ -10,7 +10,7 @@ from minrnn_gen.bench.functions import FunctionRecord, functions_text
 from minrnn_gen.bench.plot import panels_of
 from minrnn_gen.bench.problems import TableName
 from minrnn_gen.bench.record import Record, Row
-from minrnn_gen.bench.suites import RECURRENT, SCAN, SUITES
+from minrnn_gen.bench.suites import CALLS, RECURRENT, SCAN, SUITES
 from minrnn_gen.bench.tables import provenance, table_text, whole_text
 from minrnn_gen.errors import BadInput, nearest_name
 
@@ -18,9 +18,10 @@ from minrnn_gen.errors import BadInput, nearest_name
 PUBLISHED_RECORDS = {
     SCAN.command: "benchmarks/results/scan_h200.json",
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
+    CALLS.command: "benchmarks/results/calls_h200.json",
 }
 PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg"}
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/torch.md")
 _DRAWN = {
     SCAN.command: "Scans and layers over the length of the sequence",
     RECURRENT.command: "Dense cells over head_dim and over batch",
@@ -100,15 +101,17 @@ def _of_record(command: str, text: Callable[[Record], str], record: Record | Non
     return f"Not measured yet; `minrnn-gen bench {command}` does.\n" if record is None else text(record)
 
 
-def _sections(command: str, headline: Callable[[Record], str]) -> dict[str, Callable[[Record | None], str]]:
+def _sections(command: str, headline: Callable[[Record], str] | None = None) -> dict[str, Callable[[Record | None], str]]:
     """Return the text of every section about one command's record, None where there is none yet."""
     texts: dict[str, Callable[[Record], str]] = {
-        "headline": headline,
         "provenance": lambda record: provenance(record) + "\n",
         "method": lambda record: "".join(f"- **{name}**: {text}.\n" for name, text in record.method.items()),
-        "plot": partial(_plot, command),
         **{table: partial(_table, command, table) for table in SUITES[command].tables},
     }
+    if headline is not None:
+        texts["headline"] = headline
+    if command in PLOTS:
+        texts["plot"] = partial(_plot, command)
     return {name: partial(_of_record, command, text) for name, text in texts.items()}
 
 
@@ -119,4 +122,5 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
         f"{RECURRENT.command} {name}": (RECURRENT.command, text)
         for name, text in _sections(RECURRENT.command, _recurrent_headline).items()
     },
+    **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
 }

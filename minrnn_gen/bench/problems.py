@@ -9,8 +9,11 @@ import pydantic
 
 from minrnn_gen.precision import PrecisionName
 
-TableName = Literal["raw", "cells", "layers", "classic", "sweep", "accuracy"]
-Task = Literal["forward", "backward", "forward + backward"]
+TableName = Literal["raw", "cells", "layers", "classic", "sweep", "accuracy", "host", "decode"]
+# Those of `host` besides: a forward with what a backward would need.
+Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
+# Where times are too short for ms.
+_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token"}
 
 TABLES: tuple[TableName, ...] = ("raw", "cells", "layers", "classic")
 TITLES: dict[TableName, str] = {
@@ -56,8 +59,14 @@ class Problem(pydantic.BaseModel):
 
     @property
     def heading(self) -> str:
-        """What the sizes of the label are."""
-        return "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
+        """What the sizes of the label are, and the unit of the times where it is not ms."""
+        sizes = "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
+        return f"{_UNITS[self.table]}: {sizes}" if self.table in _UNITS else sizes
+
+    @property
+    def units_per_ms(self) -> float:
+        """How many of the units that the heading names, or of ms, a run of 1 ms takes."""
+        return {"host": 1e3, "decode": 1e3 / max(self.time, 1)}.get(self.table, 1.0)
 
     @property
     def spec(self) -> dict[str, str | int | bool | None]:
@@ -88,9 +97,9 @@ class Problem(pydantic.BaseModel):
         if self.inputs is not None:
             return None
         if self.model is None:
-            return {"forward": 3, "backward": 5, "forward + backward": 8}[self.task]
+            return {"forward": 3, "backward": 5}.get(self.task, 8)
         gates = GATES[self.model]
-        return {"forward": gates + 1, "backward": 2 * gates + 2, "forward + backward": 3 * gates + 3}[self.task]
+        return {"forward": gates + 1, "backward": 2 * gates + 2}.get(self.task, 3 * gates + 3)
 
 
 # (batch, time, channels, precision)

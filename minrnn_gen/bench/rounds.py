@@ -63,6 +63,13 @@ class Limits:
     rounds_most: int = 11
     seconds: float = 1.5
 
+    @property
+    def in_words(self) -> str:
+        """How many rounds there are."""
+        if self.rounds_least == self.rounds_most:
+            return f"{self.rounds_most} rounds"
+        return f"{self.rounds_most} rounds, or of those that fit into {self.seconds:g} s, but {self.rounds_least} at least"
+
 
 @dataclass
 class _Prepared:

@@ -81,15 +81,13 @@ def too_slow(rows: Sequence[Row], peers: set[str]) -> dict[str, str]:
 
 def new_record(command: str, gpu: Gpu, suite: Suite) -> Record:
     """Return a record without rows: the command, the machine, and how it measures."""
-    limits = suite.limits
     return Record(
         command=command,
         gpu=gpu.name,
         driver=driver_release(),
         versions=versions(),
         method={
-            "time": f"median of {limits.rounds_most} rounds, or of those that fit into {limits.seconds:g} s, but "
-            f"{limits.rounds_least} at least; the spread is the quartiles",
+            "time": f"median of {suite.limits.in_words}; the spread is the quartiles",
             "order": "everyone in turn, round after round, in one process",
             "clock": "device events around each run; the host's clock for what works on a stream or a processor of its own",
             "cache": f"{FLUSH_BYTES} bytes written before each run, outside the time",

@@ -1,10 +1,24 @@
-"""What the two commands measure: scans, and dense cells."""
+"""What the three commands measure: scans, dense cells, and single calls."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from minrnn_gen.bench import cells, classic, dense, dense_problems, flash, layers, peers, problems, raw, torch_cells
+from minrnn_gen.bench import (
+    call_problems,
+    cells,
+    classic,
+    decoding,
+    dense,
+    dense_problems,
+    flash,
+    host_calls,
+    layers,
+    peers,
+    problems,
+    raw,
+    torch_cells,
+)
 from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Contender, Limits
@@ -29,6 +43,11 @@ def _scan_refusals(_: Gpu, chosen: Sequence[str], asked: Sequence[Problem], seco
     if all(problem.table != "raw" for problem in asked):
         return {}
     return peers.refusals([peer for peer in peers.PEERS if peer.name in chosen], seconds)
+
+
+def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    contenders = host_calls.contenders if problem.table == "host" else decoding.contenders
+    return contenders(problem, gpu, chosen, refused)
 
 
 SCAN = Suite(
@@ -57,4 +76,22 @@ RECURRENT = Suite(
     # Some take 50 ms for a call, and there are a hundred problems.
     limits=Limits(seconds=0.75),
 )
-SUITES = {suite.command: suite for suite in (SCAN, RECURRENT)}
+CALLS = Suite(
+    command="calls",
+    titles=call_problems.TITLES,
+    problems=call_problems.problems_of,
+    peers=(torch_cells.NAME,),
+    refusals=lambda *_: {},
+    contenders=_call_contenders,
+    method={
+        "host": f"calls of a form met {host_calls.WARM_UP_CALLS} times before, the device idle when each begins; without "
+        "gradients in torch.no_grad(), entered anew; with them those of x and all parameters",
+        "decode": f"{call_problems.DECODED} steps, each with the state of the last, in one CUDA graph of torch; eager: as they "
+        "are called, by the host's clock until the device is done",
+        "torch.nn": "one head, flatten_parameters() called; the record says where that left the weights apart, so that every "
+        "call copies them",
+    },
+    # What Python takes varies from call to call, and a call takes no time.
+    limits=Limits(rounds_least=201, rounds_most=201),
+)
+SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS)}

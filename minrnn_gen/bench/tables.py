@@ -17,8 +17,9 @@ INLINE_CHARACTERS = 20
 def table_text(rows: Sequence[Row]) -> str:
     """Return a table with a line for each problem and a column for each contender, and the failures below it.
 
-    A cell is the median in ms, in brackets the share of the copy's speed and the largest relative error; in the table
-    `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have columns where any row has them.
+    A cell is the median in ms, or in the unit of the heading; in brackets the share of the copy's speed and the largest
+    relative error; in the table `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have
+    columns where any row has them.
     """
     names = contenders(rows)
     notes: dict[str, int] = {}
@@ -86,7 +87,12 @@ def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
     share = None if copied is None or copied is row or not copied.ms or not row.ms else copied.ms / row.ms
     remarks = [f"{share:.0%}".replace("%", " %")] if share is not None else []
     remarks += [f"{row.worst_error:.0e}"] if row.worst_error is not None else []
-    return milliseconds(row.ms) + (f" ({', '.join(remarks)})" if remarks else "")
+    return time_text(row) + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def time_text(row: Row) -> str:
+    """Return the time of a row in the unit that its problem is told in."""
+    return milliseconds(None if row.ms is None else row.ms * row.problem.units_per_ms)
 
 
 def milliseconds(ms: float | None) -> str:

@@ -13,13 +13,13 @@ from minrnn_gen.precision import PrecisionName
 
 NAME = "torch.nn"
 # Their gates are in our order: i, f, g, o and r, z, n.
-_LAYERS = {"lstm": "LSTM", "gru": "GRU", "elman": "RNN"}
+LAYERS = {"lstm": "LSTM", "gru": "GRU", "elman": "RNN"}
 _PRECISIONS: tuple[PrecisionName, ...] = ("bf16", "fp16", "fp32")
 
 
 def contenders(problem: Problem, gpu: Gpu, inputs: Inputs, refused: str | None) -> list[Contender]:
     """Return the layer in each precision in the table `cells`, else in the problem's; none for cells or heads it has not."""
-    if problem.model not in _LAYERS or problem.heads != 1:
+    if problem.model not in LAYERS or problem.heads != 1:
         return []
     precisions = _PRECISIONS if problem.table == "cells" else (problem.precision,)
     projected = ProjectedInputs(problem, gpu, inputs)
@@ -41,11 +41,7 @@ def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedIn
     # Products of fp32 arrays are in fp32, as everybody's here.
     torch.backends.cudnn.allow_tf32 = False
     x, weight, R, dy = (projected.array(name).to(dtype) for name in ("x", "weight", "R", "dy"))
-    kind = getattr(torch.nn, _LAYERS[str(problem.model)])
-    layer = kind(x.shape[-1], problem.channels, bias=False, batch_first=True, device=x.device, dtype=dtype)
-    with torch.no_grad():
-        layer.weight_ih_l0.copy_(weight)
-        layer.weight_hh_l0.copy_(R.reshape(-1, problem.channels))
+    layer = module_of(torch, LAYERS[str(problem.model)], weight, R, batch_first=True)
 
     def forward() -> Arrays:
         with torch.no_grad():
@@ -63,3 +59,15 @@ def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedIn
         return {"y": y, "dx": dx, "dR": dR.reshape(R.shape)}
 
     return both
+
+
+def module_of(torch: Any, kind: str, weight: Any, R: Any, **options: Any) -> Any:
+    """Return a layer or a cell of torch.nn with weight [G H, I] and R [G, 1, H, H], in their dtype and without biases."""
+    units = R.shape[-1]
+    module = getattr(torch.nn, kind)(
+        weight.shape[-1], units, bias=False, device=weight.device, dtype=weight.dtype, **options
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter, ours in zip(module.parameters(), (weight, R.reshape(-1, units)), strict=True):
+            parameter.copy_(ours)
+    return module

@@ -40,6 +40,13 @@ class DenseTable(StrEnum):
     ACCURACY = "accuracy"
 
 
+class CallTable(StrEnum):
+    """What can be measured of single calls by itself."""
+
+    HOST = "host"
+    DECODE = "decode"
+
+
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the record here, after each shape.", show_default=False)
 ]
@@ -49,6 +56,7 @@ PlotFile = Annotated[
 _ONLY = typer.Option("--only", help="Measure this table alone; may be repeated.", show_default=False)
 Only = Annotated[list[Table] | None, _ONLY]
 OnlyDense = Annotated[list[DenseTable] | None, _ONLY]
+OnlyCalls = Annotated[list[CallTable] | None, _ONLY]
 Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
 Peers = Annotated[
     list[str] | None,
@@ -99,6 +107,19 @@ def recurrent(
     from minrnn_gen.bench.suites import RECURRENT
 
     _measure(RECURRENT, json_file, plot_file, only, quick, peer_names, peer_seconds)
+
+
+@app.command()
+def calls(
+    json_file: JsonFile = None,
+    only: OnlyCalls = None,
+    quick: Quick = False,
+    peer_names: Peers = None,
+) -> None:
+    """Measure what a call costs the host, and a step in decoding, beside torch.nn."""
+    from minrnn_gen.bench.suites import CALLS
+
+    _measure(CALLS, json_file, None, only, quick, peer_names, 0.0)
 
 
 def _measure(

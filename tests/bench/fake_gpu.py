@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.record import COPY
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
 
@@ -161,3 +162,17 @@ class FakeGpu:
 
     def seconds(self) -> float:
         return time.perf_counter()
+
+
+class OnHost(Gpu):
+    """The real torch on the CPU in the place of the GPU."""
+
+    def normal(self, *shape: int) -> Any:
+        return self.torch.randn(shape, generator=self.torch.Generator().manual_seed(sum(shape)))
+
+    def graph_of(self, run: Run) -> Run:
+        run()
+        return run
+
+    def finish(self) -> None:
+        pass

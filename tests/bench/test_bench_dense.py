@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeClock, FakeGpu, tensor, torch
+from fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bench_contenders import KernelOnTensors
@@ -20,7 +20,6 @@ import minrnn_gen
 from minrnn_gen.bench import dense, dense_problems, flash, flash_build, suites, torch_cells
 from minrnn_gen.bench.dense_inputs import Inputs, ProjectedInputs
 from minrnn_gen.bench.dense_reference import DENSE_REFERENCES, DenseReference
-from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem, TableName, Task
 from minrnn_gen.bench.record import Row
 from minrnn_gen.bench.rounds import Arrays, Limits, contest, error_allowed
@@ -138,13 +137,6 @@ def test_accuracy_is_of_y_and_the_last_states(model: str, results: set[str]) -> 
     (row,) = measured(problem, dense.contenders(problem, FakeGpu(), (), {})).values()
     assert set(row.errors) == results, row.failure
     assert row.is_right, row
-
-
-class OnHost(Gpu):
-    """The real torch on the CPU in the place of the GPU."""
-
-    def normal(self, *shape: int) -> Any:
-        return self.torch.randn(shape, generator=self.torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("task", ["forward", "forward + backward"])
@@ -385,5 +377,6 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
 
 def test_the_suites_name_their_peers() -> None:
     assert suites.RECURRENT.peers == (FUSED, ALTERNATING, "torch.nn")
-    assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT}
+    assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT, "calls": suites.CALLS}
+    assert suites.CALLS.peers == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

@@ -8,8 +8,9 @@ import pytest
 
 from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
 from minrnn_gen.bench.plot import panels_of
+from minrnn_gen.bench.problems import TableName
 from minrnn_gen.bench.record import Record, Row, read_record
-from minrnn_gen.bench.suites import RECURRENT
+from minrnn_gen.bench.suites import CALLS, RECURRENT
 from minrnn_gen.bench.tables import FIRST_CALL, PATH, provenance
 from minrnn_gen.errors import BadInput
 
@@ -35,13 +36,13 @@ def test_the_page_has_the_tables_of_the_record(published: Records, name: str) ->
 def test_every_committed_record_can_be_read_and_one_that_was_cut_off_says_so() -> None:
     records = {path.name: read_record(path) for path in (ROOT / PUBLISHED_RECORDS["scan"]).parent.glob("*.json")}
     assert Path(PUBLISHED_RECORDS["scan"]).name in records and records[Path(PUBLISHED_RECORDS["scan"]).name].is_complete
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    page = "".join((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
     for record in records.values():
         assert provenance(record) in page
         assert record.is_complete or provenance(record).endswith("the run was not completed.")
 
 
-@pytest.mark.parametrize("command", PUBLISHED_RECORDS)
+@pytest.mark.parametrize("command", PLOTS)
 def test_the_committed_plot_shows_every_curve_of_the_record(published: Records, command: str) -> None:
     record = published.get(command)
     names = {curve.name for panel in panels_of(record) for curve in panel.curves} if record else set()
@@ -60,7 +61,8 @@ def test_a_section_is_replaced_as_a_whole_and_nothing_else(section: str, records
     assert once.endswith("<!-- end of measured -->\n\nafter\n")
     assert "old" not in once
     assert filled(once, records, "page.md") == once
-    command = "recurrent" if section.startswith("recurrent ") else "scan"
+    command, _ = SECTIONS[section]
+    assert command == "scan" or section.startswith(f"{command} ")
     assert records or f"Not measured yet; `minrnn-gen bench {command}` does." in once
 
 
@@ -75,6 +77,17 @@ def test_a_record_of_dense_cells_has_its_tables() -> None:
         text = filled(f"<!-- measured: {section} -->\n<!-- end of measured -->\n", records, "page.md")
         assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 | persistent |" in text
     assert "| lstm 12 x 64, 16 x 1024 bf16 | 1.25 |" in text
+
+
+@pytest.mark.parametrize(("table", "told"), [("host", "20.0"), ("decode", "1.56")])
+def test_calls_are_told_in_microseconds_and_decoding_by_the_token(table: TableName, told: str) -> None:
+    (problem, *_) = CALLS.problems(table, False)
+    rows = [Row(problem=problem, contender="minrnn-gen", ms=2e-2 if table == "host" else 0.1)]
+    text = filled(
+        f"<!-- measured: calls {table} -->\n<!-- end of measured -->\n", {"calls": EMPTY["calls"].with_rows(rows)}, "page.md"
+    )
+    assert f"| {problem.label} | {told} |" in text
+    assert f"| {'us' if table == 'host' else 'us per token'}: heads x head_dim, batch x time |" in text
 
 
 def test_a_section_nobody_knows_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minrnn_gen.bench.problems import TABLES, Problem, problems_of
 from minrnn_gen.bench.record import Record, Row, read_record, write_record
 from minrnn_gen.bench.session import PREPARE_SECONDS, run_tables, too_slow
-from minrnn_gen.bench.suites import RECURRENT, SCAN
+from minrnn_gen.bench.suites import SCAN, SUITES
 from minrnn_gen.errors import BadInput
 
 EMPTY = Record(command="minrnn-gen bench scan", gpu="none", versions={"numpy": "2"}, method={"time": "median"})
@@ -19,7 +19,7 @@ FINITE = st.floats(1e-9, 1e9)
 ROWS = st.builds(
     Row,
     problem=st.sampled_from(
-        [problem for suite in (SCAN, RECURRENT) for table in suite.tables for problem in suite.problems(table, False)]
+        [problem for suite in SUITES.values() for table in suite.tables for problem in suite.problems(table, False)]
     ),
     contender=st.text(max_size=9),
     ms=st.none() | FINITE,
