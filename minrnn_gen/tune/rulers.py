@@ -45,7 +45,7 @@ class Rulers:
         yield "copy_bandwidth_bytes_per_s", self._copy_bandwidth()
         yield "memory_latency_ns", self._memory_latency_ns()
         nothing = self._kernel("every_gpu", "nothing")
-        yield "launch_us", self._median_us(lambda: self._launch(nothing, 1, EXCHANGE_THREADS, Turns(0)))
+        yield "launch_us", self._median_us(lambda: self._launch(nothing, 1, EXCHANGE_THREADS, 0))
         exchange = self._kernel("every_gpu", "block_exchange")
         sm_count = self.live.profile.sm_count
         out = self._memory(sm_count * BUSY_THREADS)
@@ -85,10 +85,9 @@ class Rulers:
         return cuda.cupy_module().zeros(words, "u8")
 
     @staticmethod
-    def _launch(kernel: cuda.LoadedKernel, blocks: int, threads: int, *arguments: Any) -> None:
+    def _launch(kernel: cuda.LoadedKernel, blocks: int, threads: int, *arguments: int) -> None:
         stream = cuda.cupy_module().cuda.get_current_stream().ptr
-        given = [numpy.int32(one) if isinstance(one, Turns) else one for one in arguments]
-        kernel.launch_on(0, stream, blocks, threads, given)
+        kernel.launch_on(0, stream, blocks, threads, arguments)
 
     def _median_us(self, run: Callable[[], Any]) -> float:
         run()
@@ -100,7 +99,7 @@ class Rulers:
         def run(turns: int) -> float:
             def launch() -> None:
                 before()
-                self._launch(kernel, blocks, EXCHANGE_THREADS, *arguments, Turns(turns))
+                self._launch(kernel, blocks, EXCHANGE_THREADS, *arguments, turns)
 
             return self._median_us(launch)
 
@@ -113,7 +112,7 @@ class Rulers:
         out, cycles = self._memory(sm_count * BUSY_THREADS), self._memory(sm_count)
         found = []
         for turns in TURNS:
-            arguments = (kernel, sm_count, BUSY_THREADS, out.data.ptr, cycles.data.ptr, Turns(turns))
+            arguments = (kernel, sm_count, BUSY_THREADS, out.data.ptr, cycles.data.ptr, turns)
             us = self._median_us(functools.partial(self._launch, *arguments))
             found.append((us, float(numpy.median(cuda.to_host(cycles)))))
         return found
@@ -151,17 +150,13 @@ class Rulers:
         out, kernel = self._memory(1), self._kernel("every_gpu", "chase")
 
         def run(steps: int) -> float:
-            return self._median_us(lambda: self._launch(kernel, 1, 1, lines.data.ptr, out.data.ptr, Turns(steps)))
+            return self._median_us(lambda: self._launch(kernel, 1, 1, lines.data.ptr, out.data.ptr, steps))
 
         short, long = map(run, TURNS)
         return 1e3 * (long - short) / (TURNS[1] - TURNS[0])
 
     def _size_bytes(self, most: int) -> int:
         return min(most, self.live.profile.memory_bytes // SHARE_OF_MEMORY // LINE_BYTES * LINE_BYTES)
-
-
-class Turns(int):
-    """An argument of 32 bits."""
 
 
 def main() -> None:
