@@ -351,7 +351,7 @@ class Builder:
             precision=precision,
             layout=spec.layout,
             batch=sizes.batch,
-            time=sizes.time,
+            time=1 if kernel_pass == "step" else sizes.time,
             regime=regime,
             gpu=self.target.profile,
             heads=spec.heads if kind == "dense" else 1,

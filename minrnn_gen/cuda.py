@@ -152,6 +152,16 @@ def cast(value: Any, dtype: str) -> Any:
     return value.to(getattr(sys.modules["torch"], dtype))
 
 
+def without_gaps(array: Array) -> Array:
+    """Return a whole array of a caller as a contiguous one, a copy where it is not, on the current stream."""
+    if array.library == "torch":
+        return inspect(array.owner.contiguous(), array.name)
+    with on_device(array.device):
+        # As words, which are copied alike whatever the dtype.
+        words = cupy_module().ascontiguousarray(array.owner.view(f"u{array.itemsize}"))
+        return inspect(words.view(numpy_dtype(array.dtype)), array.name)
+
+
 def read_back(array: Array) -> Any:
     """Return the values of an array on a GPU as a NumPy array, after everything before it on the current stream.
 

@@ -44,17 +44,17 @@ def _padded(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def copy_transposed(device: int, stream: int, array: Array, axes: tuple[int, ...], pointer: int) -> None:
-    """Enqueue a copy of a contiguous array to the address `pointer`, contiguous there, its axes in another order."""
+def copy_heads_first(device: int | None, stream: int, R: Array, source: int, target: int) -> None:
+    """Enqueue a copy of a contiguous R [gates, heads, D, D] at the address `source` to [heads, gates, D, D] at `target`."""
     cupy = cupy_module()
-    word, shape = f"u{array.itemsize}", tuple(array.shape[axis] for axis in axes)
+    gates, heads, *matrix = R.shape
 
-    def at(address: int, sizes: tuple[int, ...]) -> Any:
-        memory = cupy.cuda.UnownedMemory(address, math.prod(sizes) * array.itemsize, array.owner, device)
-        return cupy.ndarray(sizes, word, cupy.cuda.MemoryPointer(memory, 0))
+    def at(address: int, shape: tuple[int, ...]) -> Any:
+        memory = cupy.cuda.UnownedMemory(address, math.prod(shape) * R.itemsize, None, device)
+        return cupy.ndarray(shape, f"u{R.itemsize}", cupy.cuda.MemoryPointer(memory, 0))
 
     with on_device(device), external_stream(stream):
-        at(pointer, shape)[...] = at(array.pointer, array.shape).transpose(axes)
+        at(target, (heads, gates, *matrix))[...] = at(source, (gates, heads, *matrix)).swapaxes(0, 1)
 
 
 class Recorded:

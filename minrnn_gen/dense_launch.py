@@ -12,7 +12,7 @@ from minrnn_gen.contract import Y_AXES, Contract
 from minrnn_gen.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.cuda_graphs import Scratch
 from minrnn_gen.errors import BadInput
-from minrnn_gen.launch import Launch, mask_of, pointers_of
+from minrnn_gen.launch import Launch, launch_in_grid, mask_of, pointers_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Steps are counted in an int (templates/recurrent_forward.cu.j2), which counts ahead of the one that is walked.
@@ -52,6 +52,27 @@ def persistent_launches(
     return [
         Launch(min(at_once, groups - first) * grid_blocks, (*arguments, *behind, first)) for first in range(0, groups, at_once)
     ]
+
+
+def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
+    """Return the launch of `recurrent_step`, with blocks for each head and tile of sequences, writing `outputs`.
+
+    Raises BadInput for a batch that needs more blocks than a grid has.
+    """
+    vectors = (call.bias, call.recurrent_bias, *call.parameters)
+    head_blocks = -(-plan.hidden_size // plan.heads // plan.channels_per_block)
+    blocks = plan.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
+    arguments = (
+        call.x.address,
+        *_strides(call, call.x, call.x_axes, "bgh"),
+        *pointers_of((call.R, *vectors)),
+        mask_of(vectors),
+        *pointers_of(call.initial),
+        outputs.y.address,
+        *pointers_of(outputs.final),
+        call.batch,
+    )
+    return launch_in_grid(blocks, arguments)
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:

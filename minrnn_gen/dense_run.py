@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ from minrnn_gen import cuda
 from minrnn_gen.alternating_walk import AlternatingWalk, Prepare
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
-from minrnn_gen.cuda_graphs import Scratch, copy_transposed
+from minrnn_gen.cuda_graphs import Scratch, copy_heads_first
 from minrnn_gen.dense_launch import (
     BackwardArrays,
     backward_arguments,
@@ -19,14 +21,16 @@ from minrnn_gen.dense_launch import (
     persistent_launches,
     recurrent_gradient,
     row_products,
+    step_launch_of,
     workspace_bytes_of,
 )
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
+from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gradients import RawGradients
 from minrnn_gen.launch import alignment_of_call
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
-from minrnn_gen.plan.problem import KernelPass, alignment_of
+from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
@@ -43,14 +47,24 @@ class DenseRun(DeviceRun):
         self._alternating = AlternatingWalk(self._contract)
 
     def step(self, call: Call) -> Outputs:
-        """Run one step."""
+        """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
         contract = self._contract
         shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
         steps = Steps(call.x, call.reading)
         y = steps.new_array(shape, contract.precision.storage_dtype)
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
-            self._walk_forward(steps, self._projected(steps, call, "bgh"), outputs, single_step=True)
+            call = self._projected(steps, call, "bgh")
+            regime = self._step_regime(call)
+            if regime is None:
+                x = call.x
+                if x.strides[-1] != 1:  # these kernels read a row of channels at once
+                    x = cuda.without_gaps(x)
+                    steps.forget()
+                self._walk_forward(steps, replace(call, x=x), outputs, single_step=True)
+            else:
+                loaded, plan = self._load("step", regime)
+                steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
@@ -59,7 +73,7 @@ class DenseRun(DeviceRun):
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         assert call.R is not None
-        steps = Steps(call.x, None)  # what multiplies before and after the loop is not noted down
+        steps = Steps(call.x, incoming.reading)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
@@ -84,8 +98,24 @@ class DenseRun(DeviceRun):
                     dR.selected(0, run),
                 )
         dx, dweight = self._through_projection(steps, call, gradients.dx)
-        owners = [None if one is None else one.owner for one in (dx, *gradients.dinitial, gradients.sums, dweight)]
-        return replace(self._raw(owners), dR=dR.owner.swapaxes(1, 2))
+        results = (dx, *gradients.dinitial, gradients.sums, dweight, dR)
+        self._tapes.keep(steps.played(results, call))
+        return self._raw([None if one is None else one.owner for one in results])
+
+    @staticmethod
+    def _raw(results: Sequence[Any]) -> RawGradients:
+        *others, dR = results
+        return replace(DeviceRun._raw(others), dR=dR.swapaxes(1, 2))
+
+    def _expect_backward(self) -> None:
+        """Begin to build the hinted backward, whose plan says how all are walked, while the forward is built and runs."""
+        regime = self._builder.hinted_regime
+        if ("backward", regime) not in self._built:
+            threading.Thread(target=self._try_to_compile, args=("backward", regime), name="minrnn_gen backward").start()
+
+    def _try_to_compile(self, kernel_pass: KernelPass, regime: Regime) -> None:
+        with suppress(MinrnnError):  # who needs the kernel is told
+            self._compiled(kernel_pass, regime)
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
         del kept
@@ -117,37 +147,40 @@ class DenseRun(DeviceRun):
         dR: Array,
     ) -> None:
         contract, precision = self._contract, self._contract.precision
-        assert part.x.device is not None
-        device, stream = part.x.device, cuda.current_stream(part.x)
         tail = (contract.heads, len(contract.recurrent_gates), contract.head_dim)
         rows, y = part.rows * part.time, outputs.y
         products = steps.new_array((rows, *tail), precision.arithmetic_dtype)
-        dproducts = steps.new_array((rows, *tail), precision.storage_dtype, fill=0)
+        assert part.R is not None
+        read_states = self._read_states(outputs)
+        arrays_of_rows = (part.x, part.R, incoming.dy, *read_states)
+        # A persistent kernel writes every row of a sequence.
+        plan = self._compiled("backward", self._dense_regime("backward", part, "none", *arrays_of_rows))[1]
+        writes_all = plan.is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
+        dproducts = steps.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
         first_products = steps.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
         first_dproducts = steps.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
-        arrays = BackwardArrays(
-            self._read_states(outputs), incoming, products, first_products, gradients, dproducts, first_dproducts
-        )
+        arrays = BackwardArrays(read_states, incoming, products, first_products, gradients, dproducts, first_dproducts)
 
-        assert part.R is not None
-        packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
-        copy_transposed(device, stream, part.R, (1, 0, 2, 3), int(packed.pointer))
-        for product in row_products(contract, contract.layout, int(packed.pointer), y, products) if rows else ():
+        packed = part.R
+        if contract.heads > 1:
+            packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
+            steps.copy_heads_first(part.R, packed)
+        for product in row_products(contract, contract.layout, packed.address, y, products) if rows else ():
             steps.multiply(product)
         if first is not None:
-            (product,) = row_products(contract, "BTD", int(packed.pointer), _as_rows(first), first_products)
+            (product,) = row_products(contract, "BTD", packed.address, _as_rows(first), first_products)
             steps.multiply(product)
 
         def prepare(scratch: Scratch, stream: int) -> None:
-            assert part.R is not None
-            copy_transposed(device, stream, part.R, (1, 0, 2, 3), scratch["packed"])
-            scratch.clear(device, stream, "dproduct")
+            assert part.R is not None and part.x.device is not None
+            copy_heads_first(part.x.device, stream, part.R, int(part.R.pointer), scratch["packed"])
+            scratch.clear(part.x.device, stream, "dproduct")
 
         clip = self._builder.spec.recurrent_gradient_clip or 0.0
         self._walk(
             "backward",
             "none",
-            (part.x, part.R, incoming.dy, *arrays.read_states),
+            arrays_of_rows,
             steps,
             part,
             lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),
@@ -188,6 +221,18 @@ class DenseRun(DeviceRun):
         else:
             steps.forget()  # launches in graphs are as fast as they would be again
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
+
+    def _step_regime(self, call: Call) -> Regime | None:
+        """The regime of a step by a kernel of its own, or None where it is a forward of one."""
+        contract, builder = self._contract, self._builder
+        assert call.R is not None
+        if call.batch > step_sequences_max(builder.target.profile, math.prod(contract.R_shape)):
+            return None
+        rows = (call.R, *(state for state in call.initial if state is not None))
+        alignment = alignment_of(alignment_of_call(*rows), contract.head_dim * contract.precision.storage_bytes)
+        regime = builder.regime_of(Sizes(call.batch, 1), alignment)
+        _, plan = self._compiled("step", regime)
+        return regime if plan.entry == "recurrent_step" else None
 
     def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.

@@ -46,6 +46,7 @@ class DeviceRun:
         self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
         self._loaded: dict[tuple[KernelPass, Regime], cuda.LoadedKernel] = {}
         self._lock = threading.Lock()
+        self._locks: dict[tuple[KernelPass, Regime], threading.Lock] = {}
         self._tapes = Tapes()
 
     @property
@@ -77,11 +78,13 @@ class DeviceRun:
         """Run what was run before on arrays of this form, or return None where nothing was."""
         return self._tapes.play(reading)
 
-    def forward(self, call: Call, kept: KeptStates) -> Forward:
-        """Run over time; `kept` says in which dtype the states after every step are kept.
+    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
+        """Run over time; `kept` says in which dtype the states after every step are kept, `saves` whether a backward follows.
 
         The results of what is played again are y, the states that are kept, the final ones, and x where it was projected.
         """
+        if saves:
+            self._expect_backward()
         contract = self._contract
         storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
         if storage == carried and kept != "none":
@@ -162,6 +165,9 @@ class DeviceRun:
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
         return cuda.cast(gradient.reshape(array.shape), array.dtype)
+
+    def _expect_backward(self) -> None:
+        """Build what a backward needs whatever its arrays; of a scan it depends on them."""
 
     def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
         """Run a call of one direction."""
@@ -247,6 +253,8 @@ class DeviceRun:
         """Return a kernel, built if it was not yet; raises ToolchainMissing where there is no NVRTC to compile it."""
         key = (kernel_pass, regime)
         with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:  # others may be built meanwhile
             if key not in self._built:
                 self._built[key] = self._builder.build(kernel_pass, regime)
             built = self._built[key]

@@ -42,8 +42,8 @@ class Kernel:
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
     run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another regime
-    (alignment of the arrays, with resets, with all states) compiles once more. The first call with CUDA arrays of other shapes,
-    strides or dtypes is checked and prepared; every later one is launched at once.
+    (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first
+    call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
@@ -264,6 +264,8 @@ class Kernel:
         arrays: x, R, weight, bias, recurrent_bias, resets, then the initial states and the parameters, None where not given.
         For callers who keep arrays and nothing else and have no time to lose, such as a layer of torch.
         """
+        if saves and not self.spec.training:
+            return None  # `forward` says why not
         kept = self._kept_for_backward(all_states) if saves else "arithmetic" if all_states else "none"
         played = self._on_device.again(read(("forward", kept), arrays))
         if played is None:
@@ -340,10 +342,7 @@ class Kernel:
         if played is not None:
             return played.results[: 1 + (1 + (kept != "none")) * len(self.states)], played
         call = self._checked(given, reading)
-        if self._run_of(call) is self._on_device:
-            forward = self._on_device.forward(call, kept)
-        else:
-            forward = self._on_host.forward(call, kept, saves)
+        forward = self._run_of(call).forward(call, kept, saves)
         outputs = forward.outputs
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 

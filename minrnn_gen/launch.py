@@ -70,7 +70,7 @@ def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs, workspace:
         call.batch,
         call.time,
     )
-    return _checked(_blocks(plan, call), arguments)
+    return launch_in_grid(_blocks(plan, call), arguments)
 
 
 def backward_launch_of(
@@ -99,7 +99,7 @@ def backward_launch_of(
         call.batch,
         call.time,
     )
-    return _checked(_blocks(plan, call), arguments)
+    return launch_in_grid(_blocks(plan, call), arguments)
 
 
 def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
@@ -114,7 +114,7 @@ def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
         *pointers_of(outputs.final),
         call.batch,
     )
-    return _checked(-(-call.batch * plan.hidden_size // plan.threads), arguments)
+    return launch_in_grid(-(-call.batch * plan.hidden_size // plan.threads), arguments)
 
 
 def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
@@ -179,7 +179,8 @@ def _strides_by_axis(array: Array, axes: str) -> Mapping[str, int]:
     return dict(zip(axes, array.strides, strict=True))
 
 
-def _checked(blocks: int, arguments: tuple[Any, ...]) -> Launch:
+def launch_in_grid(blocks: int, arguments: tuple[Any, ...]) -> Launch:
+    """Return a launch; raises BadInput for more blocks than a grid has."""
     if blocks > GRID_BLOCKS_MAX:
         raise BadInput(f"x needs {blocks} blocks, more than the {GRID_BLOCKS_MAX} of a grid; split the batch")
     return Launch(blocks, arguments)

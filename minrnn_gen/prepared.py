@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from minrnn_gen import cublas, cuda
+from minrnn_gen import cublas, cuda, cuda_graphs
 from minrnn_gen.addresses import Address, Gap, address_of, is_known
 from minrnn_gen.arrays import Array
 from minrnn_gen.cublas import Product
@@ -73,6 +73,12 @@ class Steps:
         cublas.multiply(self._like.device, cuda.current_stream(self._like), product)
         pointers = tuple(address_of(one.pointer) for one in (product.left, product.right, product.result))
         self._note(_Product(product, pointers), pointers)
+
+    def copy_heads_first(self, R: Array, packed: Array) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
+        cuda_graphs.copy_heads_first(self._like.device, cuda.current_stream(self._like), R, R.pointer, packed.pointer)
+        pointers = (R.address, packed.address)
+        self._note(_Copy(R, pointers), pointers)
 
     def forget(self) -> None:
         """Say that this run does what is not noted down: it will not be played again."""
@@ -220,11 +226,24 @@ class _Product:
     __slots__ = ("_pointers", "_product")
 
     def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
-        self._product, self._pointers = product, [(one.number, one.offset_bytes) for one in pointers]
+        self._product, self._pointers = product, pointers
 
     def again(self, place: cuda.Place, addresses: list[int]) -> None:
-        left, right, result = [addresses[number] + offset for number, offset in self._pointers]  # type: ignore[index]
+        left, right, result = [one.among(addresses) for one in self._pointers]
         cublas.multiply(place.device, cuda.current_stream(place), self._product, (left, right, result))
+
+
+class _Copy:
+    """A copy of an array that looks like `R` from one of `pointers` to the other."""
+
+    __slots__ = ("_R", "_pointers")
+
+    def __init__(self, R: Array, pointers: Sequence[Address]) -> None:
+        self._R, self._pointers = replace(R, owner=None), pointers
+
+    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+        source, target = [one.among(addresses) for one in self._pointers]
+        cuda_graphs.copy_heads_first(place.device, cuda.current_stream(place), self._R, source, target)
 
 
 def _without_owners(notes: Any) -> Any:

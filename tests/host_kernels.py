@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from minrnn_gen.errors import ToolchainMissing
 
 @contextlib.contextmanager
 def nothing_compiled() -> Iterator[None]:
-    """Let kernels be planned and rendered as if there were no NVRTC."""
+    """Let kernels be planned and rendered as if there were no NVRTC; those of torch's layers are forgotten afterwards."""
 
     def missing(*_: object) -> None:
         raise ToolchainMissing("planned and rendered only")
@@ -25,6 +26,8 @@ def nothing_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "compile_source", missing)
         yield
+    if "minrnn_gen.torch.kernels" in sys.modules:
+        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()  # others want them compiled
 
 
 def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:

@@ -122,8 +122,11 @@ class Gpu:
         with cuda.graph(graph):
             results = run()
 
+        # The graph reads the memory of what `run` holds.
+        held = (graph, run)
+
         def replayed() -> Arrays:
-            graph.replay()
+            held[0].replay()
             return results
 
         return replayed

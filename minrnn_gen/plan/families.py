@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import alternating, diagonal, recurrent, scan_channels, scan_time, step
+from minrnn_gen.plan import alternating, diagonal, recurrent, recurrent_step, scan_channels, scan_time, step
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Family, Solution, solve
 
@@ -18,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     step.SCAN,
     recurrent.FORWARD,
     recurrent.BACKWARD,
+    recurrent_step.STEP,
     alternating.FORWARD,
     alternating.BACKWARD,
     diagonal.FORWARD,
@@ -32,7 +33,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
     Each but the first of them in the order of `families_of` says why those before it were passed over.
     """
     *preferred, last = families_of(problem)
-    passed_over = recurrent.refusal(problem) if problem.cell.kind == "dense" else ""
+    passed_over = _refusal(problem)
     at_last = solve(problem, last)
     for family in preferred:
         try:
@@ -43,6 +44,8 @@ def solutions(problem: Problem) -> Iterator[Solution]:
         its_us, last_us = (one.plan().predicted_total_us for one in (solution, at_last))
         if last_us < its_us:
             slower = f"all steps in one launch would take {its_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
+            if problem.kernel_pass == "step":
+                slower = f"a kernel of its own would take {its_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
             yield replace(at_last, passed_over=slower)
             yield solution
             return
@@ -59,12 +62,20 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         case "diagonal":
             return (_family_of_diagonal(problem),)
         case "dense":
-            # A single step is a forward of one.
+            if problem.kernel_pass == "step":
+                # What does not fit is a forward of one step.
+                return recurrent_step.STEP, alternating.FORWARD
             backward = problem.kernel_pass == "backward"
             any_size = alternating.BACKWARD if backward else alternating.FORWARD
-            if recurrent.refusal(problem):
+            if _refusal(problem):
                 return (any_size,)
             return recurrent.BACKWARD if backward else recurrent.FORWARD, any_size
+
+
+def _refusal(problem: Problem) -> str:
+    """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
+    is_over_time = problem.cell.kind == "dense" and problem.kernel_pass != "step"
+    return recurrent.refusal(problem) if is_over_time else ""
 
 
 def family_of(problem: Problem) -> Family:

@@ -114,6 +114,22 @@ class Sizes:
         return self.time <= SHORT_STEPS
 
 
+# Up to where a step of a dense cell has a kernel of its own. A forward of one step of an LSTM with one head of 512 units was
+# measured to take 8 us with one sequence and 15 us with 16, of which few are products: with no more than this for its
+# products, a kernel that multiplies by fused multiply-adds is faster. Of the 128 of an SM and cycle (CUDA C++ Programming
+# Guide, arithmetic instruction throughput, 8.6 to 10.0) half are expected.
+STEP_PRODUCTS_US = 5.0
+MULTIPLY_ADDS_PER_SM_CYCLE = 64
+# With small heads a forward of one step is short too, and with this many sequences it has work for all SMs.
+STEP_SEQUENCES_MAX = 128
+
+
+def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
+    """Return of how many sequences a step of a dense cell has a kernel of its own; `matrix_elements` are those of R."""
+    multiply_adds = STEP_PRODUCTS_US * 1e-6 * gpu.sm_count * gpu.sm_clock_hz * MULTIPLY_ADDS_PER_SM_CYCLE
+    return min(STEP_SEQUENCES_MAX, int(multiply_adds / matrix_elements))
+
+
 def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
     """Return the sizes to plan a regime for: the hinted ones where they are of the regime, else sizes that are typical of it.
 

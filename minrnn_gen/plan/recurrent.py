@@ -42,7 +42,7 @@ REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to 732 candidates of 40 passes on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to candidates of 40 passes on an H200 (docs/performance.md).
 
     On other GPUs `Scales` says how many times as long.
 
@@ -66,7 +66,7 @@ class StepModel:
 
 MODELS = {
     "forward": StepModel(156.0, 2.43, 5.3, 0.35, 153.0, 47.0, 30.4, 640.0, 93.0, 63.0),
-    "backward": StepModel(278.0, 7.0, 18.3, 0.82, 142.0, 6.3, 36.4, 429.0, 87.0, 56.0),
+    "backward": StepModel(147.0, 7.0, 18.4, 0.82, 142.0, 6.3, 36.4, 429.0, 87.0, 56.0),
 }
 
 

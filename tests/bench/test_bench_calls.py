@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -135,3 +137,11 @@ def test_a_graph_is_captured_after_a_run_and_replayed_without_another() -> None:
     assert seen == before
     assert replayed() == replayed() == {"y": 6}
     assert seen == [*before, "replay", "replay"]
+    # Memory that the graph reads is not given to others while it is there.
+    its_run = weakref.ref(run)
+    del run
+    gc.collect()
+    assert its_run() is not None
+    del replayed
+    gc.collect()
+    assert its_run() is None

@@ -13,8 +13,6 @@ from host_kernels import nothing_compiled
 def _nothing_compiled() -> Iterator[None]:
     with nothing_compiled():
         yield
-    if "minrnn_gen.torch.kernels" in sys.modules:
-        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()  # others want them compiled
     for name in ("flashrnn", "fla"):
         if f"minrnn_gen.compat.{name}" in sys.modules:
             sys.modules[f"minrnn_gen.compat.{name}"]._kernel.cache_clear()

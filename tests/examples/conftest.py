@@ -17,11 +17,8 @@ def _nothing_compiled_and_one_thread() -> Iterator[None]:
     # As in examples/training/__init__.py, which comes too late here.
     import torch
 
-    from minrnn_gen.torch import kernels
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with nothing_compiled():
         yield
     torch.set_num_threads(threads)
-    kernels._KERNELS.clear()  # others want them compiled

@@ -61,12 +61,12 @@ def test_both_kernels_keep_their_promise(model: str, gpu: str, precision: str, h
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_is_a_forward_of_one(model: str) -> None:
+def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str) -> None:
     """And its source is the same for all layouts and directions, but for the header."""
     sources = set()
     for kernel_pass, layout, direction in (("forward", "BTD", "forward"), ("step", "BDT", "reverse")):
         builder = builder_of(MODELS[model], "t4", layout=layout, direction=direction)  # where nothing is persistent
-        solution = builder.solve(kernel_pass, builder.hinted_regime)
+        *_, solution = builder.solutions(kernel_pass, builder.hinted_regime)
         assert solution.family.name == "alternating_forward"
         source = builder.build_candidate(solution, 0).source
         sources.add("\n".join(line for line in source.splitlines() if not line.startswith("//")))

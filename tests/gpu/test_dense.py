@@ -244,3 +244,85 @@ def test_nan_stays_in_its_sequence(compiled: Callable[..., Kernel], precision: s
     y, _ = kernel(x, R)
     others = [sequence for sequence in range(9) if sequence != 4]
     assert torch.equal(y[others], expected[others]) and torch.equal(y[4, :7], expected[4, :7])
+
+
+# Of every way of the step: one unit of a warp and several, rounds of pieces, pieces of one value, and a forward of one.
+STEP_LAYERS = ((1, 512), (12, 64), (1, 1024), (3, 33), (2, 1))
+STEP_BATCHES = (1, 3, 16, 65, 1000)
+
+
+@pytest.mark.parametrize("precision", tuple(DTYPES))
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_step_is_a_forward_of_one(compiled: Callable[..., Kernel], cell: str, precision: str) -> None:
+    """Against the equations in fp64 and a forward of one step; again on the same arrays, from a tape, the same bits."""
+    import torch
+
+    torch.manual_seed(6)
+    dtype = getattr(torch, DTYPES[precision])
+    carried = torch.float64 if precision == "fp64" else torch.float32
+
+    def random(*shape: int, of: Any = dtype, scale: float = 1.0) -> Any:
+        return (scale * torch.randn(*shape, device="cuda")).to(of)
+
+    for heads, size in STEP_LAYERS:
+        hidden = heads * size
+        kernel = compiled(model=cell, hidden_size=hidden, heads=heads, precision=precision, recurrent_bias=True)
+        contract = kernel.contract
+        products = len(contract.recurrent_gates)
+        R, bias = random(*contract.R_shape, scale=size**-0.5), random(len(kernel.gates), hidden)
+        recurrent_bias = random(products, heads, size)
+        for batch in STEP_BATCHES:
+            x = random(batch, hidden, len(kernel.gates)).transpose(1, 2)  # any strides
+            initial = [random(batch, hidden, of=carried, scale=0.5) for _ in kernel.states]
+            if cell == "slstm":
+                initial[2] = 1 + initial[2].abs()
+            gates = x.double() + bias.double()
+            exact, states = plain_run(
+                torch, cell, gates[:, None], R.double(), recurrent_bias.double(), [one.double() for one in initial], dtype
+            )
+            given = {
+                "R": R,
+                "bias": bias,
+                "recurrent_bias": recurrent_bias,
+                "state": dict(zip(kernel.states, initial, strict=True)),
+            }
+            y, state = kernel.step(x, **given)
+            error = torch.linalg.vector_norm(y.double() - exact[:, 0]) / torch.linalg.vector_norm(exact)
+            assert float(error) <= Y_TOLERANCE[precision], (heads, size, batch, float(error))
+            for name, expected in zip(kernel.states, states, strict=True):
+                assert_near(torch, state[name], expected, precision)
+            y_forward, _ = kernel(x[:, None].contiguous(), **given)
+            difference = torch.linalg.vector_norm(y_forward[:, 0].double() - y.double()) / torch.linalg.vector_norm(exact)
+            assert float(difference) <= 2 * Y_TOLERANCE[precision]
+            again, its_state = kernel.step(x, **given)
+            assert torch.equal(again, y) and all(torch.equal(state[name], its_state[name]) for name in state)
+        entries = {plan.entry for (kernel_pass, _), plan in kernel.plans.items() if kernel_pass == "step"}
+        assert entries == {"recurrent_step"}
+
+
+@pytest.mark.parametrize("batch", (1, 5))
+@pytest.mark.parametrize(("precision", "heads", "size"), WAYS)
+def test_decoding_in_a_cuda_graph(compiled: Callable[..., Kernel], precision: str, heads: int, size: int, batch: int) -> None:
+    """Steps one after the other, recorded once: other inputs, the same bits as outside of the graph."""
+    import torch
+
+    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
+    x, R = arguments(torch, kernel, batch, 9, seed=7)
+
+    def decode() -> list[Any]:
+        state, found = None, []
+        for t in range(x.shape[1]):
+            y, state = kernel.step(x[:, t], R, state=state)
+            found.append(y)
+        return found
+
+    decode()  # loads everything outside the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = decode()
+    x.copy_(arguments(torch, kernel, batch, 9, seed=8)[0])
+    for y in outputs:
+        y.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected) for y, expected in zip(outputs, decode(), strict=True))

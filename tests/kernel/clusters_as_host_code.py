@@ -347,7 +347,7 @@ class ClusterCode:
         assert len(arguments) == self.library.arguments()
         packed = b"".join(struct.pack("d" if isinstance(one, float) else "q", one) for one in arguments)
         words = (ctypes.c_longlong * len(arguments)).from_buffer_copy(packed)
-        group_blocks = self.plan.variables["cluster_blocks"] * self.plan.variables["grid_blocks"]
+        group_blocks = self.plan.variables.get("cluster_blocks", 1) * self.plan.variables.get("grid_blocks", 1)
         wrong = self.library.launch(clusters, group_blocks, self.plan.threads, words, seed)
         assert wrong is None, wrong.decode()
 

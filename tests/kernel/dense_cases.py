@@ -265,6 +265,14 @@ def poisoned_backward(case: Case) -> Backward:
     )
 
 
+def poison_rows_of_sequences(case: Case, written: Backward) -> None:
+    """Poison the gradients of products at every row of a sequence, for a kernel that writes them all."""
+    poisoned = np.zeros((*case.x.shape[:2], *written.products.shape[1:]), written.products.dtype)
+    for sequence, (batch, _, _) in enumerate(case.sequences):
+        poisoned[batch, case.rows(sequence)] = np.nan
+    written.products[...] = by_rows(case, poisoned)
+
+
 def backward_arguments(
     case: Case, saved: dict[str, Array], products: tuple[Array, Array], written: Backward
 ) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from dense_cases import (
     numpy_dtype,
     of_sequence,
     pointer,
+    poison_rows_of_sequences,
     poisoned_backward,
     poisoned_forward,
     products_read,
@@ -60,6 +61,7 @@ class PersistentKernels(DenseCell):
 
     def backward(self, case: Case, saved: dict[str, Any]) -> Backward:
         written, products, (its_input, more) = poisoned_backward(case), products_read(case, saved), shared_arguments(case)
+        poison_rows_of_sequences(case, written)
         arguments = (
             *its_input, pointer(case.R), *more, *backward_arguments(case, saved, products, written),
             ctypes.c_double(case.clip), *integers(len(case.sequences), case.time),

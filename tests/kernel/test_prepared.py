@@ -121,6 +121,34 @@ def test_what_is_played_again_is_what_the_host_does(
             assert_close(as_arrays(each), expected)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("model", ["min_gru", "qrnn"])
+def test_arrays_in_one_order_are_a_call_of_a_form_met_before(model: str, training: bool) -> None:
+    """y, states and what a backward needs as `forward` has them; nothing before, nor where the spec has no training."""
+    one = kernel_of(model, training=training)
+    arguments = as_tensors(arguments_of(model, "BTD", "forward", False, frozenset(("bias", "state", "resets")), 0))
+    parameters = [arguments["parameters"][name] for name in one.parameters] if one.parameters else []
+    rest = (*(arguments["state"][name] for name in one.states), *parameters)
+    arrays = (arguments["x"], None, None, arguments["bias"], None, arguments["resets"], *rest)
+
+    def assert_same_results(found: Any, *expected: Any) -> None:
+        assert found is not None
+        y, states, others = found
+        assert len(others) == len(expected) - 1 - len(states)
+        for each, other in zip((y, *states, *others), expected, strict=True):
+            assert_close(as_arrays(each), as_arrays(other))
+
+    with as_if_on_a_device(one):
+        assert one.again(arrays, False, False) is None
+        y, state = one(**arguments)
+        assert_same_results(one.again(arrays, False, False), y, *state.values())
+        if training:
+            y, state, saved = one.forward(**arguments)
+            assert_same_results(one.again(arrays, True, False), y, *state.values(), *saved.arrays())
+        else:
+            assert one.again(arrays, True, False) is None
+
+
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=4)
@@ -223,6 +251,29 @@ def test_a_step_is_launched_again_on_its_own_arrays(
         names = {each.data_ptr(): name for name, each in named.items()}
         blocks, threads, addresses = launched.pop()
         seen.append((blocks, threads, [names.get(int(each), int(each)) for each in addresses]))
+        assert set(names.values()) <= set(seen[-1][2])
+    assert seen[0] == seen[1]
+    assert checked == ["check_call"]
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_so_is_a_step_of_a_dense_cell(monkeypatch: pytest.MonkeyPatch, checked: list[str], with_state: bool) -> None:
+    one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
+    plan = one._builder.solve("step", replace(one.plan.regime, short=True)).plan()
+    loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
+    monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
+    seen = []
+    for _ in range(2):
+        x, R, bias = np.zeros((3, 4, 16)), np.zeros((4, 1, 16, 16)), np.zeros((4, 16))
+        given = {name: Tensor(np.zeros((3, 16))) for name in ("h", "c")} if with_state else {}
+        named = {"x": Tensor(x), "R": Tensor(R), "bias": Tensor(bias)}
+        with as_if_on_a_device(one, lambda *_: (loaded, plan)):
+            y, state = one.step(named["x"], named["R"], bias=named["bias"], state=given or None)
+        named |= {"y": y} | {f"initial {name}": each for name, each in given.items()}
+        named |= {f"final {name}": each for name, each in state.items()}
+        names = {each.data_ptr(): name for name, each in named.items()}
+        blocks, threads, addresses = launched.pop()
+        seen.append((blocks, threads, [names.get(int(each or 0), int(each or 0)) for each in addresses]))
         assert set(names.values()) <= set(seen[-1][2])
     assert seen[0] == seen[1]
     assert checked == ["check_call"]

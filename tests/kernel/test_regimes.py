@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import Counter
 from typing import Any
 
@@ -16,6 +18,7 @@ from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.build import Builder
 from minrnn_gen.built import BuiltKernel
 from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.errors import CompileFailed
 from minrnn_gen.plan import recurrent
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -81,7 +84,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(dense_run, "copy_transposed", lambda *_: None)
+    monkeypatch.setattr(dense_run, "copy_heads_first", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
@@ -92,3 +95,31 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
             kernel(x, R, resets=np.zeros((batch, time), bool) if call % 2 else None, all_states=bool(call % 3))
     # In each direction.
     assert 0 < compiled["forward"] <= 2 * most - (most == 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """By another thread, once; whoever needs a kernel that cannot be built is told, and nobody else is."""
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
+    cell, begun, compiled = kernel.built[0].cell, threading.Event(), Counter[str]()
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled[kernel_pass] += 1
+        if kernel_pass == "backward":
+            begun.set()
+            if fails:
+                raise CompileFailed("no candidate kept what its plan promised")
+        assert begun.wait(10)  # the forward is not there before the backward was begun
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    run, hinted = kernel._on_device, kernel._builder.hinted_regime
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", LOAD)
+        kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))
+        with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
+            run._compiled("backward", hinted)
+    assert compiled["backward"] == 1 + fails and compiled["forward"] > 0

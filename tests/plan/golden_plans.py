@@ -32,6 +32,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "gpu": "h200", "hidden_size": 768, "precision": "fp32", "kernel_pass": "backward", "heads": 4},
     {"model": "slstm", "gpu": "t4", "hidden_size": 64, "precision": "fp64", "kernel_pass": "backward"},
     {"model": "elman", "gpu": "a100", "hidden_size": 256, "precision": "fp16", "kernel_pass": "step"},
+    {"model": "lstm", "gpu": "h200", "hidden_size": 512, "precision": "bf16", "kernel_pass": "step"},
     {"model": "lstm", "gpu": "h100", "hidden_size": 256, "precision": "bf16"},
     {"model": "gru", "gpu": "rtx4090", "hidden_size": 512, "precision": "fp16", "kernel_pass": "backward", "heads": 8},
     {"model": "ind_rnn", "gpu": "h200", "hidden_size": 512, "precision": "fp32"},

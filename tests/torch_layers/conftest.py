@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,5 +12,3 @@ from host_kernels import nothing_compiled
 def _nothing_compiled() -> Iterator[None]:
     with nothing_compiled():
         yield
-    if "minrnn_gen.torch.kernels" in sys.modules:
-        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()  # others want them compiled
