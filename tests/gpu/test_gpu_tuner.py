@@ -115,7 +115,7 @@ def test_what_faults_or_hangs_costs_itself_alone(shared_store: Store) -> None:
         with pytest.raises(MeasurementFailed):
             child.error_share(faulty)
         assert len(child.times_us(right, 3)) == 3
-        endless = trial_of(builder, built, spoilt(built, "for (volatile int spin = 0; spin == 0;) {}"))
+        endless = trial_of(builder, built, spoilt(built, "while (clock64() != 0) {}"))
         with pytest.raises(MeasurementHung):
             child.error_share(endless)
         assert child.error_share(right) <= 1
