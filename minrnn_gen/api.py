@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minrnn_gen import cuda
 from minrnn_gen.build import Builder, Target
@@ -17,22 +17,42 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store, cache_folder
 
+if TYPE_CHECKING:
+    from minrnn_gen.preferred import Preferred
 
-def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, **overrides: Any) -> Kernel:
+
+def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, *, tune: bool = False, **overrides: Any) -> Kernel:
     """Compile a spec (a path, a dict or a Spec; `overrides` replace its keys) to a callable kernel.
 
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
-    the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays.
+    the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays. `tune`: measure candidates
+    on the GPU here first, for half a minute at most, and take the fastest; later calls take it without being asked.
     Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
-    where NVRTC refuses the source.
+    where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure on.
     """
     loaded = load_spec(spec, **overrides)
-    return kernel_of(loaded, target_of(loaded))
+    target = target_of(loaded)
+    if tune:
+        from minrnn_gen.tune.remembered import JustMeasured, remembered
+        from minrnn_gen.tune.session import tune_here
+
+        builder = builder_of(loaded, target)
+        tuned = tuple(tune_here(builder))
+        if tuned and tuned[-1].ended == "interrupted":
+            raise KeyboardInterrupt
+        won = tuple(one.kept for one in tuned if one.kept)
+        return kernel_from(replace(builder, preferred=lambda: JustMeasured(won, remembered())))
+    return kernel_of(loaded, target)
+
+
+def builder_of(spec: Spec, target: Target) -> Builder:
+    """Return what builds the kernels of `spec` for `target`, with what was measured before."""
+    return Builder(spec, target, Store(cache_folder()), preferred=_remembered)
 
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`."""
-    return kernel_from(Builder(spec, target, Store(cache_folder())))
+    return kernel_from(builder_of(spec, target))
 
 
 def kernel_from(builder: Builder) -> Kernel:
@@ -58,3 +78,9 @@ def target_of(spec: Spec) -> Target:
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")
     return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
+
+
+def _remembered() -> Preferred:
+    from minrnn_gen.tune.remembered import remembered  # only where the cache has no answer
+
+    return remembered()

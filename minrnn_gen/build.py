@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from minrnn_gen.built import BuiltKernel, built_from, kept
 from minrnn_gen.cell.files import CellSource
-from minrnn_gen.compiler import OPTIONS, KernelResources, broken_promises, compile_source, toolchain_version
+from minrnn_gen.compiler import OPTIONS, broken_promises, compile_source, toolchain_version
 from minrnn_gen.debug_build import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile
@@ -30,7 +30,7 @@ from minrnn_gen.plan.problem import (
     typical_sizes,
 )
 from minrnn_gen.precision import precision_of
-from minrnn_gen.recipe import cell_source_of
+from minrnn_gen.recipe import cell_source_of, recipe_of
 from minrnn_gen.spec import Spec
 from minrnn_gen.store import Store, digest, package_digest
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.plan.solver import Solution
+    from minrnn_gen.preferred import Preferred
 
 LOG = logging.getLogger("minrnn_gen")
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
@@ -55,35 +56,18 @@ class Target:
 
 
 @dataclass(frozen=True)
-class BuiltKernel:
-    """One kernel as it came from the compiler or the cache.
-
-    `cubin` and `resources` are None where no NVRTC is installed. `dropped` lists the candidates that broke their promise.
-    """
-
-    plan: KernelPlan
-    cell: CellShape
-    source: str
-    digest: str
-    cubin: bytes | None
-    resources: tuple[KernelResources, ...] | None
-    dropped: tuple[str, ...]
-    cached: bool
-    seconds: float
-    folder: Path | None
-
-
-@dataclass(frozen=True)
 class Builder:
     """Builds the kernels of one spec for one GPU; may be used from several threads.
 
     `waits_are_bounded`: a debug build, as the environment asks for when the builder is made; the same kernels otherwise.
+    `preferred` opens what knows faster candidates than the first pick; it is asked only for what the cache does not have.
     """
 
     spec: Spec
     target: Target
     store: Store
     waits_are_bounded: bool = field(default_factory=debug_build_is_asked_for)
+    preferred: Callable[[], Preferred] | None = None
 
     @cached_property
     def cell_source(self) -> CellSource:
@@ -200,22 +184,7 @@ class Builder:
         started = time.perf_counter()
         request = self.store.find_request(self._request_key(kernel_pass, regime))
         entry = self.store.find(request["content"]) if request else None
-        if not request or not entry:
-            return None
-        plan = KernelPlan.from_json(request["plan"])
-        resources = tuple(KernelResources(**kernel) for kernel in entry.manifest["resources"])
-        return BuiltKernel(
-            plan=plan,
-            cell=_cell_shape_from(request["cell"]),
-            source=entry.files[f"{plan.entry}.cu"].decode(),
-            digest=entry.key,
-            cubin=entry.files[f"{plan.entry}.cubin"],
-            resources=resources,
-            dropped=tuple(request["dropped"]),
-            cached=True,
-            seconds=time.perf_counter() - started,
-            folder=entry.folder,
-        )
+        return built_from(request, entry, time.perf_counter() - started) if request and entry else None
 
     def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
         """Render, compile and check one candidate, whatever its rank, without the cache.
@@ -260,6 +229,8 @@ class Builder:
 
     def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         started = time.perf_counter()
+        if chosen := self._make_preferred(kernel_pass, regime):
+            return self.keep(kernel_pass, replace(chosen, seconds=time.perf_counter() - started))
         dropped: list[str] = []
         for solution in self.solutions(kernel_pass, regime):
             for ranks in solution.attempts(ATTEMPTS):
@@ -269,11 +240,45 @@ class Builder:
                         continue
                     if built.plan.passed_over:
                         LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
-                    folder = self._keep(key, built, dropped)
-                    return replace(built, dropped=tuple(dropped), folder=folder, seconds=time.perf_counter() - started)
+                    built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
+                    return kept(self.store, key, built, toolchain_version())
         raise CompileFailed(
             f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
         )
+
+    def keep(self, kernel_pass: KernelPass, built: BuiltKernel) -> BuiltKernel:
+        """Make `built` what is found in the cache for its pass and regime from now on, and return it as it is there."""
+        return kept(self.store, self._request_key(kernel_pass, built.plan.regime), built, toolchain_version())
+
+    @property
+    def recipe(self) -> str:
+        """The spec as one line of text that stands by itself."""
+        return recipe_of(self.spec, self.cell_source)
+
+    @property
+    def cell_digest(self) -> str:
+        """What tells the equations of one cell from those of another, and how they are composed."""
+        return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
+
+    def _make_preferred(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+        """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
+        known = self.preferred() if self.preferred else None
+        choice = known.choice(self._problem(kernel_pass, regime), self.cell_digest) if known else None
+        if not known or not choice:
+            return None
+        from minrnn_gen.preferred import Trial, place_of
+
+        try:
+            place = place_of(choice, self.solutions(kernel_pass, regime))
+            if place is None:
+                raise CompileFailed("it does not fit")
+            built = self.build_candidate(*place)
+            if built.cubin and not known.accepts(Trial(self.recipe, built.cell, built.plan, built.cubin)):
+                raise CompileFailed("its results are wrong")
+        except CompileFailed as why:
+            LOG.warning("%s was measured as the fastest, but is not taken: %s", dict(choice.variables), why)
+            return None
+        return replace(built, chosen=choice.why)
 
     def _build_candidates(self, solution: Solution, ranks: tuple[int, ...]) -> Iterable[BuiltKernel | PromiseBroken]:
         """Build several candidates at once; gives what was built or broke its promise, in the order of `ranks`."""
@@ -288,27 +293,6 @@ class Builder:
             return [attempt(*ranks)]
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(attempt, ranks))
-
-    def _keep(self, key: str, built: BuiltKernel, dropped: list[str]) -> Path | None:
-        """Put a compiled kernel into the cache and return its folder there."""
-        if built.cubin is None or built.resources is None:
-            return None
-        plan = built.plan
-        files = {f"{plan.entry}.cu": built.source.encode(), f"{plan.entry}.cubin": built.cubin}
-        manifest = {
-            "model": plan.model,
-            "pass": plan.kernel_pass,
-            "hidden_size": plan.hidden_size,
-            "precision": plan.precision,
-            "gpu": plan.gpu,
-            "arch": plan.arch,
-            "toolchain": toolchain_version(),
-            "resources": [asdict(kernel) for kernel in built.resources],
-        }
-        entry = self.store.put(built.digest, files, manifest)
-        request = {"content": built.digest, "plan": plan.to_json(), "cell": asdict(built.cell), "dropped": dropped}
-        self.store.put_request(key, request)
-        return entry.folder
 
     def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
         return digest(self._common_key, kernel_pass, json.dumps(asdict(regime), sort_keys=True))
@@ -373,8 +357,3 @@ class Builder:
             heads=spec.heads if kind == "dense" else 1,
             fp32_product=spec.fp32_product,
         )
-
-
-def _cell_shape_from(data: Mapping[str, Any]) -> CellShape:
-    names = ("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values")
-    return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -60,7 +61,18 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
+class Compilable(Protocol):
+    """What compiling needs of a plan."""
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def arch(self) -> str: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+def compile_source(text: str, plan: Compilable) -> CompiledSource:
     """Compile `text` for the plan's architecture; needs NVRTC but no driver and no GPU.
 
     Raises ToolchainMissing without CuPy or NVRTC, CompileFailed with NVRTC's first error where the text is refused.

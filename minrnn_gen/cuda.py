@@ -23,6 +23,7 @@ from minrnn_gen.arrays import (
     torch_empty,
     torch_stream,
 )
+from minrnn_gen.calibration import calibrated
 from minrnn_gen.driver import NO_CONTEXT, PORTABLE_CLUSTER_BLOCKS, SUCCESS, allow_large_clusters, has_device, launch
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
@@ -90,7 +91,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
     shipped = profile_for_device(name, dotted)
-    profile = shipped or profile_from_attributes(name, dotted, attributes)
+    profile = calibrated(shipped or profile_from_attributes(name, dotted, attributes))
     return LiveDevice(name, dotted, attributes, profile, shipped is not None)
 
 

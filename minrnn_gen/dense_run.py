@@ -240,16 +240,17 @@ class DenseRun(DeviceRun):
         What takes a call step by step reads at run time how it is called: of it there is one kernel.
         """
         hinted = self._builder.hinted_regime
-        if not self._compiled(kernel_pass, hinted)[1].is_persistent:
-            return hinted
         head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
-        return replace(
+        its_own = replace(
             hinted,
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
             kept_states=kept,
         )
+        if (kernel_pass, its_own) in self._built or self._compiled(kernel_pass, hinted)[1].is_persistent:
+            return its_own
+        return hinted
 
 
 def _as_rows(initial: Array) -> Array:

@@ -11,7 +11,8 @@ from typing import Any
 from minrnn_gen import cuda
 from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.arrays import Array
-from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.contract import Contract
 from minrnn_gen.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.errors import ToolchainMissing

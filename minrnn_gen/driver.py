@@ -1,4 +1,4 @@
-"""The CUDA driver: what it serves, and launches, whose arguments lie in one block of bytes."""
+"""The CUDA driver: what it is and serves, and launches, whose arguments lie in one block of bytes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ NO_CONTEXT = 201
 PORTABLE_CLUSTER_BLOCKS = 8
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_MANAGEMENT_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+_RELEASE_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 # Kernels have a few signatures each; a call has its sizes and stream, of which a program uses few at a time.
 _LAYOUTS_HELD, _CONFIGURATIONS_HELD = 256, 1024
 # CUlaunchAttributeID (cuda.h).
@@ -46,11 +48,16 @@ class _Configuration(ctypes.Structure):
 
 def has_device() -> bool:
     """Say whether the driver is here and sees a GPU, without importing CuPy."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Return how many GPUs the driver sees, 0 where there is no driver; without CuPy."""
     count = ctypes.c_int(0)
     driver = _loaded()
     if driver is None or driver.cuInit(0) != SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != SUCCESS:
-        return False
-    return count.value > 0
+        return 0
+    return count.value
 
 
 def driver_version() -> str | None:
@@ -61,6 +68,20 @@ def driver_version() -> str | None:
         return None
     # 1000 major + 10 minor (CUDA driver API, cuDriverGetVersion).
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def driver_release() -> str | None:
+    """Return the driver's release, as "580.159.04", or None where its management library is not there."""
+    try:
+        management = ctypes.CDLL(_MANAGEMENT_LIBRARY)
+    except OSError:
+        return None
+    text = ctypes.create_string_buffer(_RELEASE_BYTES)
+    if management.nvmlInit_v2() != SUCCESS:
+        return None
+    read = management.nvmlSystemGetDriverVersion(text, _RELEASE_BYTES)
+    management.nvmlShutdown()
+    return text.value.decode() if read == SUCCESS else None
 
 
 def allow_large_clusters(function: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minrnn_gen.build import BuiltKernel
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 # What multiplies R, by KernelPlan.matrix_product.
@@ -17,7 +17,7 @@ def explain(built: BuiltKernel, note: str = "") -> str:
     """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
     plan = built.plan
     sections = [
-        _decision(plan, note),
+        _decision(plan, note, built.chosen),
         _resources(built),
         _shared_map(plan),
         _prediction(plan),
@@ -28,7 +28,7 @@ def explain(built: BuiltKernel, note: str = "") -> str:
     return "\n\n".join(section for section in sections if section)
 
 
-def _decision(plan: KernelPlan, note: str) -> str:
+def _decision(plan: KernelPlan, note: str, why: str) -> str:
     chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
     return "\n".join(
         (
@@ -39,6 +39,7 @@ def _decision(plan: KernelPlan, note: str) -> str:
             *_walk(plan),
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
+            *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
             *_values("saved      ", plan.saved_values),
             *_values("recomputed ", plan.recomputed_values),
@@ -109,7 +110,10 @@ def _prediction(plan: KernelPlan) -> str:
     how = f"all overlap but {sequential}" if plan.predicted_us.keys() - set(SEQUENTIAL_TERMS) else "added up"
     lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
-    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total"])
+    rates = "every rate of the GPU was measured"
+    if plan.assumed_rates:
+        rates = f"by datasheets: {', '.join(plan.assumed_rates)}; 'minrnn-gen calibrate' measures them on the GPU at hand"
+    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total", f"  {rates}"])
 
 
 def _margins(plan: KernelPlan) -> str:

@@ -25,6 +25,17 @@ COPY_EFFICIENCY = 0.88
 # Datasheets round (4.8 TB/s on the H200, 4.81 by its clocks) and board makers raise clocks (RTX 3090 boards report 1.695 to
 # 1.74 GHz); a GPU with another memory or of another model differs by more.
 CLOCK_TOLERANCE = 0.1
+# What `minrnn-gen calibrate` measures; of one GPU it says nothing about another.
+MEASURED = (
+    "copy_bandwidth_bytes_per_s",
+    "memory_latency_ns",
+    "launch_us",
+    "block_exchange_ns",
+    "cluster_exchange_ns",
+    "grid_exchange_ns",
+    "products_per_sm_cycle",
+    "transcendentals_per_sm_cycle",
+)
 
 Count = Annotated[int, pydantic.Field(gt=0)]
 Quantity = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
@@ -37,7 +48,9 @@ class GpuProfile(pydantic.BaseModel):
     A *partition* is one of the quarters of an SM, each with its own scheduler and its own share of the registers.
     `device_names` are the driver's names of the devices for which every number holds; `sources` says of each number where it
     comes from. `cluster_size_max` is in blocks, 1 where the GPU has no clusters; above `cluster_size_portable_max` a kernel
-    must opt in.
+    must opt in. Optional numbers are measured ones: `launch_us` of an empty kernel, an exchange of values and the barrier with
+    it within a block, a cluster or the grid, and what the tensor cores of an SM (multiply-adds in 16 bits) and its special
+    functions do in a cycle.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -64,6 +77,12 @@ class GpuProfile(pydantic.BaseModel):
     memory_bandwidth_bytes_per_s: Quantity
     copy_bandwidth_bytes_per_s: Quantity | None = None
     memory_latency_ns: Quantity
+    launch_us: Quantity | None = None
+    block_exchange_ns: Quantity | None = None
+    cluster_exchange_ns: Quantity | None = None
+    grid_exchange_ns: Quantity | None = None
+    products_per_sm_cycle: Quantity | None = None
+    transcendentals_per_sm_cycle: Quantity | None = None
     sm_clock_hz: Quantity
     cluster_size_portable_max: Count
     cluster_size_max: Count
@@ -147,6 +166,12 @@ class GpuProfile(pydantic.BaseModel):
         With the latency of an idle memory, so a lower bound: under load the latency is higher.
         """
         return math.ceil(self.memory_latency_ns * 1e-9 * self.bandwidth_bytes_per_s / self.sm_count)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The numbers of `MEASURED` that this GPU has and nobody measured."""
+        has_none = {"cluster_exchange_ns": not self.has_clusters, "products_per_sm_cycle": not self.has_bf16_arithmetic}
+        return tuple(field for field in MEASURED if getattr(self, field) is None and not has_none.get(field))
 
     @property
     def _capability(self) -> tuple[int, int]:
@@ -249,8 +274,8 @@ def profile_from_attributes(device_name: str, compute_capability: str, attribute
     told |= _live_rates(attributes)
     if "TotalGlobalMem" in attributes:
         told["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
-    # A copy bandwidth measured on the similar GPU says nothing about this one.
-    values = similar.model_dump(exclude={"copy_bandwidth_bytes_per_s", "sources"})
+    # What was measured on the similar GPU says nothing about this one, but for a latency, which every GPU needs.
+    values = similar.model_dump(exclude={*MEASURED, "sources"} - {"memory_latency_ns"})
     sources = {field: f"assumed, as {similar.name}" for field in similar.sources if field in values}
     values |= {field: value for field, (value, _) in told.items()}
     sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in told.items()}

@@ -12,7 +12,8 @@ from minrnn_gen import cuda
 from minrnn_gen.arguments import Call, Given, Outputs, check_call, check_gradient
 from minrnn_gen.array_checks import check_place, check_plain
 from minrnn_gen.arrays import Array
-from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
 from minrnn_gen.compiler import KernelResources
 from minrnn_gen.contract import Contract

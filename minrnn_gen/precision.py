@@ -58,6 +58,15 @@ def precision_of(name: str) -> Precision:
     return _TABLE[cast(PrecisionName | ComplexName, name)]
 
 
+def error_allowed(precision: Precision) -> float:
+    """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
+
+    Eight roundings to storage: of the inputs' products, of a projection, of y, which a backward reads again. And as many of
+    the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect, 64.
+    """
+    return 8 * precision.storage_roundoff + 64 * precision.arithmetic_roundoff
+
+
 def precision_storing(dtype: str) -> Precision | None:
     """Return the row whose values are stored as `dtype`, or None where there is none."""
     return _BY_STORAGE.get(dtype)

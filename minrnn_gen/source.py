@@ -344,6 +344,22 @@ def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str,
     return environment().get_template(plan.template).render(plan=plan, cell=_text_of(cell), header=header)
 
 
+@dataclass(frozen=True)
+class Ruler:
+    """A template that measures a GPU instead of computing a cell, as a plan: "every_gpu", "cluster" or "matrix"."""
+
+    entry: str
+    arch: str
+    shared_bytes: int = 0
+    storage_dtype: str = "bfloat16"
+    waits_are_bounded: bool = False
+
+
+def render_ruler(ruler: Ruler) -> str:
+    """Render a ruler's template."""
+    return environment().get_template(f"rulers/{ruler.entry}.cu.j2").render(plan=ruler, cell=None, header=())
+
+
 def _text_of(cell: Lowered | LoweredBackward) -> _CellNames:
     match cell:
         case LoweredScan():

@@ -70,7 +70,12 @@ def digest(*parts: bytes | str) -> str:
 
 def package_digest() -> str:
     """Return a digest of everything in this package that decides what is generated: modules, cell library, templates."""
-    return digest(_modules_digest(), _tree_digest(package_folder("templates"), "*"))
+    return digest(_modules_digest(), templates_digest())
+
+
+def templates_digest() -> str:
+    """Return a digest of the templates alone."""
+    return _tree_digest(package_folder("templates"), "*")
 
 
 @functools.cache
@@ -199,6 +204,11 @@ class Store:
                 except OSError:  # removed by somebody else meanwhile
                     continue
         return total
+
+    def forget_requests(self) -> None:
+        """Remove every request, so that what is asked for is decided anew; entries stay."""
+        for path in self._paths("requests"):
+            self._discard(path)
 
     def clear(self) -> int:
         """Remove every entry, request and lock, nothing else in the folder, and return how many entries are gone."""

@@ -34,6 +34,7 @@ LAYERS = (
     Layer("violations", "a refused value in one sentence"),
     Layer("precision package_files documents debug_build", "tables, files and settings that know nothing of kernels"),
     Layer("spec gpu_profile store", "what the user wants, what the GPU has, what is already made"),
+    Layer("calibration", "what was measured of the GPU here"),
     Layer("cell.files cell.syntax", "a cell as a file and as text"),
     Layer("cell.functions", "what an equation may call"),
     Layer("cell.expressions", "the operations of an expression"),
@@ -49,14 +50,14 @@ LAYERS = (
     Layer("cell.lowering_steps", "one step of any cell to statements for every target"),
     Layer("cell.lowering", "a scan to statements for every target"),
     Layer("cell.work cell.gradient_text", "what a step takes, and its gradient for people"),
-    Layer("plan.kernel_plan plan.occupancy", "the decision, and how many blocks an SM holds"),
+    Layer("plan.kernel_plan plan.occupancy plan.rates", "the decision, how many blocks an SM holds, and how fast it is"),
     Layer("plan.problem", "cell, sizes and GPU in one"),
     Layer("plan.solver", "every candidate, and the best of them"),
     Layer("plan.scan", "what the plans of one family share"),
     Layer("plan.elementwise plan.recurrent_product", "what the plans of steps share"),
     Layer("plan.*", "variables, constraints, resources and cost of a forward and its backward, or of all steps"),
     Layer("plan.families", "which of them a problem is for"),
-    Layer("source", "the decision as CUDA text"),
+    Layer("source preferred", "the decision as CUDA text, and what was decided by measuring"),
     Layer("compiler", "CUDA text as a cubin"),
     Layer("driver", "the CUDA driver, and launches by it"),
     Layer("addresses forms", "where an array is, and all that a launch depends on besides"),
@@ -68,12 +69,13 @@ LAYERS = (
     Layer("directions gradients", "a call run by run, and what a backward returns"),
     Layer("cpu_recurrence", "h[t] = a h[t-1] + b over time in NumPy"),
     Layer("cuda cpu cpu_product launch", "the GPU, the CPU, and the launch between"),
-    Layer("cublas cuda_graphs", "products on the GPU, and launches recorded with memory of their own"),
+    Layer("cublas cuda_graphs cuda_clock", "products on the GPU, launches recorded with memory of their own, and timed"),
     Layer("projection prepared", "products on the GPU, and runs on it that are done again"),
     Layer("call_forms saved", "the form of a call, and what a backward needs of a forward"),
     Layer("cpu_backward cpu_steps", "gradients of scans on the CPU, and the cells there that are none"),
     Layer("cpu_steps_backward", "their gradients"),
     Layer("recipe", "a spec and its cell as one line of text"),
+    Layer("built", "a kernel from the compiler and the store"),
     Layer("build", "a spec all the way to a compiled kernel, through the store"),
     Layer("raw.arguments", "what a raw scan is called with, checked"),
     Layer("raw.arrangement raw.host", "a raw scan on host arrays, and what a kernel sees of others"),
@@ -87,7 +89,9 @@ LAYERS = (
     Layer("alternating_walk", "their steps one by one"),
     Layer("dense_run", "a dense cell's call on a GPU"),
     Layer("kernel", "the callable"),
+    Layer("tune.*", "a wing that only the front door and the command line open", together=True),
     Layer("api", "compile()"),
+    Layer("tune.workers", "specs tuned at once"),
     Layer("torch.dtypes torch.recorded torch.dispatch torch.kernels", "torch's names, and what it is told of a call"),
     Layer("torch.calls", "a kernel as functions of tensors"),
     Layer("torch.kernel_operator torch.raw_scan", "operators of torch"),
@@ -96,7 +100,7 @@ LAYERS = (
     Layer("torch.layer", "a layer of any cell"),
     Layer("torch.layers", "layers of the built-in cells"),
     Layer(
-        "tune.* bench.* compat.* interpret.*",
+        "bench.* compat.* interpret.*",
         "wings: they import the house, never the reverse",
         together=True,
     ),
@@ -213,6 +217,11 @@ def test_only_wings_and_their_fronts_import_the_torch_wing() -> None:
     allowed = {"torch", "bench", "compat", "cli"}
     importing = {name for name, path in MODULES.items() if any(one.startswith("torch.") for one in house_imports(path))}
     assert {name for name in importing if name.partition(".")[0] not in allowed} == set()
+
+
+def test_only_the_front_door_and_the_command_line_open_the_tuner() -> None:
+    importing = {name for name, path in MODULES.items() if any(one.startswith("tune.") for one in house_imports(path))}
+    assert {name for name in importing if name.partition(".")[0] not in {"tune", "cli", "bench"}} <= {"api"}
 
 
 def test_cells_of_numpy_reach_no_torch() -> None:

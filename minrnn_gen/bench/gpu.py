@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import time
@@ -28,7 +27,6 @@ _DISTRIBUTIONS = (
     "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cublas",
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "accelerated-scan", "fla-core", "flashrnn", "jax", "numpy",
 )  # fmt: skip
-_DRIVER_TEXT_BYTES = 96  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
 
 
 @dataclass(frozen=True)
@@ -190,16 +188,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def driver_release() -> str | None:
-    """Return the driver's release, as "580.159.04", or None where its management library is not there."""
-    try:
-        management = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
-    except OSError:
-        return None
-    text = ctypes.create_string_buffer(_DRIVER_TEXT_BYTES)
-    if management.nvmlInit_v2() or management.nvmlSystemGetDriverVersion(text, _DRIVER_TEXT_BYTES):
-        return None
-    management.nvmlShutdown()
-    return text.value.decode()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import Row
-from minrnn_gen.precision import PrecisionName, precision_of
+from minrnn_gen.precision import PrecisionName, error_allowed, precision_of
 
 Arrays = Mapping[str, Any]
 Run = Callable[[], Arrays]
@@ -133,16 +133,6 @@ def quartiles(times_ms: Sequence[float]) -> tuple[float, float, float]:
     return lower, middle, upper
 
 
-def error_allowed(name: PrecisionName) -> float:
-    """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
-
-    Eight roundings to storage: of the inputs' products, of a projection, of y, which a backward reads again. And as many of
-    the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect, 64.
-    """
-    precision = precision_of(name)
-    return 8 * precision.storage_roundoff + 64 * precision.arithmetic_roundoff
-
-
 def failure_of(error: Exception) -> str:
     """Return an exception as one line without the folders of this machine."""
     text = " ".join(str(error).split()) or "no message"
@@ -190,7 +180,7 @@ def _row(problem: Problem, one: _Prepared) -> Row:
         rounds=len(one.times_ms),
         clock="host" if contender.on_host else "device events",
         errors=one.errors,
-        error_allowed=error_allowed(contender.precision or problem.precision) if one.errors else None,
+        error_allowed=error_allowed(precision_of(contender.precision or problem.precision)) if one.errors else None,
         prepare_seconds=round(one.prepare_seconds, 3),
         facts=facts,
         shares=shares,

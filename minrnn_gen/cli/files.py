@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from minrnn_gen.build import BuiltKernel
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.spec import Spec
 

@@ -13,7 +13,21 @@ from typing import Annotated
 import typer
 
 from minrnn_gen import __version__
-from minrnn_gen.cli import bench, cache, cells, compile, doctor, explain, gpus, render, run, schema
+from minrnn_gen.cli import (
+    bench,
+    bench_tuner,
+    cache,
+    calibrate,
+    cells,
+    compile,
+    doctor,
+    explain,
+    gpus,
+    render,
+    run,
+    schema,
+    tune,
+)
 from minrnn_gen.cli.terminal import print_json, print_note
 from minrnn_gen.errors import MinrnnError
 
@@ -32,8 +46,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (compile.compile, explain.explain, render.render, run.run, gpus.gpus, schema.schema, doctor.doctor):
+COMMANDS = (
+    compile.compile,
+    explain.explain,
+    render.render,
+    run.run,
+    tune.tune,
+    calibrate.calibrate,
+    gpus.gpus,
+    schema.schema,
+    doctor.doctor,
+)
+for command in COMMANDS:
     app.command()(command)
+bench.app.command()(bench_tuner.tuner)
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")

@@ -13,7 +13,8 @@ from minrnn_gen.cli.terminal import print_note, progress
 from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where a request is answered: other commands do without
-    from minrnn_gen.build import BuiltKernel, Target
+    from minrnn_gen.build import Target
+    from minrnn_gen.built import BuiltKernel
     from minrnn_gen.kernel import Kernel
     from minrnn_gen.spec import Spec
 

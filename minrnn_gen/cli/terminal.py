@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,21 @@ def progress(doing: str, quiet: bool = False) -> Iterator[None]:
 
     with Console(stderr=True, markup=False).status(f"{doing} ..."):
         yield
+
+
+@contextmanager
+def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, float, str], None]]:
+    """Give what shows (what is being done, which share of it is, and a note beside), on a terminal; nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _doing, _share, _note: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[note]}", markup=False))
+    with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
+        task = bar.add_task(title, total=1.0, note="")
+        yield lambda doing, share, note: bar.update(task, description=doing, completed=share, note=note)
 
 
 def size_text(size_bytes: int) -> str:

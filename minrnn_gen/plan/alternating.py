@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.elementwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.rates import launch_us
 from minrnn_gen.plan.solver import Candidate
 
 # Besides the values of the cell: addresses, the place in time, loads under way, and double-precision exponentials; an upper
@@ -67,7 +68,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     return {
         "products": problem.time * product_us(problem),
         "pointwise": problem.time * pointwise_us(problem, candidate["threads"]),
-        "launch": scan.LAUNCH_US,
+        "launch": launch_us(problem.gpu),
     }
 
 

@@ -66,7 +66,8 @@ class KernelPlan:
     a kernel that keeps it on the chip multiplies by it: "narrow", "tf32x3" or "fma", empty where there is none.
     `saved_values` names what a backward reads of its forward, `recomputed_values` what it computes again; both are empty in
     other passes. `passed_over` is why a preferred family of kernels does not serve, one sentence, empty where there is
-    none. In a debug build `waits_are_bounded`: whoever waits in vain says so and ends the kernel.
+    none. In a debug build `waits_are_bounded`: whoever waits in vain says so and ends the kernel. `assumed_rates` names the
+    numbers of the GPU that nobody measured, for which the prediction takes those of datasheets.
     """
 
     kernel_pass: str
@@ -112,6 +113,7 @@ class KernelPlan:
     passed_over: str
     runners_up: tuple[Alternative, ...]
     waits_are_bounded: bool = False
+    assumed_rates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("variables", "shared_map", "predicted_us", "rejected"):
@@ -142,8 +144,8 @@ class KernelPlan:
         """Read back what `to_json` gave; raises TypeError where keys are missing or unknown."""
         values = dict(data)
         values["regime"] = Regime(**values["regime"])
-        for name in ("saved_values", "recomputed_values"):
-            values[name] = tuple(values[name])
+        for name in ("saved_values", "recomputed_values", "assumed_rates"):
+            values[name] = tuple(values.get(name, ()))
         values["margins"] = tuple(Margin(**margin) for margin in values["margins"])
         values["runners_up"] = tuple(
             Alternative(MappingProxyType(other["variables"]), other["predicted_us"]) for other in values["runners_up"]

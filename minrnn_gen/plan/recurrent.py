@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.occupancy import registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
+from minrnn_gen.plan.rates import launch_us, scales_of
 from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -42,6 +43,8 @@ REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_
 @dataclass(frozen=True)
 class StepModel:
     """What a step takes, in nanoseconds, fitted to candidates of 40 passes on an H200 (docs/performance.md).
+
+    On other GPUs `Scales` says how many times as long.
 
     `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
     one of a lane's cells, for each warp. `add_up`: of adding up over warps. `exchange`: of a cluster, with `received` for each
@@ -313,9 +316,11 @@ def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, block
     if candidate["grid_blocks"] > 1:
         words = told_bytes / 4
         loads = words / (2 * _threads(candidate))
-        return model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load
+        return scales_of(problem.gpu).grid * (
+            model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load
+        )
     if candidate["cluster_blocks"] > 1:
-        return model.exchange + blocks_of_busiest_sm * told_bytes / 1000 * model.received
+        return scales_of(problem.gpu).cluster * (model.exchange + blocks_of_busiest_sm * told_bytes / 1000 * model.received)
     return 0.0
 
 
@@ -331,21 +336,23 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
     cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
-    tile_ns = its.products * model.product + its.cycles / cycles_per_ns
+    scales = scales_of(gpu)
+    tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
     row_ns = tile_ns * _operand_tiles(problem, candidate) / k_warps + its.row_cycles / cycles_per_ns
-    operations_ns = scan.operations_per_element(problem, 1.0) * model.operation
+    operations_ns = scan.operations_per_element(problem, 1.0) * model.operation * scales.instruction
+    transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     terms_ns = {
-        "step": model.step,
+        "step": model.step * scales.instruction,
         "products": _tiles(problem) * warps_of_partition * row_ns,
-        "cells": cells * (problem.cell.transcendental_count * model.transcendental + operations_ns),
+        "cells": cells * (transcendentals_ns + operations_ns),
         "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
-        "add_up": model.add_up if k_warps > 1 else 0.0,
+        "add_up": model.add_up * scales.block if k_warps > 1 else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
     steps_us = problem.time * math.ceil(wanted / at_once) / 1e3
-    return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": scan.LAUNCH_US}
+    return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(gpu)}
 
 
 def _family(name: str) -> Family:

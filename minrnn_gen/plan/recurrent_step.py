@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.rates import launch_us
 from minrnn_gen.plan.recurrent_product import CYCLES_PER_MULTIPLY_ADD, CYCLES_PER_SHUFFLE
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -164,7 +165,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         "busiest_sm": blocks_of_busiest_sm * block_bytes / scan.SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": cycles / cycles_per_us,
         "chain": trips * CYCLES_PER_L2_TRIP / cycles_per_us,
-        "launch": scan.LAUNCH_US,
+        "launch": launch_us(gpu),
     }
 
 

@@ -10,11 +10,10 @@ from minrnn_gen.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm, registers_per_thread_budget
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.rates import launch_us, transcendentals_per_sm_cycle
 from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronously
 
 WARP_LANES = 32
-# Special-function results per SM and cycle (CUDA C++ Programming Guide, arithmetic instruction throughput).
-TRANSCENDENTALS_PER_SM_CYCLE = 16
 # Memory is read in bursts of 64 bytes: half of a shorter row is fetched for nothing.
 BURST_BYTES = 64
 # Beyond this many times the bytes that hide the latency, a deeper ring only takes memory from other blocks.
@@ -22,8 +21,6 @@ USEFUL_IN_FLIGHT_FACTOR = 4
 # The loops over a tile are unrolled; above this many operations NVRTC needs more than about half a second.
 UNROLLED_OPERATIONS_MAX = 1200
 
-# Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
-LAUNCH_US = 2.5
 # Cells over complex numbers call no functions.
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_THREAD = 13.0  # where a thread begins: its indices and addresses, counted in the source of the single step
@@ -220,8 +217,8 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
         * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
-        "transcendental": warp_tiles * special / TRANSCENDENTALS_PER_SM_CYCLE / cycles_per_us,
+        "transcendental": warp_tiles * special / transcendentals_per_sm_cycle(gpu) / cycles_per_us,
         "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
     }
     ends = total_us(overlapping) * walk.memory.tiles_not_overlapped / tiles
-    return {**overlapping, "fill_and_drain": ends, "launch": LAUNCH_US}
+    return {**overlapping, "fill_and_drain": ends, "launch": launch_us(gpu)}

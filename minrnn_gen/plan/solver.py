@@ -181,6 +181,7 @@ class Solution:
             candidate_count=len(self.candidates),
             rejected=self.rejected,
             passed_over=self.passed_over,
+            assumed_rates=problem.gpu.assumed,
             runners_up=tuple(
                 Alternative(other, total_us(family.predicted_us(problem, other))) for other in others[:RUNNERS_UP]
             ),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.elementwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.rates import launch_us
 from minrnn_gen.plan.solver import Candidate
 
 REGISTERS_FIXED = 24
@@ -28,7 +29,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_THREAD)
     return {
         "issue": instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6),
-        "launch": scan.LAUNCH_US,
+        "launch": launch_us(problem.gpu),
     }
 
 

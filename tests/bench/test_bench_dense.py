@@ -22,9 +22,10 @@ from minrnn_gen.bench.dense_inputs import Inputs, ProjectedInputs
 from minrnn_gen.bench.dense_reference import DENSE_REFERENCES, DenseReference
 from minrnn_gen.bench.problems import Problem, TableName, Task
 from minrnn_gen.bench.record import Row
-from minrnn_gen.bench.rounds import Arrays, Limits, contest, error_allowed
+from minrnn_gen.bench.rounds import Arrays, Limits, contest
 from minrnn_gen.bench.tables import FIRST_CALL
 from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.precision import error_allowed, precision_of
 
 CELLS = sorted(DENSE_REFERENCES)
 STEP = 1e-6
@@ -150,7 +151,7 @@ def test_layers_of_torch_are_our_cells_and_judged_in_their_precision(model: str,
         assert row.failure is None, row
         precision = row.facts["precision"]
         assert label == f"torch.nn {precision}"
-        assert row.error_allowed == error_allowed(precision)  # type: ignore[arg-type]
+        assert row.error_allowed == error_allowed(precision_of(precision))
         assert set(row.errors) == ({"y"} if task == "forward" else {"y", "dx", "dR"})
         assert row.is_right, row
 

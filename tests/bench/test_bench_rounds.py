@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Limits, contest, error_allowed, failure_of, quartiles, rounds_for
+from minrnn_gen.bench.rounds import Arrays, Contender, Limits, contest, failure_of, quartiles, rounds_for
+from minrnn_gen.precision import error_allowed, precision_of
 
 PROBLEM = Problem(table="raw", task="forward", precision="fp32", batch=2, time=64, channels=8)
 
@@ -87,18 +88,18 @@ def test_who_is_refused_is_not_asked() -> None:
 def test_errors_are_held_against_the_tolerance(error: float, right: bool) -> None:
     (row,) = contest(PROBLEM, [contender("a", [], error)], FakeClock(), Limits())
     assert row.is_right is right
-    assert row.error_allowed == error_allowed("fp32")
+    assert row.error_allowed == error_allowed(precision_of("fp32"))
 
 
 def test_the_tolerance_is_that_of_the_dtype() -> None:
-    fp32, bf16 = error_allowed("fp32"), error_allowed("bf16")
+    fp32, bf16 = error_allowed(precision_of("fp32")), error_allowed(precision_of("bf16"))
     assert 2.0**-20 < fp32 < 2.0**-17
     assert 2.0**-6 < bf16 < 2.0**-4
 
 
 def test_whoever_computes_in_another_precision_is_held_to_that() -> None:
     (row,) = contest(PROBLEM, [replace(contender("a", [], 1e-3), precision="bf16")], FakeClock(), Limits())
-    assert row.error_allowed == error_allowed("bf16")
+    assert row.error_allowed == error_allowed(precision_of("bf16"))
     assert row.is_right
 
 

@@ -9,7 +9,7 @@ import pytest
 from planning import builder_of
 from test_templates import TEMPLATES, code_lines
 
-from minrnn_gen.build import BuiltKernel
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.compiler import toolchain_version
 from minrnn_gen.debug_build import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput

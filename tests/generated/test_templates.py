@@ -23,6 +23,7 @@ FOLDER = package_folder("templates")
 TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
+RULERS = sorted(name for name in TEMPLATES if name.startswith("rulers/"))
 CONTEXT = {"plan", "cell", "header"}
 
 # Numbers that need no name: none, one, two (a pair, a half, a doubling).
@@ -50,7 +51,7 @@ def test_there_is_nothing_else_beside_the_templates() -> None:
 
 
 def test_every_template_is_used() -> None:
-    reached, waiting = set(), [family.template for family in FAMILIES]
+    reached, waiting = set(), [*RULERS, *(family.template for family in FAMILIES)]
     while waiting:
         name = waiting.pop()
         if name not in reached:

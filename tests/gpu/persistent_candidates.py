@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from strategies import having
 
 from minrnn_gen.api import target_of
-from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass

@@ -16,7 +16,8 @@ import pytest
 
 import minrnn_gen
 from minrnn_gen import build, store
-from minrnn_gen.build import ATTEMPTS, Builder, BuiltKernel, Target
+from minrnn_gen.build import ATTEMPTS, Builder, Target
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.compiler import CompiledSource, KernelResources, toolchain_version
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.explain import explain

@@ -15,7 +15,8 @@ from scan_kernels_on_host import as_if_on_a_device
 from minrnn_gen import cublas, cuda, dense_run
 from minrnn_gen.alternating_walk import AlternatingWalk
 from minrnn_gen.arrays import numpy_dtype
-from minrnn_gen.build import Builder, BuiltKernel
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.plan import recurrent

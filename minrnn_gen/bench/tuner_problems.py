@@ -1,0 +1,81 @@
+"""What the cost model is judged by: problems that its constants were fitted to, and problems that they never saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.plan.problem import KernelPass
+
+# What is no built-in cell: the raw scan, as `minrnn_gen.scan` has it.
+RAW_SCAN = {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
+PASSES: tuple[KernelPass, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class TunerProblem:
+    """One spec. `is_fitted`: times of its candidates were among those that the constants of the cost model come from."""
+
+    model: str
+    batch: int
+    time: int
+    hidden_size: int
+    precision: str
+    heads: int = 1
+    layout: str = "BTD"
+    is_fitted: bool = False
+
+    @property
+    def label(self) -> str:
+        """The problem as the first cell of a row."""
+        heads = f" in {self.heads} heads" if self.heads > 1 else ""
+        return f"{self.model} {self.batch} x {self.time} x {self.hidden_size}{heads} {self.precision} {self.layout}"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The spec of its kernels."""
+        return {
+            "model": RAW_SCAN if self.model == "scan" else self.model,
+            "hidden_size": self.hidden_size,
+            "heads": self.heads,
+            "precision": self.precision,
+            "layout": self.layout,
+            "batch": self.batch,
+            "time": self.time,
+        }
+
+
+# Other sizes, cells, precisions and layouts than those below, between them and beyond them.
+HELD_OUT = (
+    TunerProblem("ind_rnn", 8, 2048, 1024, "fp32"),
+    TunerProblem("lstm", 1, 1024, 256, "bf16"),
+    TunerProblem("min_gru", 8, 2048, 768, "fp32", layout="BDT"),
+    TunerProblem("min_gru", 4, 2048, 2048, "bf16"),
+    TunerProblem("lstm", 32, 512, 512, "bf16", heads=8),
+    TunerProblem("scan", 3, 7001, 640, "fp32"),
+    TunerProblem("gru", 8, 512, 512, "bf16"),
+    TunerProblem("min_lstm", 2, 8192, 768, "fp32"),
+    TunerProblem("elman", 16, 512, 1024, "bf16", heads=4),
+    TunerProblem("slstm", 8, 512, 512, "bf16", heads=4),
+    TunerProblem("hgrn", 8, 4096, 1024, "bf16"),
+    TunerProblem("min_gru", 32, 256, 512, "fp32"),
+    TunerProblem("gru", 64, 256, 256, "fp16", heads=2),
+    TunerProblem("lstm", 16, 512, 384, "fp32", heads=6),
+    TunerProblem("scan", 1, 32768, 1024, "bf16", layout="BDT"),
+    TunerProblem("rg_lru", 4, 4096, 2560, "bf16"),
+)
+FITTED = (
+    TunerProblem("lstm", 16, 1024, 768, "bf16", heads=12, is_fitted=True),
+    TunerProblem("min_gru", 8, 4096, 1024, "bf16", is_fitted=True),
+    TunerProblem("lstm", 16, 1024, 768, "bf16", heads=3, is_fitted=True),
+    TunerProblem("min_gru", 1, 65536, 512, "fp32", is_fitted=True),
+    TunerProblem("gru", 16, 1024, 256, "bf16", is_fitted=True),
+    TunerProblem("min_gru", 64, 512, 1024, "fp32", is_fitted=True),
+    TunerProblem("slstm", 16, 1024, 768, "bf16", heads=12, is_fitted=True),
+    TunerProblem("scan", 8, 16384, 1536, "fp32", is_fitted=True),
+    TunerProblem("lstm", 16, 1024, 768, "fp32", heads=12, is_fitted=True),
+    TunerProblem("min_lstm", 1, 65536, 512, "bf16", is_fitted=True),
+    TunerProblem("elman", 16, 1024, 768, "bf16", is_fitted=True),
+    TunerProblem("min_gru", 16, 1024, 768, "bf16", layout="BDT", is_fitted=True),
+)
+PROBLEMS = HELD_OUT + FITTED

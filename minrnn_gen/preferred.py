@@ -1,0 +1,63 @@
+"""What was found to be faster than the solver's first pick: the seam through which a builder is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import CellShape, Problem
+from minrnn_gen.plan.solver import Solution
+
+SLOWER = "candidates of the preferred family were slower when they were measured"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate by its family and variables, and in words why it is to be taken."""
+
+    family: str
+    variables: Mapping[str, int]
+    why: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A compiled candidate with all that is needed to run it: the recipe of its spec, its cell, its plan and its cubin."""
+
+    recipe: str
+    cell: CellShape
+    plan: KernelPlan
+    cubin: bytes
+
+    @property
+    def kernel(self) -> tuple[Any, ...]:
+        """What the candidates of one kernel have in common."""
+        return self.recipe, self.plan.kernel_pass, self.plan.regime, self.plan.batch, self.plan.time
+
+
+class Preferred(Protocol):
+    """Knows candidates that are faster than the first pick."""
+
+    def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
+        """Return the candidate to take for `problem`, of the cell with this digest, or None."""
+
+    def accepts(self, trial: Trial) -> bool:
+        """Say whether a choice is right, before it is used here for the first time."""
+
+
+def place_of(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution, int] | None:
+    """Return the solution that `choice` is of and its rank there, or None where it is not feasible."""
+    for solution in as_measured(solutions):
+        if solution.family.name == choice.family:
+            for rank, candidate in enumerate(solution.candidates):
+                if dict(candidate) == dict(choice.variables):
+                    return solution, rank
+    return None
+
+
+def as_measured(solutions: Iterable[Solution]) -> Iterator[Solution]:
+    """Yield the solutions as what is measured takes them: a family is passed over for its time, not for broken promises."""
+    for rank, solution in enumerate(solutions):
+        yield replace(solution, passed_over=SLOWER) if rank and solution.passed_over else solution

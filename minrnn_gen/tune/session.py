@@ -1,0 +1,30 @@
+"""Tuning on the GPU at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+from minrnn_gen.build import Builder
+from minrnn_gen.errors import BadInput
+from minrnn_gen.tune.device import open_measurer
+from minrnn_gen.tune.memory import open_memory
+from minrnn_gen.tune.tuner import DEFAULT_LIMITS, Limits, Progress, TunedKernel, tune
+
+
+def tune_here(
+    builder: Builder,
+    limits: Limits = DEFAULT_LIMITS,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Iterator[TunedKernel]:
+    """Tune the kernels of the builder's spec on the GPU here, and yield what came of each; see `tune`.
+
+    Raises ToolchainMissing where there is no GPU to measure on, BadInput where it is another than the builder's.
+    """
+    with closing(open_measurer()) as opened:
+        if opened.gpu != builder.target.profile.name:
+            raise BadInput(
+                f"{builder.spec.where}: the spec is for {builder.target.profile.name}, but the GPU here is {opened.gpu} "
+                f"({opened.device}); tune it there, or leave the GPU out"
+            )
+        yield from tune(builder, opened, open_memory(builder.store), limits, watch)

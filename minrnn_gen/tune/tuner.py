@@ -1,0 +1,161 @@
+"""From a spec to its fastest kernels: candidates compiled, checked, raced, and the winner kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from minrnn_gen.build import Builder
+from minrnn_gen.built import BuiltKernel
+from minrnn_gen.compiler import toolchain_version
+from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.debug_build import debug_build_is_asked_for
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.plan.kernel_plan import KeptStates, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.precision import precision_of
+from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.tune.measurer import Measurer
+from minrnn_gen.tune.memory import Memory
+from minrnn_gen.tune.race import Ended, Race, run_race
+from minrnn_gen.tune.results import CandidateKey, Outcome, Setting
+
+DEFAULT_BUDGET_S = 30.0
+DEFAULT_TOP = 16
+# Times of one visit: the least of which a median leaves an outlier out.
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is measured: `top` candidates of each kernel, best predicted first (None: all), in a time for all kernels.
+
+    `compilers` threads compile ahead.
+    """
+
+    budget_s: float = DEFAULT_BUDGET_S
+    top: int | None = DEFAULT_TOP
+    compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the race for one kernel is: contenders that have times, of how many at most, and the best time so far."""
+
+    kernel_pass: KernelPass
+    measured: int
+    at_most: int
+    best_us: float | None
+    spent: float
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """What came of one kernel. `kept` is what calls will take from now on, None where no candidate could be measured.
+
+    `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates.
+    """
+
+    setting: Setting
+    ended: Ended
+    feasible_count: int
+    outcomes: Mapping[Outcome, int]
+    first_us: float | None
+    best_us: float | None
+    kept: BuiltKernel | None
+
+
+def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Regime], ...]:
+    """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included."""
+    spec, regime = builder.spec, builder.hinted_regime
+    is_dense = builder.kind == "dense"
+    # What is kept for a backward is another kernel of a forward.
+    keeps = spec.training and bool(builder.lowered_backward.needs_saved_states)
+    precision = precision_of(spec.precision)
+    # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
+    kept: KeptStates = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
+    regimes = [regime, *([replace(regime, kept_states=kept)] if keeps else [])]
+    found: list[tuple[KernelPass, Regime]] = []
+    for reverse in RUNS_REVERSED[spec.direction]:
+        found += [("forward", replace(one, reverse=reverse)) for one in regimes]
+        found += [("backward", replace(regime, reverse=reverse))] if spec.training else []
+    if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
+        found.append(("step", regime))
+    return tuple(found)
+
+
+def tune(
+    builder: Builder,
+    measurer: Measurer,
+    memory: Memory,
+    limits: Limits = DEFAULT_LIMITS,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Iterator[TunedKernel]:
+    """Yield what came of each kernel of the builder's spec, which then is what compile() finds.
+
+    An interruption ends the last of them that is yielded. What was measured before, in any process, is not measured again.
+    Raises ToolchainMissing without NVRTC, BadInput in debug builds, Infeasible where nothing fits.
+    """
+    if toolchain_version() is None:
+        raise ToolchainMissing("tuning needs NVRTC to compile candidates: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
+    if builder.waits_are_bounded or debug_build_is_asked_for():
+        raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to tune")
+    wanted = kernels_of(builder)
+    end = time.monotonic() + limits.budget_s
+    for done, (kernel_pass, regime) in enumerate(wanted):
+        # What one kernel did not need is there for the next ones.
+        share = max(0.0, end - time.monotonic()) / (len(wanted) - done)
+        lineup = Lineup(builder, kernel_pass, regime, measurer, memory, limits.compilers)
+        tuned = KernelRace(lineup, limits.top, share, watch).run()
+        yield tuned
+        if tuned.ended == "interrupted":
+            return
+
+
+@dataclass
+class KernelRace:
+    """The race of the candidates of one kernel, `top` of them, best predicted first, or all."""
+
+    lineup: Lineup
+    top: int | None
+    seconds: float
+    watch: Callable[[Progress], None]
+
+    def run(self) -> TunedKernel:
+        """Race, keep the winner, and say what came of it."""
+        lineup, end = self.lineup, time.monotonic() + self.seconds
+        at_most = min(self.top or len(lineup.places), len(lineup.places))
+
+        def seconds_left() -> float:
+            return end - time.monotonic()
+
+        def visit(key: CandidateKey) -> Sequence[float] | None:
+            times_us = lineup.visit(key, REPEATS)
+            spent = 1 - max(0.0, seconds_left()) / self.seconds if self.seconds else 1.0
+            best_us = min(lineup.medians_us.values(), default=None)
+            self.watch(Progress(lineup.kernel_pass, len(lineup.times_us), at_most, best_us, spent))
+            return times_us
+
+        with closing(lineup.arriving(self.top)) as arriving:
+            race = run_race(arriving, visit, seconds_left, lineup.times_us)
+        return self._came_of(race)
+
+    def _came_of(self, race: Race[CandidateKey]) -> TunedKernel:
+        lineup = self.lineup
+        medians_us, first = lineup.medians_us, next(iter(lineup.places))
+        best_us = None if race.leader is None else medians_us[race.leader]
+        kept = None if race.leader is None or best_us is None else self._kept(race.leader, best_us)
+        return TunedKernel(
+            lineup.setting, race.ended, len(lineup.places), lineup.outcomes, medians_us.get(first), best_us, kept
+        )
+
+    def _kept(self, winner: CandidateKey, best_us: float) -> BuiltKernel:
+        lineup = self.lineup
+        chosen = f"measured, {best_us:.4g} us on {lineup.setting.device}"
+        return lineup.builder.keep(lineup.kernel_pass, replace(lineup.compiled(winner), chosen=chosen))

@@ -1,0 +1,138 @@
+"""The benchmark of picks: its statistics, its problems, and a sweep that is cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_measurer import FakeMeasurer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minrnn_gen import build
+from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
+from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
+from minrnn_gen.compiler import CompiledSource, KernelResources
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.preferred import Trial
+from minrnn_gen.tune import lineup
+
+RECORDS = Path(__file__).parents[2] / "benchmarks"
+PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=12)
+FOREVER = 1e9
+
+
+@given(PAIRS)
+def test_tau_is_that_of_its_definition(pairs: list[tuple[int, int]]) -> None:
+    """Kendall (1945): pairs in order less pairs out of order, over the geometric mean of those untied in either."""
+    found = kendall_tau([one for one, _ in pairs], [other for _, other in pairs])
+    both = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
+    score = sum((x * y > 0) - (x * y < 0) for x, y in both)
+    untied = math.sqrt(sum(x != 0 for x, _ in both) * sum(y != 0 for _, y in both))
+    assert math.isclose(found, score / untied if untied else 0.0, abs_tol=1e-12)
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=1, max_size=30))
+def test_regrets_are_of_the_picks(times_us: list[float]) -> None:
+    """In the order of the prediction, which is perfect where the times ascend."""
+    ranked = [Ranked(us, float(place), len(times_us) - place, place) for place, us in enumerate(times_us)]
+    quality = quality_of("a kernel", ranked, is_fitted=False, feasible_count=40, is_complete=True)
+    assert quality is not None
+    best = min(times_us)
+    assert quality.top_1 == times_us[0] / best and quality.top_few == min(times_us[:FEW]) / best
+    assert quality.first == quality.occupancy == times_us[-1] / best
+    assert 1 <= quality.top_few <= quality.top_1 <= quality.slowest and quality.random <= quality.slowest * (1 + 1e-9)
+    perfect = quality_of(
+        "another",
+        [Ranked(us, us, 0, 0) for us in sorted(times_us)],
+        is_fitted=False,
+        feasible_count=40,
+        is_complete=True,
+    )
+    assert perfect and perfect.top_1 == 1 and perfect.tau in (0, 1)
+    assert table_of([quality, perfect]).count("\n") == 6
+
+
+def test_held_out_problems_are_on_no_record_that_was_fitted_to() -> None:
+    keys = ("batch", "time", "hidden_size", "precision", "heads", "layout")
+    fitted: set[tuple[Any, ...]] = set()
+    for path in RECORDS.glob("*candidates_h200.json"):
+        for one in json.loads(path.read_text()):
+            fitted.add((one["model"], *(({"heads": 1} | one)[name] for name in keys)))
+    assert len(fitted) > 40
+    for problem in PROBLEMS:
+        its = (problem.model, *(getattr(problem, name) for name in keys))
+        assert (its in fitted) == problem.is_fitted, problem.label
+    assert len(PROBLEMS) >= 24 and len({one.label for one in PROBLEMS}) == len(PROBLEMS)
+    assert sum(not one.is_fitted for one in PROBLEMS) >= 12
+
+
+@given(st.integers(1, 5000))
+def test_a_draw_is_the_best_predicted_and_some_of_all_others(count: int) -> None:
+    candidates = [("family", (("tile", number),)) for number in range(count)]
+    its = sorted(one[1][0][1] for one in drawn(candidates))
+    assert len(its) == min(count, CANDIDATES_MOST) and its[:BEST_PREDICTED] == list(range(min(count, BEST_PREDICTED)))
+    assert max(b - a for a, b in itertools.pairwise([*its, count])) <= 1 + count // (CANDIDATES_MOST - BEST_PREDICTED)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A compiler that is none, and what it was asked to compile."""
+    seen: list[str] = []
+
+    def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
+        seen.append(repr(sorted(plan.variables.items())))
+        return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.shared_bytes, 0, 0),))
+
+    monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "compile_source", compile_source)
+    for module in (build, lineup):
+        monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
+    return seen
+
+
+class Cut(Exception):
+    """The occasion is over."""
+
+
+class CutMeasurer(FakeMeasurer):
+    """Measures so many candidates, and then the machine is gone."""
+
+    left = 10**9
+
+    def error_share(self, trial: Trial) -> float:
+        if not self.left:
+            raise Cut
+        self.left -= 1
+        return super().error_share(trial)
+
+
+def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: list[str], tmp_path: Path) -> None:
+    kernels = kernels_of([TunerProblem("min_gru", 2, 100, 8, "fp32"), TunerProblem("elman", 2, 40, 16, "bf16")], "h200")
+    path, measurer = tmp_path / "folder" / "results.jsonl", CutMeasurer()
+    measurer.wrong = lambda one: dict(one[1]).get("rows") == 8
+    assert not sweep(kernels, measurer, ResultsFile(path), 0.0)
+    for left in (40, 400):
+        measurer.left = left
+        with pytest.raises(Cut):
+            sweep(kernels, measurer, ResultsFile(path), FOREVER)
+        partly = list(qualities(kernels, ResultsFile(path)))
+        assert partly and not all(one.is_complete for one in partly)
+    measurer.left = 10**9
+    file = ResultsFile(path)
+    assert sweep(kernels, measurer, file, FOREVER)
+    seen = [(one.setting, one.candidate) for one in file.results]
+    assert len(seen) == len(set(seen)) and ResultsFile(path).results == file.results
+    whole = list(qualities(kernels, ResultsFile(path)))
+    assert [one.label for one in whole] == [one.label for one in kernels] and all(one.is_complete for one in whole)
+    assert [one.feasible_count for one in whole] == [len(one.lineup(measurer, file).places) for one in kernels]
+    # Nobody is chosen that is wrong.
+    right = [one for one in file.results if one.outcome == "measured"]
+    assert sum(one.measured_count for one in whole) == len(right) < len(file.results)
+    calls = len(compiled)
+    assert sweep(kernels, measurer, file, FOREVER) and len(compiled) == calls

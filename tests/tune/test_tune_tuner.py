@@ -1,0 +1,236 @@
+"""Tuning a spec: the winner is right and nearly the fastest, an interruption costs one visit, and compile() takes what won."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compiler_for_tests import BuilderOf, Compiler
+from fake_measurer import FakeMeasurer, spread_us
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minrnn_gen import api
+from minrnn_gen.build import Builder
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.explain import explain
+from minrnn_gen.tune import device, remembered, session, tuner
+from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.tune.memory import Memory, open_memory
+from minrnn_gen.tune.race import ALIKE
+from minrnn_gen.tune.remembered import Remembered
+from minrnn_gen.tune.results import CandidateKey, key_of
+from minrnn_gen.tune.tuner import KernelRace, Limits, TunedKernel, kernels_of, tune
+
+FEW = 6
+# Times follow what is measured, not what is predicted, so that the first pick is seldom the fastest.
+a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=4, deadline=None)
+
+
+def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
+    """Race the candidates of the forward alone."""
+    memory, regime = open_memory(builder.store), builder.hinted_regime
+    lineup = Lineup(builder, "forward", regime, measurer, memory)
+    return KernelRace(lineup, top, seconds, lambda _: None).run()
+
+
+def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:
+    solution = builder.solve("forward", builder.hinted_regime)
+    return [key_of(solution.family.name, one) for one in solution.candidates][:top]
+
+
+def winner_of(tuned: TunedKernel) -> CandidateKey:
+    assert tuned.kept is not None
+    return key_of(tuned.kept.plan.template.removesuffix(".cu.j2"), tuned.kept.plan.variables)
+
+
+def emptied(builder: Builder) -> Builder:
+    shutil.rmtree(builder.store.folder, ignore_errors=True)
+    return builder
+
+
+def taken(builder: Builder) -> CandidateKey:
+    plan = builder.build("forward", builder.hinted_regime).plan
+    return key_of(plan.template.removesuffix(".cu.j2"), plan.variables)
+
+
+@pytest.mark.usefixtures("compiler")
+@a_cache_each
+@given(st.integers(0, 2**32), st.floats(0, 0.02), st.sets(st.integers(0, FEW - 1), max_size=4))
+def test_the_winner_is_right_and_nearly_the_fastest(builder_of: BuilderOf, seed: int, noise: float, wrong: set[int]) -> None:
+    """Where the fastest are the wrong ones, too: each of them is checked before it has a time, and never has one."""
+    builder = emptied(builder_of())
+    entrants = candidates_of(builder, FEW + len(wrong))
+    bad = {entrants[one] for one in wrong}
+
+    def truth_us(one: CandidateKey) -> float:
+        return 0.1 if one in bad else 10 + 5 * random.Random(f"{seed} {one}").random()
+
+    measurer = FakeMeasurer(truth_us, noise, bad.__contains__, seed=seed)
+    tuned = raced(builder, measurer)
+    # What is wrong took its place among those that were asked for, as it was measured.
+    right = set(entrants[:FEW]) - bad
+    assert tuned.outcomes == {"measured": len(right)} | ({"wrong": len(bad)} if bad else {})
+    assert not bad & set(measurer.timed) and bad <= set(measurer.checked)
+    assert truth_us(winner_of(tuned)) <= (1 + ALIKE + 5 * noise) * min(map(truth_us, right))
+    assert taken(builder_of()) == winner_of(tuned)
+
+
+@a_cache_each
+@given(st.integers(0, 20))
+def test_an_interruption_at_any_point_costs_the_visit_that_it_met(compiler: Compiler, builder_of: BuilderOf, at: int) -> None:
+    builder = emptied(builder_of())
+    first = FakeMeasurer(interrupt_at=at)
+    before = raced(builder, first)
+    assert before.ended == ("interrupted" if first.interrupt_at is None else "decided")
+    # What is known by then is taken.
+    assert (before.kept is None) == (at == 0)
+    assert not first.timed or spread_us(winner_of(before)) <= (1 + 0.1) * min(map(spread_us, first.timed))
+    second = FakeMeasurer(seed=1)
+    after = raced(builder_of(), second)
+    # Nobody is checked twice in one setting, nor visited first twice, and a race that is over stays over.
+    assert set(first.checked[: len(first.timed)]).isdisjoint(second.checked) and after.ended == "decided"
+    assert spread_us(winner_of(after)) <= (1 + ALIKE + 0.05) * min(map(spread_us, candidates_of(builder)))
+    third = FakeMeasurer()
+    calls = compiler.calls
+    again = raced(builder_of(), third)
+    assert (third.timed, third.checked, winner_of(again)) == ([], [], winner_of(after)) and compiler.calls <= calls + 1
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_was_measured_by_a_longer_run_is_not_forgotten_by_a_shorter(builder_of: BuilderOf) -> None:
+    last = candidates_of(builder_of())[-1]
+
+    def truth_us(one: CandidateKey) -> float:
+        return 1.0 if one == last else 9.0
+
+    raced(builder_of(), FakeMeasurer(truth_us))
+    assert winner_of(raced(builder_of(), FakeMeasurer(truth_us), top=1, seconds=0.0)) == last
+
+
+def test_who_breaks_a_promise_makes_room_and_who_fails_is_not_asked_again(compiler: Compiler, builder_of: BuilderOf) -> None:
+    builder = builder_of()
+    everyone = candidates_of(builder, None)
+    broken, failing = everyone[0], everyone[1]
+    compiler.breaks = lambda variables: dict(variables) == dict(broken[1])
+    tuned = raced(builder, FakeMeasurer(failing=failing.__eq__))
+    assert tuned.outcomes == {"broken": 1, "failed": 1, "measured": FEW - 1} and tuned.first_us is None
+    # The next run asks neither of them, and so reaches one further.
+    calls = compiler.calls
+    again = FakeMeasurer()
+    assert raced(builder_of(), again).outcomes == {"broken": 1, "failed": 1, "measured": FEW}
+    assert failing not in again.checked and compiler.calls > calls
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_budget_ends_after_the_first_pick_at_the_least(builder_of: BuilderOf) -> None:
+    builder = builder_of()
+    tuned = raced(builder, FakeMeasurer(), seconds=0.0)
+    assert (tuned.ended, tuned.outcomes, winner_of(tuned)) == ("budget", {"measured": 1}, candidates_of(builder)[0])
+
+
+@pytest.mark.usefixtures("compiler")
+def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf) -> None:
+    def passes(**spec: Any) -> list[tuple[str, bool, str]]:
+        return [(name, its.reverse, its.kept_states) for name, its in kernels_of(builder_of(**spec))]
+
+    assert passes() == [("forward", False, "none"), ("step", False, "none")]
+    assert passes(model="min_gru_log", direction="reverse")[0] == ("forward", True, "none")
+    assert [name for name, _, _ in passes(model="lstm", training=True)] == ["forward", "forward", "backward"]
+    both = passes(direction="bidirectional", training=True)
+    assert {one for one in both if one[0] == "backward"} == {("backward", False, "none"), ("backward", True, "none")}
+    builder = builder_of(training=True)
+    tuned = list(tune(builder, FakeMeasurer(), open_memory(builder.store), Limits(60.0, 2)))
+    assert [(one.setting.kernel_pass, one.setting.regime) for one in tuned] == list(kernels_of(builder))
+    assert all(one.ended == "decided" and one.kept for one in tuned)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_was_measured_is_taken_without_measuring(builder_of: BuilderOf) -> None:
+    """By what was there, by an empty cache, for sizes that are near; never for another GPU; and explain says so."""
+    model_pick = taken(builder_of())
+    slow_first = FakeMeasurer(lambda one: 100.0 if one == model_pick else spread_us(one))
+    tuned = raced(builder_of(), slow_first)
+    found = builder_of().build("forward", builder_of().hinted_regime)
+    assert found.cached and taken(builder_of()) == winner_of(tuned) != model_pick
+    assert "on NVIDIA H200" in found.chosen and found.chosen in explain(found)
+    builder_of().store.clear()
+    anew = builder_of().build("forward", builder_of().hinted_regime)
+    assert not anew.cached and anew.plan == found.plan and anew.source == found.source
+    assert "batch 8" in builder_of(batch=16).build("forward", builder_of(batch=16).hinted_regime).chosen
+    for other in (builder_of("h100"), builder_of(batch=512), builder_of(precision="bf16"), builder_of(model="hgrn")):
+        assert not other.build("forward", other.hinted_regime).chosen
+
+
+def test_a_choice_that_does_not_fit_or_keep_its_promise_is_the_models(
+    compiler: Compiler, builder_of: BuilderOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other, *_ = candidates_of(builder_of())
+    raced(builder_of(), FakeMeasurer(lambda one: 1.0 if one == other else 9.0))
+    compiler.breaks = lambda variables: dict(variables) == dict(other[1])
+    builder_of().store.clear()
+    with caplog.at_level(logging.WARNING):
+        assert taken(builder_of()) == first
+    assert "spills 4 bytes" in caplog.text
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
+    builder_of: BuilderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other, *_ = candidates_of(builder_of())
+    raced(builder_of(), FakeMeasurer(lambda one: 1.0 if one == other else 9.0))
+    builder_of().store.clear()
+    memory: Memory = open_memory(builder_of().store)
+    here = FakeMeasurer(wrong=other.__eq__)
+
+    def remember() -> Remembered:
+        return Remembered(memory, here.gpu, here.device, here.driver, lambda: here)
+
+    monkeypatch.setattr(remembered, "remembered", remember)
+    assert taken(builder_of()) == first and here.checked == [other]
+    # The next in line is taken from then on, without asking for what is wrong.
+    builder_of().store.clear()
+    assert taken(builder_of()) != other and other not in here.checked[1:]
+    assert [one.outcome for one in memory.results("h200") if one.candidate == other][-1] == "wrong"
+
+
+@pytest.mark.usefixtures("compiler", "cache")
+def test_compile_tunes_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
+    monkeypatch.setattr(device.cuda, "live_device", lambda: None)
+    with pytest.raises(ToolchainMissing, match="tuning measures on a GPU"):
+        api.compile(spec, tune=True)
+    model_pick = api.compile(spec).plan
+    fake = FakeMeasurer(lambda one: 100.0 if one[1] == key_of("", model_pick.variables)[1] else spread_us(one))
+    monkeypatch.setattr(session, "open_measurer", lambda: fake)
+    tuned = api.compile(spec, tune=True).plan
+    assert tuned.variables != model_pick.variables and api.compile(spec).plan == tuned
+    with pytest.raises(BadInput, match="the spec is for t4, but the GPU here is h200"):
+        api.compile(spec, tune=True, gpu="t4")
+    fake.interrupt_at = len(fake.timed)
+    with pytest.raises(KeyboardInterrupt):
+        api.compile(spec, tune=True, hidden_size=128)
+
+
+@pytest.mark.usefixtures("compiler", "cache")
+def test_without_a_disk_the_winner_is_taken_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
+    model_pick = api.compile(spec).plan
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "file" / "no_folder"))
+    fake = FakeMeasurer(lambda one: 100.0 if one[1] == key_of("", model_pick.variables)[1] else spread_us(one))
+    monkeypatch.setattr(session, "open_measurer", lambda: fake)
+    assert api.compile(spec, tune=True).plan.variables != model_pick.variables
+
+
+@pytest.mark.usefixtures("compiler")
+def test_debug_builds_are_not_tuned(builder_of: BuilderOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_DEBUG", "1")
+    builder = builder_of()
+    with pytest.raises(BadInput, match="MINRNN_DEBUG is set"):
+        next(tuner.tune(builder, FakeMeasurer(), open_memory(builder.store)))
