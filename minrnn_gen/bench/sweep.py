@@ -25,7 +25,7 @@ from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, media
 # Of each candidate: a median that leaves an outlier out. What is slow is run once.
 REPEATS = 3
 # Of one kernel, and how many of them are the best predicted: a sweep of all problems is then a quarter of an hour on an H200.
-CANDIDATES_MOST, BEST_PREDICTED = 1000, 200
+CANDIDATES_MOST, BEST_PREDICTED = 500, 200
 
 
 @dataclass
