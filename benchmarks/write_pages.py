@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from minrnn_gen.bench.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
-from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions
+from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
 from minrnn_gen.bench.plot import panels_of, svg_of
 from minrnn_gen.bench.record import read_record
+from minrnn_gen.bench.regret_record import (
+    PUBLISHED_REGRETS,
+    REGRETS_PAGE,
+    REGRETS_PLOT,
+    read_regrets,
+    regret_sections,
+    regret_svg,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,6 +29,10 @@ def main() -> None:
     page = ROOT / FUNCTIONS_PAGE
     functions = read_functions(ROOT / PUBLISHED_FUNCTIONS)
     page.write_text(filled_functions(page.read_text(encoding="utf-8"), functions, FUNCTIONS_PAGE), encoding="utf-8")
+    page = ROOT / REGRETS_PAGE
+    regrets = read_regrets(ROOT / PUBLISHED_REGRETS)
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), REGRETS_PAGE, regret_sections(regrets)), encoding="utf-8")
+    (ROOT / REGRETS_PLOT).write_text(regret_svg(regrets), encoding="utf-8")
     for command, record in records.items():
         if panels_of(record):
             (ROOT / PLOTS[command]).write_text(svg_of(record), encoding="utf-8")

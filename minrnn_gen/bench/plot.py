@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mode
+from typing import Any
 
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.record import COPY, Record, Row
@@ -23,7 +24,7 @@ class Curve:
     """A contender's values, each at a size of the problem."""
 
     name: str
-    sizes: tuple[int, ...]
+    sizes: tuple[float, ...]
     values: tuple[float, ...]
 
 
@@ -31,7 +32,8 @@ class Curve:
 class Panel:
     """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude.
 
-    `is_size_log`: whether sizes lie as far apart as they are times each other.
+    `is_size_log`: whether sizes lie as far apart as they are times each other. `is_scatter`: points of which each has a
+    quantity and a size that would best be the same.
     """
 
     title: str
@@ -40,6 +42,7 @@ class Panel:
     curves: tuple[Curve, ...]
     size: str = "time steps"
     is_size_log: bool = True
+    is_scatter: bool = False
 
 
 def panels_of(record: Record) -> tuple[Panel, ...]:
@@ -107,13 +110,15 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
         figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
-            for number, curve in enumerate(panel.curves):
+            if panel.is_scatter:
+                _scatter(axes, panel)
+            for number, curve in enumerate(() if panel.is_scatter else panel.curves):
                 ours = curve.name.startswith(("minrnn-gen", "GPU"))
                 (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name)
                 line.set(linewidth=2.2 if ours else 1.1, linestyle=_LINE_STYLES[number // 10 % len(_LINE_STYLES)])
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             if panel.is_size_log:
-                axes.set_xscale("log", base=2)
+                axes.set_xscale("log", base=10 if panel.is_scatter else 2)
             if panel.is_log:
                 axes.set_yscale("log")
             else:
@@ -125,6 +130,14 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     # matplotlib leaves blanks at the ends of lines.
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _scatter(axes: Any, panel: Panel) -> None:
+    """Draw the points of a panel, and the line of those whose quantity is their size."""
+    for curve in panel.curves:
+        axes.plot(curve.sizes, curve.values, ".", markersize=3, alpha=0.6, label=curve.name)
+    ends = [bound(bound(curve.sizes) for curve in panel.curves) for bound in (min, max)]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
 
 
 def _grouped(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> dict[tuple[object, ...], list[Row]]:

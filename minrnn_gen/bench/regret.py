@@ -32,7 +32,8 @@ class Quality:
 
     `top_1` is the pick of the cost model, `top_few` the best of its first `FEW`, `slowest` the worst candidate there is; `tau`
     is Kendall's tau-b of predicted and measured times. `first`, `occupancy` and `random` are picks without a cost model: the
-    first feasible candidate, the one with the most threads on an SM, and any, on average (the geometric mean).
+    first feasible candidate, the one with the most threads on an SM, and any, on average (the geometric mean). `points` are
+    (predicted, measured) microseconds of each, in the order of the cost model.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Quality:
     first: float
     occupancy: float
     random: float
+    points: tuple[tuple[float, float], ...]
 
 
 def quality_of(
@@ -72,6 +74,7 @@ def quality_of(
         first=min(ranked, key=lambda one: one.place).us / best_us,
         occupancy=min(ranked, key=lambda one: (-one.resident_threads, one.place)).us / best_us,
         random=statistics.geometric_mean(us / best_us for us in times_us),
+        points=tuple((round(one.predicted_us, 2), round(one.us, 2)) for one in ranked),
     )
 
 
@@ -98,7 +101,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Quality], float]], ...] = (
 
 
 def table_of(qualities: Iterable[Quality]) -> str:
-    """Return the regrets as Markdown: each kernel, then their geometric mean and the worst of all; tau its mean and least."""
+    """Return the regrets as Markdown: each kernel, then the median of all and the worst; of tau the least."""
     rows = list(qualities)
     names = [name for name, _ in _COLUMNS]
     lines = [f"| kernel | measured | best | {' | '.join(names)} |", f"|---|---|---{'|---' * len(names)}|"]
@@ -108,11 +111,9 @@ def table_of(qualities: Iterable[Quality]) -> str:
         lines.append(f"| {one.label} | {count} | {one.best_us:.1f} us | {' | '.join(cells)} |")
     whole = [one for one in rows if one.is_complete]
     if whole:
-        means, worst = [], []
-        for name, value in _COLUMNS:
-            values = [value(one) for one in whole]
-            means.append(statistics.fmean(values) if name == "tau" else statistics.geometric_mean(values))
-            worst.append(min(values) if name == "tau" else max(values))
-        for title, cells_of in (("mean", means), ("worst", worst)):
+        columns = {name: [value(one) for one in whole] for name, value in _COLUMNS}
+        medians = [statistics.median(values) for values in columns.values()]
+        worst = [min(values) if name == "tau" else max(values) for name, values in columns.items()]
+        for title, cells_of in (("median", medians), ("worst", worst)):
             lines.append(f"| **{title} of {len(whole)}** | | | {' | '.join(f'{one:.3f}' for one in cells_of)} |")
     return "\n".join(lines) + "\n"

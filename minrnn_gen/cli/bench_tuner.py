@@ -19,6 +19,9 @@ ResultsPath = Annotated[str, typer.Argument(metavar="FILE", help="Results are ad
 Seconds = Annotated[
     float, typer.Option("--seconds", metavar="S", min=0.0, help="Measure for so long; 0: only judge what was measured.")
 ]
+OutPath = Annotated[
+    str | None, typer.Option("--out", metavar="FILE", help="Write what came of it, for pages and plots.", show_default=False)
+]
 OnlyLabels = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="TEXT", help="Kernels with this in their name; may be repeated.", show_default=False),
@@ -30,10 +33,12 @@ def tuner(
     seconds: Seconds = DEFAULT_SECONDS,
     gpu: GpuName = None,
     only: OnlyLabels = None,
+    out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure every feasible candidate of 28 problems, over several occasions, and judge the picks."""
     from minrnn_gen.bench.regret import table_of
+    from minrnn_gen.bench.regret_record import regret_record, write_regrets
     from minrnn_gen.bench.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
     from minrnn_gen.bench.tuner_problems import PROBLEMS
 
@@ -53,6 +58,8 @@ def tuner(
             with contextlib.suppress(KeyboardInterrupt):
                 sweep(kernels, measurer, file, seconds, watch)
     found = list(qualities(kernels, file))
+    if out is not None:
+        write_regrets(regret_record(file.results, found), out)
     if as_json:
         print_json({"kernels": [asdict(one) for one in found]})
         return

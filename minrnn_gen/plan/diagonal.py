@@ -144,9 +144,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     )
     return scan.predicted_us(
         problem,
-        taken,
         scan.Walk(
             blocks=blocks,
+            at_once=problem.gpu.sm_count * taken.blocks_per_sm,
             warps=threads // scan.WARP_LANES,
             tile_steps=steps,
             in_flight_bytes=threads * elements * cell.read_count * problem.precision.storage_bytes,

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from minrnn_gen.gpu_profile import GpuProfile
 
+# A cluster lies within a GPC, whose SMs are 16 or 18 on an H200. A profile does not know how many GPCs there are; with these
+# numbers no more clusters are expected at once than were seen to be.
+SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
+# The SMs of a TPC, all of which are in the same GPC.
+SMS_PER_TPC = 2
+
 
 def blocks_per_sm(profile: GpuProfile, threads: int, registers_per_thread: int, shared_bytes: int) -> int:
     """Return how many blocks of `threads` (1 or more) threads one SM holds at once, 0 where the kernel cannot be launched.
@@ -21,6 +27,16 @@ def blocks_per_sm(profile: GpuProfile, threads: int, registers_per_thread: int, 
         _blocks_by_shared(profile, shared_bytes),
     )
     return min(limit for limit in limits if limit is not None)
+
+
+def clusters_at_once(profile: GpuProfile, cluster_blocks: int, blocks_per_sm: int) -> int:
+    """Return how many clusters the GPU holds at once, at least 1, where an SM holds so many of their blocks."""
+    if cluster_blocks == 1:
+        return max(1, profile.sm_count * blocks_per_sm)
+    if cluster_blocks == SMS_PER_TPC:
+        return max(1, profile.sm_count // SMS_PER_TPC * blocks_per_sm)
+    of_gpc = SMS_PER_GPC_USED * blocks_per_sm // cluster_blocks
+    return max(1, profile.sm_count // SMS_PER_GPC_MOST * of_gpc)
 
 
 def registers_per_thread_budget(profile: GpuProfile, threads: int, blocks_per_sm: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import scan
-from minrnn_gen.plan.occupancy import registers_per_thread_budget
+from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.rates import launch_us, scales_of
 from minrnn_gen.plan.recurrent_product import RESULTS, UNITS_PER_WARP, Tiling, tiling
@@ -30,9 +30,6 @@ REGISTERS_OF_PLACES = 22
 # among the fixed ones.
 REGISTERS_OF_PIECE = 3
 
-# The SMs of a GPC, within which a cluster lies: 16 or 18 on an H200, of which a profile does not know how many are there; with
-# these numbers no more clusters are expected at once than were seen to be.
-SMS_PER_GPC_MOST, SMS_PER_GPC_USED = 18, 16
 # From a load to its value under load: what is not under way for so long is waited for.
 MEMORY_LATENCY_NS = 1500.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
@@ -304,10 +301,8 @@ def groups(problem: Problem, batch: int, candidate: Candidate) -> int:
 
 def groups_at_once(problem: Problem, blocks_per_sm: int, candidate: Candidate) -> int:
     """Return how many groups the GPU holds at once: a cluster lies within a GPC, the blocks of a grid anywhere."""
-    gpu, cluster_blocks = problem.gpu, candidate["cluster_blocks"]
-    if cluster_blocks == 1:
-        return max(1, blocks_per_sm * gpu.sm_count // candidate["grid_blocks"])
-    return max(1, gpu.sm_count // SMS_PER_GPC_MOST * (SMS_PER_GPC_USED * blocks_per_sm // cluster_blocks))
+    clusters = clusters_at_once(problem.gpu, candidate["cluster_blocks"], blocks_per_sm)
+    return max(1, clusters // candidate["grid_blocks"])
 
 
 def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, blocks_of_busiest_sm: int) -> float:

@@ -54,9 +54,10 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Walk:
-    """How one block walks time: its tiles, and what a warp executes and waits for in each."""
+    """How one block walks time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident."""
 
     blocks: int
+    at_once: int
     warps: int
     tile_steps: int
     in_flight_bytes: int
@@ -192,7 +193,17 @@ def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: float) -
     return float(max(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes))
 
 
-def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str, float]:
+def _congestion_of_rounds(problem: Problem, walk: Walk) -> float:
+    """Return the congestion on average over the blocks: in the last round there may be few of them, with little in flight."""
+
+    def of(blocks: int) -> float:
+        return blocks * _congestion(problem, walk.memory, blocks / problem.gpu.sm_count * walk.in_flight_bytes)
+
+    rounds, left = divmod(walk.blocks, walk.at_once)
+    return (rounds * of(walk.at_once) + (of(left) if left else 0.0)) / walk.blocks
+
+
+def predicted_us(problem: Problem, walk: Walk) -> dict[str, float]:
     """Return the cost model's terms in microseconds.
 
     `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
@@ -202,19 +213,13 @@ def predicted_us(problem: Problem, resources: Resources, walk: Walk) -> dict[str
     gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
     blocks_of_busiest_sm = math.ceil(walk.blocks / gpu.sm_count)
-    rounds = math.ceil(walk.blocks / (gpu.sm_count * resources.blocks_per_sm))
-    resident_blocks = min(resources.blocks_per_sm, walk.blocks / gpu.sm_count)
-    in_flight_bytes = resident_blocks * walk.in_flight_bytes
+    rounds = math.ceil(walk.blocks / walk.at_once)
     tiles = math.ceil(problem.time / walk.tile_steps)
     warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
     special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
     narrow = 1 + walk.memory.narrow_share * BURST_BYTES / walk.row_bytes
     overlapping = {
-        "memory": problem.traffic_bytes
-        / gpu.bandwidth_bytes_per_s
-        * _congestion(problem, walk.memory, in_flight_bytes)
-        * narrow
-        * 1e6,
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion_of_rounds(problem, walk) * narrow * 1e6,
         "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / transcendentals_per_sm_cycle(gpu) / cycles_per_us,

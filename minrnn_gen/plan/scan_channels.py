@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
+from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
@@ -22,25 +23,25 @@ GROUP_TILES = 32
 PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_PACKET = 5
 
-# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md). There is nothing for the
+# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/performance.md). There is nothing for the
 # special functions but their own time: what prepares their arguments did not show.
 INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
-INSTRUCTIONS_PER_SHUFFLE = 98.0  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 16.0  # a block's composition sent, received and applied
-INSTRUCTIONS_PER_FOLD = 6.1  # one warp's composition read and applied
-INSTRUCTIONS_PER_ROUND = 200.0  # of a cluster, besides
+INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 9.65  # a block's composition sent, received and applied
+INSTRUCTIONS_PER_FOLD = 6.12  # one warp's composition read and applied
+INSTRUCTIONS_PER_ROUND = 346.0  # of a cluster, besides
 PARTITIONS = 4
-CYCLES_PER_INSTRUCTION = 3.0  # of one warp, and of each that shares a partition's scheduler with it
+CYCLES_PER_INSTRUCTION = 3.4  # of one warp, and of each that shares a partition's scheduler with it
 # To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
-CYCLES_PER_HANDOVER = 4200.0
+CYCLES_PER_HANDOVER = 7550.0
 # Of the time of a tile, until its slot is free for the next copy: the forward reads first, the backward walks twice.
-BUSY_SHARE_OF_TILE = {"forward": 0.11, "backward": 0.3}
+BUSY_SHARE_OF_TILE = {"forward": 0.082, "backward": 0.203}
 MEMORY = scan.MemoryModel(
-    wanted_per_read={"forward": 1.25, "backward": 0.85},
-    missing_power=0.53,
-    excess_share=0.062,
-    tiles_not_overlapped=0.39,
-    narrow_share=0.043,
+    wanted_per_read={"forward": 1.33, "backward": 1.004},
+    missing_power=0.6,
+    excess_share=0.103,
+    tiles_not_overlapped=0.0,
+    narrow_share=0.111,
 )
 
 
@@ -285,16 +286,17 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
     columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
     blocks, walked_at_once = cluster_blocks * columns, cluster_blocks * taken.tile_steps
+    at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, taken.blocks_per_sm)
     if candidate["splits_time"]:
-        blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, columns * -(-problem.time // taken.tile_steps))
+        blocks = min(at_once, columns * -(-problem.time // taken.tile_steps))
         walked_at_once = max(1, taken.tile_steps * blocks // columns)
         latency_cycles += CYCLES_PER_HANDOVER
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     return scan.predicted_us(
         problem,
-        taken,
         scan.Walk(
             blocks=blocks,
+            at_once=at_once,
             warps=time_warps,
             tile_steps=walked_at_once,
             in_flight_bytes=int(taken.shared_map["ring"] * ahead / stages),

@@ -207,9 +207,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
     terms = scan.predicted_us(
         problem,
-        taken,
         scan.Walk(
             blocks=blocks,
+            at_once=problem.gpu.sm_count * taken.blocks_per_sm,
             warps=warps * time_warps,
             tile_steps=walked_at_once,
             in_flight_bytes=taken.shared_map["ring"],

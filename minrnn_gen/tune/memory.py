@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minrnn_gen.package_files import package_folder
@@ -16,19 +16,23 @@ from minrnn_gen.tune.results import CandidateKey, Result, Setting, distance, med
 LOG = logging.getLogger("minrnn_gen")
 # A factor of four in all between the sizes: beyond, how often a GPU is filled, and with it what is fastest, is another matter.
 DISTANCE_MOST = 2.0
-# Results that ship with the package, if any.
-SHIPPED = "gpu_results"
+# Results that ship with the package, those of kernels in its examples.
+SHIPPED = "gpu_profiles/tuned"
 
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest candidate that is known to be right, and the setting in which it was measured."""
+    """The fastest candidate that is known to be right, and the setting in which it was measured.
+
+    `is_shipped`: it was found right before the package shipped, with the kernel that this toolchain makes of it to the byte.
+    """
 
     setting: Setting
     family: str
     variables: dict[str, int]
     median_us: float
     is_exact: bool
+    is_shipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,11 @@ class Memory:
     def best(self, setting: Setting) -> Best | None:
         """Return the best known candidate of `setting`, else of the nearest sizes on the same GPU, else None.
 
-        A device or driver that is not known, as where no GPU is at hand, stands for any of them.
+        A device or driver that is not known, as where no GPU is at hand, stands for any of them. What shipped is taken for its
+        own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
         """
         same = setting.without_sizes
-        alike = [one for one in self.results(setting.gpu) if one.setting.without_sizes == same]
+        alike = [one for one in read_results(self.path(setting.gpu)) if one.setting.without_sizes == same]
         # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
         alike = [one for one in alike if not setting.device or one.setting.device == setting.device]
         # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
@@ -95,15 +100,30 @@ class Memory:
         def order(group: Setting) -> tuple[float, bool, bool]:
             return distance(group, setting), group.toolchain != setting.toolchain, group.driver != setting.driver
 
-        for group in sorted(groups, key=order):
-            if distance(group, setting) > DISTANCE_MOST:
-                break
-            times = {key: its for key, its in times_of(groups[group]).items() if key not in never}
-            if times:
-                family, variables = fastest = min(times, key=lambda key: (median_us(times[key]), key))
-                is_exact = not any(order(group)) or (not setting.driver and not any(order(group)[:2]))
-                return Best(group, family, dict(variables), median_us(times[fastest]), is_exact)
-        return None
+        def fastest(of: Setting, results: Iterable[Result], is_exact: bool, is_shipped: bool) -> Best | None:
+            times = {key: its for key, its in times_of(results).items() if key not in never}
+            if not times:
+                return None
+            family, variables = key = min(times, key=lambda one: (median_us(times[one]), one))
+            return Best(of, family, dict(variables), median_us(times[key]), is_exact, is_shipped)
+
+        nearest = [group for group in sorted(groups, key=order) if distance(group, setting) <= DISTANCE_MOST]
+        exact = [group for group in nearest if not any(order(group)[: 3 if setting.driver else 2])]
+        shipped = self._shipped(setting)
+        found = [fastest(group, groups[group], True, False) for group in exact]
+        found += [fastest(group, shipped[group], True, True) for group in shipped]
+        found += [fastest(group, groups[group], False, False) for group in nearest if group not in exact]
+        return next((one for one in found if one is not None), None)
+
+    def _shipped(self, setting: Setting) -> dict[Setting, list[Result]]:
+        """Return what shipped of this setting, whatever the driver."""
+        groups: dict[Setting, list[Result]] = {}
+        if self.shipped is not None:
+            for one in read_results(self.shipped / f"{setting.gpu}.jsonl"):
+                device = setting.device or one.setting.device
+                if one.setting == replace(setting, device=device, driver=one.setting.driver):
+                    groups.setdefault(one.setting, []).append(one)
+        return groups
 
     def _folders(self) -> Iterator[Path]:
         if self.shipped is not None and self.shipped.is_dir():

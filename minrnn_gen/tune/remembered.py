@@ -37,6 +37,7 @@ class Remembered:
     driver: str = ""
     open_measurer: Callable[[], Measurer | None] = lambda: None
     _asked: Setting | None = field(default=None, init=False)
+    _is_proven: bool = field(default=False, init=False)
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
@@ -52,7 +53,7 @@ class Remembered:
         best = self.memory.best(setting)
         if best is None:
             return None
-        self._asked = setting
+        self._asked, self._is_proven = setting, best.is_shipped
         where = best.setting.device
         if not best.is_exact:
             # Said where it is, because it may not be as fast here.
@@ -61,7 +62,12 @@ class Remembered:
         return Choice(best.family, best.variables, f"measured, {best.median_us:.4g} us on {where}")
 
     def accepts(self, trial: Trial) -> bool:
-        """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong."""
+        """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong.
+
+        One that shipped was run with this very kernel before.
+        """
+        if self._is_proven:
+            return True
         measurer = self.open_measurer() if trial.plan.gpu == self.gpu else None
         if measurer is None:
             return True

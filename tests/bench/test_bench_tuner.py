@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minrnn_gen import build
+from minrnn_gen.bench.pages import filled_sections
 from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from minrnn_gen.bench.regret_record import (
+    DRAWN_POINTS,
+    PUBLISHED_REGRETS,
+    REGRETS_PAGE,
+    RegretRecord,
+    drawn_points,
+    read_regrets,
+    regret_sections,
+)
 from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
 from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.compiler import CompiledSource, KernelResources
@@ -56,6 +66,29 @@ def test_regrets_are_of_the_picks(times_us: list[float]) -> None:
     )
     assert perfect and perfect.top_1 == 1 and perfect.tau in (0, 1)
     assert table_of([quality, perfect]).count("\n") == 6
+
+
+def test_the_page_shows_what_the_committed_sweep_says() -> None:
+    root = RECORDS.parent
+    record = read_regrets(root / PUBLISHED_REGRETS)
+    page = (root / REGRETS_PAGE).read_text(encoding="utf-8")
+    assert filled_sections(page, REGRETS_PAGE, regret_sections(record)) == page, "run: python benchmarks/write_pages.py"
+    assert [one.label for one in record.qualities] == [one.label for one in kernels_of(PROBLEMS)]
+    assert all(one.is_complete and len(one.points) == one.measured_count for one in record.qualities)
+    assert "Not measured yet" in filled_sections(page, REGRETS_PAGE, regret_sections(None))
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)), min_size=1, max_size=90))
+def test_a_record_comes_back_and_its_fastest_and_slowest_are_drawn(points: list[tuple[float, float]]) -> None:
+    ranked = [Ranked(us, predicted_us, 0, 0) for predicted_us, us in points]
+    quality = quality_of("lstm", ranked, is_fitted=False, feasible_count=90, is_complete=True)
+    assert quality is not None
+    record = RegretRecord(device="a GPU", driver="1", toolchain="nvrtc", qualities=(quality,))
+    assert RegretRecord.model_validate_json(record.model_dump_json()) == record
+    drawn_us = [us for _, us in drawn_points(quality.points)]
+    measured_us = sorted(us for _, us in quality.points)
+    assert len(drawn_us) == min(len(points), DRAWN_POINTS) and drawn_us[0] == measured_us[0]
+    assert len(points) == 1 or drawn_us[-1] == measured_us[-1]
 
 
 def test_held_out_problems_are_on_no_record_that_was_fitted_to() -> None:

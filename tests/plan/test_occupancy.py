@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minrnn_gen.gpu_profile import GpuProfile, load_profile
-from minrnn_gen.plan.occupancy import blocks_per_sm, registers_per_thread_budget, shared_bytes_allocated
+from minrnn_gen.plan.occupancy import blocks_per_sm, clusters_at_once, registers_per_thread_budget, shared_bytes_allocated
 
 # One profile for each of 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and one where a block may not have all the registers.
 PROFILES = (
@@ -165,3 +165,13 @@ def test_blocks_that_are_resident_keep_their_registers(launch: Point) -> None:
     resident = blocks_per_sm(*launch)
     if resident:
         assert registers_per_thread_budget(profile, threads, resident) >= registers
+
+
+@pytest.mark.parametrize("profile", [load_profile("h200"), load_profile("b200")], ids=lambda profile: profile.name)
+def test_clusters_take_no_more_sms_than_there_are(profile: GpuProfile) -> None:
+    for blocks in range(1, 9):
+        at_once = [clusters_at_once(profile, size, blocks) for size in (1, 2, 4, 8, 16)]
+        assert all(count * size <= profile.sm_count * blocks for count, size in zip(at_once, (1, 2, 4, 8, 16), strict=True))
+        assert at_once == sorted(at_once, reverse=True) and at_once[-1] >= 1
+        # The two SMs of a TPC are always in the same GPC.
+        assert at_once[1] == profile.sm_count // 2 * blocks

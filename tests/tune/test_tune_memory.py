@@ -21,7 +21,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.store import Store
 from minrnn_gen.tune import memory as memory_module
 from minrnn_gen.tune.exchange import export_results, import_results
-from minrnn_gen.tune.memory import DISTANCE_MOST, Memory
+from minrnn_gen.tune.memory import DISTANCE_MOST, Memory, append_results
 from minrnn_gen.tune.results import Result, Setting, result_from
 from minrnn_gen.tune.t4 import t4_of
 
@@ -221,3 +221,33 @@ def test_a_t4_document_has_what_its_schema_requires(results: list[Result]) -> No
         assert all(isinstance(entry["times"][name], int | float) for name in entry["times"].keys() - {"runtimes"})
         assert all(one.keys() == {"name", "value", "unit"} for one in entry["measurements"])
         assert isinstance(entry["objectives"], list)
+
+
+def shipping(memory: Memory, *results: Result) -> Memory:
+    folder = memory.store.folder / "shipped"
+    folder.mkdir()
+    append_results(folder / "h200.jsonl", results)
+    return replace(memory, shipped=folder)
+
+
+def test_what_shipped_is_taken_for_its_own_setting_alone(memory: Memory) -> None:
+    shipped = shipping(memory, measured(2.0, 1), measured(3.0, 2))
+    for setting in (SETTING, replace(SETTING, driver="600.0"), replace(SETTING, device="", driver="")):
+        best = shipped.best(setting)
+        assert best is not None and best.is_shipped and best.variables == {"tile": 1}
+    for other in ({"time": 4096}, {"hidden_size": 256}, {"toolchain": "nvrtc 13.9"}, {"device": "NVIDIA H200 NVL"}):
+        assert shipped.best(replace(SETTING, **other)) is None
+
+
+def test_what_was_measured_here_stands_before_what_shipped_and_that_before_what_is_near(memory: Memory) -> None:
+    shipped = shipping(memory, measured(2.0, 1))
+    shipped.add([measured(1.0, 2, replace(SETTING, time=4096))])
+    best = shipped.best(SETTING)
+    assert best is not None and best.is_shipped
+    shipped.add([measured(5.0, 3)])
+    best = shipped.best(SETTING)
+    assert best is not None and not best.is_shipped and best.variables == {"tile": 3}
+    # What turned out wrong here is not taken from what shipped either.
+    shipped.add([measured(1.0, 3, outcome="wrong", times_us=()), measured(1.0, 1, outcome="wrong", times_us=())])
+    best = shipped.best(SETTING)
+    assert best is not None and best.variables == {"tile": 2} and not best.is_exact
