@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and cuda_device_count() == 0:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        elif item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+            item.add_marker(pytest.mark.skip(reason="judges times, and other workers are on the same GPU: run it without -n"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,6 +30,7 @@ class Format(StrEnum):
 
     LINES = "lines"
     T4 = "t4"
+    FASTEST = "fastest"
 
 
 Specs = Annotated[list[str] | None, typer.Argument(metavar="[SPEC]...", help="Specs: YAML files.", show_default=False)]
@@ -47,7 +48,8 @@ ImportFile = Annotated[
     str | None, typer.Option("--import", metavar="FILE", help="Add what this file knows.", show_default=False)
 ]
 ExportFormat = Annotated[
-    Format, typer.Option("--format", help="Of --export: JSON lines, or the T4 document that autotuning tools read.")
+    Format,
+    typer.Option("--format", help="Of --export: JSON lines, those of the fastest alone, or the T4 document."),
 ]
 
 
@@ -166,4 +168,4 @@ def _export(path: str, form: Format, gpu: str | None) -> int:
     from minrnn_gen.tune.exchange import export_results
     from minrnn_gen.tune.memory import open_memory
 
-    return export_results(open_memory(Store(cache_folder())), path, as_t4=form is Format.T4, gpu=gpu)
+    return export_results(open_memory(Store(cache_folder())), path, form=form.value, gpu=gpu)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.tune.memory import Memory, read_results
+from minrnn_gen.tune.memory import Memory, fastest_of, read_results
 from minrnn_gen.tune.results import Result
 from minrnn_gen.tune.t4 import t4_of
 
+Form = Literal["lines", "t4", "fastest"]
 
-def export_results(memory: Memory, path: str, *, as_t4: bool = False, gpu: str | None = None) -> int:
-    """Write every result, or those of one GPU, to a file, and return how many; raises BadInput where there are none."""
-    found = [result for name in memory.gpus() if gpu in (None, name) for result in memory.results(name)]
-    # Once each: what shipped may have been imported too.
-    results = list({result.line(): result for result in found}.values())
+
+def export_results(memory: Memory, path: str, *, form: Form = "lines", gpu: str | None = None) -> int:
+    """Write every result, or those of one GPU, to a file, and return how many; raises BadInput where there are none.
+
+    Of "fastest" it is the fastest candidate of each setting alone, which is all that whoever compiles asks for.
+    """
+    results = [result for name in memory.gpus() if gpu in (None, name) for result in memory.results(name)]
     if not results:
         of = f" of {shown(gpu)}" if gpu else ""
         raise BadInput(f"--export: there are no results{of} in {memory.folder}; tune a spec, or import some")
-    text = json.dumps(t4_of(results), indent=1) + "\n" if as_t4 else "".join(result.line() + "\n" for result in results)
+    if form == "fastest":
+        settings = {result.setting: [one for one in results if one.setting == result.setting] for result in results}
+        results = [one for one in map(fastest_of, settings.values()) if one is not None]
+    text = json.dumps(t4_of(results), indent=1) + "\n" if form == "t4" else "".join(one.line() + "\n" for one in results)
     target = Path(path)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:

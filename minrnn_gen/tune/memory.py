@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minrnn_gen.package_files import package_folder
 from minrnn_gen.store import Store, digest
-from minrnn_gen.tune.results import CandidateKey, Result, Setting, distance, median_us, result_from
+from minrnn_gen.tune.results import TIMES_MOST, CandidateKey, Result, Setting, distance, median_us, result_from
 
 LOG = logging.getLogger("minrnn_gen")
 # A factor of four in all between the sizes: beyond, how often a GPU is filled, and with it what is fastest, is another matter.
@@ -56,8 +56,8 @@ class Memory:
         return self.folder / f"{gpu}.jsonl"
 
     def gpus(self) -> tuple[str, ...]:
-        """Return the GPUs that there are results of."""
-        return tuple(sorted({path.stem for folder in self._folders() for path in folder.glob("*.jsonl")}))
+        """Return the GPUs that something was measured or imported of."""
+        return tuple(sorted(path.stem for path in self.folder.glob("*.jsonl")))
 
     def add(self, results: Sequence[Result]) -> None:
         """Put results at the end of their files."""
@@ -73,12 +73,13 @@ class Memory:
                     _notice_unwritable(self.folder, error.strerror or type(error).__name__)
 
     def results(self, gpu: str) -> tuple[Result, ...]:
-        """Return every result of a GPU that can be read, the shipped ones first."""
-        return tuple(result for folder in self._folders() for result in read_results(folder / f"{gpu}.jsonl"))
+        """Return every result of a GPU that was measured or imported and can be read."""
+        return tuple(read_results(self.path(gpu)))
 
     def known(self, setting: Setting) -> tuple[Result, ...]:
-        """Return the results of exactly this setting."""
-        return tuple(result for result in self.results(setting.gpu) if result.setting == setting)
+        """Return the results of exactly this setting, what shipped first."""
+        here = [result for result in self.results(setting.gpu) if result.setting == setting]
+        return (*self._shipped(setting).get(setting, ()), *here)
 
     def best(self, setting: Setting) -> Best | None:
         """Return the best known candidate of `setting`, else of the nearest sizes on the same GPU, else None.
@@ -87,7 +88,7 @@ class Memory:
         own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
         """
         same = setting.without_sizes
-        alike = [one for one in read_results(self.path(setting.gpu)) if one.setting.without_sizes == same]
+        alike = [one for one in self.results(setting.gpu) if one.setting.without_sizes == same]
         # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
         alike = [one for one in alike if not setting.device or one.setting.device == setting.device]
         # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
@@ -101,11 +102,10 @@ class Memory:
             return distance(group, setting), group.toolchain != setting.toolchain, group.driver != setting.driver
 
         def fastest(of: Setting, results: Iterable[Result], is_exact: bool, is_shipped: bool) -> Best | None:
-            times = {key: its for key, its in times_of(results).items() if key not in never}
-            if not times:
+            found = fastest_of(one for one in results if one.candidate not in never)
+            if found is None:
                 return None
-            family, variables = key = min(times, key=lambda one: (median_us(times[one]), one))
-            return Best(of, family, dict(variables), median_us(times[key]), is_exact, is_shipped)
+            return Best(of, found.family, dict(found.variables), median_us(found.times_us), is_exact, is_shipped)
 
         nearest = [group for group in sorted(groups, key=order) if distance(group, setting) <= DISTANCE_MOST]
         exact = [group for group in nearest if not any(order(group)[: 3 if setting.driver else 2])]
@@ -125,11 +125,6 @@ class Memory:
                     groups.setdefault(one.setting, []).append(one)
         return groups
 
-    def _folders(self) -> Iterator[Path]:
-        if self.shipped is not None and self.shipped.is_dir():
-            yield self.shipped
-        yield self.folder
-
 
 def open_memory(store: Store) -> Memory:
     """Return the memory beside `store`, with what ships with the package."""
@@ -146,6 +141,16 @@ def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]
         else:
             spoilt.add(result.candidate)
     return {key: its for key, its in times.items() if key not in spoilt}
+
+
+def fastest_of(results: Iterable[Result]) -> Result | None:
+    """Return the fastest candidate of results of one setting, all its times in one result; None where nothing was measured."""
+    its = list(results)
+    times = times_of(its)
+    if not times:
+        return None
+    fastest = min(times, key=lambda one: (median_us(times[one]), one))
+    return replace(next(one for one in its if one.candidate == fastest), times_us=times[fastest][-TIMES_MOST:])
 
 
 def read_results(path: Path) -> Iterator[Result]:

@@ -18,6 +18,7 @@ from minrnn_gen.plan.problem import KernelPass, Problem
 Outcome = Literal["measured", "wrong", "broken", "refused", "failed", "hung"]
 # The line of a candidate with all its times has about a thousand bytes.
 LINE_BYTES_MOST = 1 << 16
+TIMES_MOST = 1024
 
 _Text = Annotated[str, Field(max_length=512)]
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{0,128}$")]
@@ -78,7 +79,7 @@ class Result:
     family: _Word
     variables: Annotated[Mapping[_Word, int], Field(min_length=1, max_length=64)]
     outcome: Outcome
-    times_us: Annotated[tuple[_Microseconds, ...], Field(max_length=1024)] = ()
+    times_us: Annotated[tuple[_Microseconds, ...], Field(max_length=TIMES_MOST)] = ()
     predicted_us: float | None = None
     error_share: float | None = None
     compile_seconds: float | None = None

@@ -74,6 +74,11 @@ def test_results_go_out_and_come_in(command: Command, min_gru: Path, tmp_path: P
     assert won["exported"] == len(lines.read_text().splitlines())
     assert command("tune", "--export", t4, "--format", "t4").out == f"exported {won['exported']} results, {t4}\n"
     assert json.loads(t4.read_text())["schema_version"] == "1.0.0"
+    fastest = tmp_path / "fastest.jsonl"
+    command("tune", "--export", fastest, "--format", "fastest")
+    assert [json.loads(line)["variables"] for line in fastest.read_text().splitlines()] == [
+        kernel["variables"] for kernel in won["kernels"]
+    ]
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "elsewhere"))
     command("compile", min_gru, "--gpu", "h200")
     assert command("tune", "--import", lines, "--json").json == {"imported": won["exported"]}

@@ -31,7 +31,8 @@ from minrnn_gen.tune.memory import Memory
 from minrnn_gen.tune.session import tune_here
 from minrnn_gen.tune.tuner import Limits, kernels_of
 
-pytestmark = pytest.mark.gpu
+# Times, and how long something takes that hangs, say little while others use the GPU.
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 CASES: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 96, "precision": "bf16", "batch": 200, "time": 300},

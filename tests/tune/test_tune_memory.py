@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from results_for_tests import RESULTS, SETTING, measured
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.store import Store
+from minrnn_gen.package_files import package_folder
+from minrnn_gen.store import Store, templates_digest
 from minrnn_gen.tune import memory as memory_module
 from minrnn_gen.tune.exchange import export_results, import_results
-from minrnn_gen.tune.memory import DISTANCE_MOST, Memory, append_results
+from minrnn_gen.tune.memory import DISTANCE_MOST, SHIPPED, Memory, append_results, read_results
 from minrnn_gen.tune.results import Result, Setting, result_from
 from minrnn_gen.tune.t4 import t4_of
 
@@ -94,7 +95,8 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from results_for_tests import measured
-from minrnn_gen.store import Store
+from minrnn_gen.package_files import package_folder
+from minrnn_gen.store import Store, templates_digest
 from minrnn_gen.tune.memory import Memory
 memory, writer = Memory(Store(Path({str(memory.store.folder)!r}))), int(sys.argv[1])
 print("ready", flush=True)
@@ -221,6 +223,16 @@ def test_a_t4_document_has_what_its_schema_requires(results: list[Result]) -> No
         assert all(isinstance(entry["times"][name], int | float) for name in entry["times"].keys() - {"runtimes"})
         assert all(one.keys() == {"name", "value", "unit"} for one in entry["measurements"])
         assert isinstance(entry["objectives"], list)
+
+
+def test_what_ships_is_of_these_templates_and_one_candidate_of_each_setting() -> None:
+    """After a change of a template it is of no use: tune the examples again, or remove it (CONTRIBUTING.md)."""
+    paths = sorted(package_folder(SHIPPED).glob("*.jsonl"))
+    for path in paths:
+        results = list(read_results(path))
+        assert len(results) == len(path.read_text().splitlines()) == len({one.setting for one in results})
+        for one in results:
+            assert (one.setting.gpu, one.setting.sources, one.outcome) == (path.stem, templates_digest(), "measured")
 
 
 def shipping(memory: Memory, *results: Result) -> Memory:
