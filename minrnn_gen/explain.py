@@ -107,7 +107,7 @@ def _shared_map(plan: KernelPlan) -> str:
 
 def _prediction(plan: KernelPlan) -> str:
     sequential = " and ".join(name for name in plan.predicted_us if name in SEQUENTIAL_TERMS)
-    how = f"all overlap but {sequential}" if plan.predicted_us.keys() - set(SEQUENTIAL_TERMS) else "added up"
+    how = f"all overlap but {sequential}" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "added up"
     lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
     rates = "every rate of the GPU was measured"

@@ -225,5 +225,6 @@ def predicted_us(problem: Problem, walk: Walk) -> dict[str, float]:
         "transcendental": warp_tiles * special / transcendentals_per_sm_cycle(gpu) / cycles_per_us,
         "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
     }
-    ends = total_us(overlapping) * walk.memory.tiles_not_overlapped / tiles
+    alone = walk.memory.tiles_not_overlapped / tiles
+    ends = total_us(overlapping) * alone if alone else 0.0
     return {**overlapping, "fill_and_drain": ends, "launch": launch_us(gpu)}
