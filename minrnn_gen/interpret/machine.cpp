@@ -107,7 +107,7 @@ static std::size_t shared_size;
 static uint64_t random_state;
 static bool is_over, is_observed;
 static const Entry* kernel;
-static const long long* words;
+static long long words[1 << 10];          // of the library's own, as kernels read them too
 static unsigned char *code_begin, *code_end;
 
 // xorshift64* (Vigna, 2016), the high bits.
@@ -167,45 +167,54 @@ static void let_others_run() {
 }
 
 // ---- who knows of what -------------------------------------------------------------------------------------------------------
-static bool knows(const Fiber& fiber, uint32_t number, uint32_t tick) {
-    const uint32_t place = number - 1 - fiber.block->cluster->first_block * block_threads;
+static std::size_t fibers_of(const Cluster& cluster) { return cluster.fibers.size(); }
+// Of what was done at `tick`: that it is over, and seen, or of reads, that they are over.
+static bool knows(const Fiber& fiber, uint32_t number, uint32_t tick, bool of_read) {
     if (number == fiber.number) return true;
-    if (place >= fiber.block->cluster->fibers.size()) return false;  // of another cluster, or of one that is over
-    return (*fiber.warp->clock)[place] > tick || (fiber.heard && (*fiber.heard)[place] > tick);
+    const Cluster& cluster = *fiber.block->cluster;
+    const std::size_t place = number - 1 - cluster.first_block * block_threads;
+    if (place >= fibers_of(cluster)) return false;  // of another cluster, or of one that is over
+    const std::size_t n = place + (of_read ? fibers_of(cluster) : 0);
+    return (*fiber.warp->clock)[n] > tick || (fiber.heard && (*fiber.heard)[n] > tick);
 }
 // What the fiber did and knows, for others to know; what it does from now on they do not.
 static Clock told_by(Fiber& fiber) {
     auto all = std::make_shared<Ticks>(*later(fiber.warp->clock, fiber.heard));
-    (*all)[fiber.place] = ++fiber.tick;
+    (*all)[fiber.place] = (*all)[fiber.place + fibers_of(*fiber.block->cluster)] = ++fiber.tick;
     return all;
 }
-static void meet(Fiber** fibers, std::size_t count, Ticks& all) {
+static Ticks& own(Clock& clock) {
+    if (clock.use_count() > 1) clock = std::make_shared<Ticks>(*clock);
+    return const_cast<Ticks&>(*clock);  // which was not made constant, and nobody else has
+}
+static Clock& gathered(Warp& warp) {
+    Clock last;
+    for (Fiber* lane : warp.lanes) {
+        if (!lane->heard) continue;
+        if (lane->heard != last) warp.clock = later(warp.clock, lane->heard);
+        last = lane->heard;
+    }
+    for (Fiber* lane : warp.lanes) lane->heard = nullptr;
+    return warp.clock;
+}
+static void meet(const Warp& warp, Ticks& all, bool of_reads_alone) {
+    const std::size_t count = all.size() / 2;
     uint32_t latest = 0;
-    for (std::size_t n = 0; n < count; ++n) latest = std::max(latest, fibers[n]->tick);
-    for (std::size_t n = 0; n < count; ++n) {
-        all[fibers[n]->place] = fibers[n]->tick = latest + 1;
-        fibers[n]->heard = nullptr;
+    for (const Fiber* lane : warp.lanes) latest = std::max(latest, lane->tick);
+    for (Fiber* lane : warp.lanes) {
+        lane->tick = all[lane->place + count] = latest + 1;
+        if (!of_reads_alone) all[lane->place] = latest + 1;
     }
 }
-static Clock known_by(const Warp& warp) {
-    Clock all = warp.clock;
-    const Ticks* last = nullptr;
-    for (const Fiber* lane : warp.lanes) {
-        if (lane->heard.get() != last) all = later(all, lane->heard);
-        last = lane->heard.get();
-    }
-    return all;
-}
-static void meet(Warp& warp) {
-    auto all = std::make_shared<Ticks>(*known_by(warp));
-    meet(warp.lanes.data(), warp.lanes.size(), *all);
-    warp.clock = all;
-}
+// Results of all lanes depend on what each has read; nothing else is ordered.
+static void meet_by_values(Warp& warp) { meet(warp, own(gathered(warp)), true); }
+static void meet(Warp& warp) { meet(warp, own(gathered(warp)), false); }
 static void meet(const std::vector<Warp*>& warps) {
-    Clock before;
-    for (const Warp* warp : warps) before = later(before, known_by(*warp));
-    auto all = std::make_shared<Ticks>(*before);
-    for (Warp* warp : warps) meet(warp->lanes.data(), warp->lanes.size(), *all);
+    Clock all;
+    for (Warp* warp : warps) all = later(all, gathered(*warp));
+    for (Warp* warp : warps) warp->clock = nullptr;
+    Ticks& ticks = own(all);
+    for (Warp* warp : warps) meet(*warp, ticks, false);
     for (Warp* warp : warps) warp->clock = all;
 }
 static std::vector<Warp*> warps_of(Block& block) {
@@ -262,7 +271,7 @@ static void note_reader(Region& region, Place& place, uint32_t at) {
         place.read_at = at;
         return;
     }
-    if (place.reader && place.reader != fiber.number && !knows(fiber, place.reader, place.read_tick)) {
+    if (place.reader && place.reader != fiber.number && !knows(fiber, place.reader, place.read_tick, true)) {
         if (!region.is_shared) {            // one of many has to do
             if (below(2)) return;
         } else {
@@ -286,13 +295,13 @@ static void note_reader(Region& region, Place& place, uint32_t at) {
 // The first reader that the current fiber does not know to be done, or 0.
 static uint32_t reader_at_work(const Region& region, const Place& place) {
     const Fiber& fiber = *current;
-    if (!(place.reader & SEVERAL)) return place.reader && !knows(fiber, place.reader, place.read_tick) ? place.reader : 0;
+    if (!(place.reader & SEVERAL)) return place.reader && !knows(fiber, place.reader, place.read_tick, true) ? place.reader : 0;
     const std::vector<Readers>& row = region.rows[place.reader & ~SEVERAL];
     const uint32_t first = fiber.number - fiber.thread;
     for (int warp = 0; warp < region.warps; ++warp) {
         for (int lane = 0; lane < LANES; ++lane) {
             const uint32_t number = first + warp * LANES + lane;
-            if (row[warp].lanes >> lane & 1u && !knows(fiber, number, row[warp].tick)) return number;
+            if (row[warp].lanes >> lane & 1u && !knows(fiber, number, row[warp].tick, true)) return number;
         }
     }
     return 0;
@@ -308,7 +317,7 @@ static void access_places(Region& region, const void* address, std::size_t bytes
         Place& place = region.places[n];
         const uint32_t writer = place.writer & FIBER;
         if (place.writer & UNDER_WAY) race(does, "writes", region, region.begin + n * PLACE_BYTES, writer, at, place.write_at, true);
-        else if (writer && writer != fiber.number && !(is_whole && place.writer & WHOLE) && !knows(fiber, writer, place.write_tick)) {
+        else if (writer && writer != fiber.number && !(is_whole && place.writer & WHOLE) && !knows(fiber, writer, place.write_tick, false)) {
             race(does, "writes", region, region.begin + n * PLACE_BYTES, writer, at, place.write_at, false);
         }
         if (reads) {
@@ -412,6 +421,7 @@ template <typename Do> static void together(unsigned lanes, const char* operatio
         return;
     }
     warp.arrived = 0;
+    meet_by_values(warp);
     act(warp);
     for (Fiber* lane : warp.lanes) runnable.push_back(lane);
     leave();
@@ -690,7 +700,7 @@ static void admit_cluster(unsigned first_block) {
     Cluster& cluster = *clusters.back();
     cluster.first_block = first_block;
     cluster.fibers_left = int(blocks_of_cluster * block_threads);
-    const auto nothing = std::make_shared<const Ticks>(blocks_of_cluster * block_threads);
+    const auto nothing = std::make_shared<Ticks>(2 * blocks_of_cluster * block_threads);
     for (unsigned rank = 0; rank < blocks_of_cluster; ++rank) {
         constexpr std::size_t ALIGNMENT = 1024;
         cluster.blocks.push_back(std::make_unique<Block>());
@@ -806,7 +816,7 @@ int minrnn_arguments(const char* name) {
 int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned cluster_blocks, int is_cooperative,
                   unsigned long long shared_bytes_wanted, const long long* given, unsigned long long seed) {
     for (kernel = minrnn_entries; std::strcmp(kernel->name, name);) ++kernel;
-    words = given;
+    std::copy_n(given, kernel->arguments, words);
     block_threads = threads;
     blocks_of_cluster = cluster_blocks;
     shared_size = shared_bytes_wanted;

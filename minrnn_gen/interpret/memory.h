@@ -44,8 +44,8 @@ struct Region {
     }
 };
 
-// How far everybody of a cluster was when something was known of them: a fiber knows what another did at a tick below the
-// clock's. Shared by all who know the same, and never changed.
+// How far everybody of a cluster is known to be: all that they did at a tick below theirs is over and seen; behind that, for
+// everybody again, how far their reads are over, which whoever has a value that depends on them knows, too.
 typedef std::vector<uint32_t> Ticks;
 typedef std::shared_ptr<const Ticks> Clock;
 
