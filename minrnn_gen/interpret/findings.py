@@ -65,7 +65,7 @@ def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -
     # A return address is behind the call: the line is that of the byte before.
     places = sorted({place - 1 for one in raw for place in (one.at, one.other_at) if place})
     lines = dict(zip(places, _lines(library, places), strict=True)) if places else {}
-    return tuple(
+    found = (
         Finding(
             one.kind.decode(),
             one.text.decode(errors="replace"),
@@ -79,6 +79,8 @@ def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -
         )
         for one in raw
     )
+    # One place in the text may be several in the code.
+    return tuple(one for one in found if one.kind != "parted" or not one.other_lines or one.lines != one.other_lines)
 
 
 def _lines(library: Path, places: Sequence[int]) -> list[tuple[int, ...]]:

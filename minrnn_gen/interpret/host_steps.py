@@ -70,6 +70,7 @@ class HostSteps(Steps):
             array = cuda.new_array(self._like, shape, dtype)
             values = as_numpy(array)
         values.reshape(-1).view(numpy.uint8)[...] = POISON if fill is None else fill
+        self._arrays.append(values)  # which live as long as the run
         name = f"result {len(self._memory)} of {list(shape)}"
         self._note_memory(Memory(name, int(array.pointer), values.nbytes, is_given=fill is not None))
         return array
