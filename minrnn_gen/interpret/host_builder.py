@@ -17,11 +17,11 @@ from minrnn_gen.store import digest
 class HostBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    Of each pass and regime it takes what the cache has for the GPU, else the candidate at `rank`, or the last where there are
-    fewer.
+    Of each pass and regime it takes the candidate at a `share` of the list, best first, 0 being what the cache has for the GPU,
+    else the best predicted one.
     """
 
-    rank: int = 0
+    share: float = 0.0
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
@@ -31,11 +31,11 @@ class HostBuilder(Builder):
         """Return the kernel for `kernel_pass` and `regime`; raises Infeasible where there is none, BadInput for the cell."""
         from minrnn_gen.source import render
 
-        if self.rank == 0 and (found := self._find(kernel_pass, regime)):
+        if not self.share and (found := self._find(kernel_pass, regime)):
             return found
         started = time.perf_counter()
         solution = self.solve(kernel_pass, regime)
-        plan = solution.plan(min(self.rank, len(solution.candidates) - 1))
+        plan = solution.plan(round(self.share * (len(solution.candidates) - 1)))
         plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
         text = render(plan, self._lowered_for(kernel_pass), ())
         return BuiltKernel(

@@ -12,6 +12,7 @@ from minrnn_gen.arrays import Array
 from minrnn_gen.dense_run import DenseRun
 from minrnn_gen.device_run import DeviceRun
 from minrnn_gen.forms import Reading
+from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.host_kernel import HostKernel, host_kernel
 from minrnn_gen.interpret.host_steps import HostSteps, HostWalk, Seed
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
@@ -25,6 +26,12 @@ GROUPS_AT_ONCE = 2
 
 class _ByTheMachine(DeviceRun if TYPE_CHECKING else object):
     """How either kind of run finds its kernels and does its steps."""
+
+    @property
+    def builder(self) -> HostBuilder:
+        """What builds its kernels."""
+        assert isinstance(self._builder, HostBuilder)
+        return self._builder
 
     @cached_property
     def seed(self) -> Seed:

@@ -36,6 +36,11 @@ class InterpretedKernel(Kernel):
         self._on_device = self._by_the_machine
         self._allow_long = allow_long
 
+    @property
+    def builder(self) -> HostBuilder:
+        """What builds its kernels."""
+        return self._by_the_machine.builder
+
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
@@ -64,13 +69,13 @@ class InterpretedKernel(Kernel):
         return self._by_the_machine
 
 
-def interpreted(spec: Spec, target: Target, *, allow_long: bool = False, rank: int = 0) -> InterpretedKernel:
-    """Return the kernel of `spec` for `target`, to run on the host; `rank`: another candidate than the best.
+def interpreted(spec: Spec, target: Target, *, allow_long: bool = False, share: float = 0.0) -> InterpretedKernel:
+    """Return the kernel of `spec` for `target`, to run on the host; `share`: of its candidates, the one so far down the list.
 
     Raises ToolchainMissing where there is no C++ compiler, and what `compile` raises for the spec and its cell.
     """
     cpp_compiler()
-    builder = HostBuilder(spec, target, Store(cache_folder()), rank=rank)
+    builder = HostBuilder(spec, target, Store(cache_folder()), share=share)
     regime = builder.hinted_regime
     reversed_ = RUNS_REVERSED[spec.direction][0]
     return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)

@@ -20,9 +20,9 @@ def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedK
     kernel = interpreted(loaded, target_of(loaded))
     if not wanted:
         return kernel
-    candidates = kernel._builder.solve("forward", kernel._builder.hinted_regime).candidates
+    candidates = kernel.builder.solve("forward", kernel.builder.hinted_regime).candidates
     having = [len(wanted.items() & one.items()) for one in candidates]
-    return interpreted(loaded, target_of(loaded), rank=having.index(max(having)))
+    return interpreted(loaded, target_of(loaded), share=having.index(max(having)) / max(len(having) - 1, 1))
 
 
 def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> InterpretedKernel:
