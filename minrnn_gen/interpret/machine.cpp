@@ -6,7 +6,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <dlfcn.h>
 #include <link.h>
@@ -28,7 +27,9 @@ namespace minrnn_host {
 constexpr std::size_t STACK_BYTES = 1 << 18;
 constexpr int POISON = 0xff;                // NaN, whatever the type
 constexpr int FINDINGS_MOST = 16;
-constexpr int CLUSTERS_RESIDENT_MOST = 4;   // of those that need not wait for each other
+constexpr unsigned CLUSTERS_RESIDENT_MOST = 4, FIBERS_RESIDENT_MOST = 4096;     // of those that need not wait for each other
+// Mostly one of the last that others woke: what a core's caches hold. In every other launch, anyone.
+constexpr unsigned NEAR = 64, FAR_ONE_IN = 8;
 constexpr unsigned EVENTS_AT_ONCE_MOST = 128;   // accesses of one fiber, at most, before others may run
 
 struct Fiber;
@@ -41,7 +42,9 @@ struct Mail : Waiting {
     int arrivals_left = 1;
     long long bytes = 0;
     int turn = 0;
-    Clock telling, told;                    // of the turn that is being filled, and of the last that is full
+    std::shared_ptr<Ticks> telling;         // of the turn that is being filled, by whom it was told
+    std::vector<Clock> heard;               // and those that are in it
+    Clock told;                             // of the last turn that is full
 };
 struct Warp {
     std::vector<Fiber*> lanes;              // those that the block has
@@ -68,7 +71,6 @@ struct Block {
 struct Copy { unsigned char* to; const unsigned char* from; int bytes; bool has_arrived; uint32_t at; };
 struct Fiber {
     jmp_buf here;
-    ucontext_t first;
     bool has_begun = false;
     unsigned char* stack;
     unsigned thread, place;                 // in the block, in the cluster
@@ -77,7 +79,7 @@ struct Fiber {
     Clock heard;                            // what it knows beside its warp
     Block* block;
     Warp* warp;
-    std::deque<std::vector<Copy>> groups = {{}};
+    std::vector<std::vector<Copy>> groups = std::vector<std::vector<Copy>>(1);    // the last one is open
     const char* waits_for = nullptr;        // while it waits
     void* waits_at = nullptr;
     std::string waiting_for() const { return waits_for ? waits_for : "its turn"; }
@@ -90,7 +92,9 @@ struct Cluster {
     Barrier barrier;
 };
 struct Store { unsigned char* to; unsigned char unit[16]; int bytes; Fiber* by; };
-struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Clock clock; };
+// What a fiber did and knows at a tick.
+struct Told { Clock by_warp, heard; std::size_t place; uint32_t tick; };
+struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Told told; };
 struct Finding { char kind[32]; char text[400]; uint64_t at, other_at; uint32_t block, thread, step; };
 
 static jmp_buf scheduler;
@@ -106,7 +110,7 @@ static std::vector<Finding> findings;
 static unsigned block_threads, blocks_of_cluster, steps, loads_in_vain, events_left;
 static std::size_t shared_size;
 static uint64_t random_state;
-static bool is_over, is_observed;
+static bool is_over, is_observed, stays_near;
 static std::size_t suspicions;
 static const char* const PARTED = "parted";
 static const Entry* kernel;
@@ -183,10 +187,16 @@ static bool knows(const Fiber& fiber, uint32_t number, uint32_t tick, bool of_re
     return (*fiber.warp->clock)[n] > tick || (fiber.heard && (*fiber.heard)[n] > tick);
 }
 // What the fiber did and knows, for others to know; what it does from now on they do not.
-static Clock told_by(Fiber& fiber) {
-    auto all = std::make_shared<Ticks>(*later(fiber.warp->clock, fiber.heard));
-    (*all)[fiber.place] = (*all)[fiber.place + fibers_of(*fiber.block->cluster)] = ++fiber.tick;
-    return all;
+static Told told_by(Fiber& fiber) { return {fiber.warp->clock, fiber.heard, fiber.place, ++fiber.tick}; }
+static void tell(Mail& mail, const Told& told) {
+    const std::size_t count = told.by_warp->size();
+    if (!mail.telling) mail.telling = std::make_shared<Ticks>(count);
+    for (const Clock& clock : {told.by_warp, told.heard}) {
+        if (!clock || std::find(mail.heard.begin(), mail.heard.end(), clock) != mail.heard.end()) continue;
+        raise(*mail.telling, clock);
+        mail.heard.push_back(clock);
+    }
+    for (const std::size_t n : {told.place, told.place + count / 2}) (*mail.telling)[n] = std::max((*mail.telling)[n], told.tick);
 }
 static Ticks& own(Clock& clock) {
     if (clock.use_count() > 1) clock = std::make_shared<Ticks>(*clock);
@@ -215,11 +225,13 @@ static void meet(const Warp& warp, Ticks& all, bool of_reads_alone) {
 static void meet_by_values(Warp& warp) { meet(warp, own(gathered(warp)), true); }
 static void meet(Warp& warp) { meet(warp, own(gathered(warp)), false); }
 static void meet(const std::vector<Warp*>& warps) {
-    Clock all;
-    for (Warp* warp : warps) all = later(all, gathered(*warp));
-    for (Warp* warp : warps) warp->clock = nullptr;
-    Ticks& ticks = own(all);
-    for (Warp* warp : warps) meet(*warp, ticks, false);
+    const auto all = std::make_shared<Ticks>(warps[0]->clock->size());
+    Clock last;
+    for (Warp* warp : warps) {
+        if (gathered(*warp) != last) raise(*all, warp->clock);
+        last = warp->clock;
+    }
+    for (Warp* warp : warps) meet(*warp, *all, false);
     for (Warp* warp : warps) warp->clock = all;
 }
 static std::vector<Warp*> warps_of(Block& block) {
@@ -535,7 +547,7 @@ void copy_async_commit() { current->groups.emplace_back(); }
 void copy_async_wait(int pending) {
     ++steps;
     let_others_run();
-    for (; int(current->groups.size()) - 1 > pending; current->groups.pop_front()) {
+    for (; int(current->groups.size()) - 1 > pending; current->groups.erase(current->groups.begin())) {
         for (const Copy& copy : current->groups.front()) {
             if (!copy.has_arrived) std::memcpy(copy.to, copy.from, copy.bytes);
             Region* region = region_of(copy.to);
@@ -573,6 +585,7 @@ static void check_full(Mail& mail) {
     ++mail.turn;
     mail.told = mail.telling;
     mail.telling = nullptr;
+    mail.heard.clear();
     release(mail);
 }
 void open_mailbox(void* mailbox) {
@@ -588,7 +601,7 @@ void expect_bytes(void* mailbox, unsigned bytes) {
     }
     --mail.arrivals_left;
     mail.bytes += bytes;
-    mail.telling = later(told_by(*current), mail.telling);
+    tell(mail, told_by(*current));
     check_full(mail);
 }
 void wait_for_mail(void* mailbox, int turn) {
@@ -611,10 +624,10 @@ void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int b
         found("out of bounds", place_in_code(CALLER), 0, current, "sends %d bytes to %s", bytes, whereabouts(to).c_str());
         abandon();
     }
-    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, nullptr};
+    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, {}};
     std::memcpy(message.value, value, bytes);
     access_places(*theirs.region, message.to, bytes, BEGUN, place_in_code(CALLER));
-    message.clock = told_by(*current);
+    message.told = told_by(*current);
     messages.push_back(message);
 }
 static void deliver() {
@@ -632,7 +645,7 @@ static void deliver() {
     Region& region = *message.block->region;
     arrived(region, message.to, message.bytes, region.places[(message.to - region.begin) / PLACE_BYTES].write_tick);
     mail.bytes -= message.bytes;
-    mail.telling = later(message.clock, mail.telling);
+    tell(mail, message.told);
     check_full(mail);
 }
 
@@ -740,7 +753,8 @@ static void admit_cluster(unsigned first_block) {
     }
 }
 static void run_next() {
-    const std::size_t which = below(unsigned(runnable.size()));
+    const unsigned count = unsigned(runnable.size()), near = stays_near && below(FAR_ONE_IN) ? std::min(count, NEAR) : count;
+    const std::size_t which = count - 1 - below(near);
     std::swap(runnable[which], runnable.back());
     current = runnable.back();
     runnable.pop_back();
@@ -750,12 +764,13 @@ static void run_next() {
     if (!_setjmp(scheduler)) {
         if (current->has_begun) _longjmp(current->here, 1);
         current->has_begun = true;
-        getcontext(&current->first);
-        current->first.uc_stack.ss_sp = current->stack;
-        current->first.uc_stack.ss_size = STACK_BYTES;
-        current->first.uc_link = nullptr;
-        makecontext(&current->first, run_fiber, 0);
-        setcontext(&current->first);
+        static ucontext_t first;
+        getcontext(&first);
+        first.uc_stack.ss_sp = current->stack;
+        first.uc_stack.ss_size = STACK_BYTES;
+        first.uc_link = nullptr;
+        makecontext(&first, run_fiber, 0);
+        setcontext(&first);
     }
     current = nullptr;
 }
@@ -782,7 +797,8 @@ static void report_deadlock() {
     is_over = true;
 }
 static void run_grid(unsigned blocks, bool is_cooperative) {
-    const unsigned resident = is_cooperative ? blocks : (1 + below(CLUSTERS_RESIDENT_MOST)) * blocks_of_cluster;
+    const unsigned most = std::min(CLUSTERS_RESIDENT_MOST, std::max(1u, FIBERS_RESIDENT_MOST / (blocks_of_cluster * block_threads)));
+    const unsigned resident = is_cooperative ? blocks : (1 + below(most)) * blocks_of_cluster;
     unsigned admitted = 0;
     while (!is_over) {
         while (admitted < blocks && clusters.size() * blocks_of_cluster < resident) {
@@ -835,6 +851,7 @@ int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned 
     steps = loads_in_vain = 0;
     events_left = 1 + below(EVENTS_AT_ONCE_MOST);
     is_over = false;
+    stays_near = below(2);
     is_observed = !arrays.empty();
     findings.clear();
     suspicions = 0;

@@ -49,11 +49,17 @@ struct Region {
 typedef std::vector<uint32_t> Ticks;
 typedef std::shared_ptr<const Ticks> Clock;
 
+inline void raise(Ticks& ticks, const Clock& clock) {
+    if (!clock) return;
+    const uint32_t* other = clock->data();
+    uint32_t* mine = ticks.data();
+    for (std::size_t n = 0, count = ticks.size(); n < count; ++n) mine[n] = std::max(mine[n], other[n]);
+}
 inline Clock later(const Clock& one, const Clock& other) {
     if (!other || one == other) return one;
     if (!one) return other;
     auto both = std::make_shared<Ticks>(*one);
-    for (std::size_t n = 0; n < both->size(); ++n) (*both)[n] = std::max((*both)[n], (*other)[n]);
+    raise(*both, other);
     return both;
 }
 }  // namespace minrnn_host
