@@ -37,11 +37,13 @@ FAULTS: tuple[tuple[str, dict[str, Any], int, int, Callable[[str], str], str], .
     ("a word that is not told", LSTM, 2, 4, without("rank += RANK_STEP) send(", "rank += RANK_STEP) if (threadIdx.x != 8) send("), "deadlock"),
     ("no wait for the mail", LSTM, 2, 4, without("if (t > 0) wait_for_mail", "if (t > 9) wait_for_mail"), "race"),
     ("a barrier for some", SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after="tell_block(lane, composed, shared"), "parted"),
-    ("a shuffle for some", SCAN | {"wanted": {"channel_lanes": 8}}, 2, 40, without("const Affine earlier = shuffle_up", "if (lane > 30) continue; const Affine earlier = shuffle_up"), "parted"),
+    ("a shuffle for some", SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}, 2, 300, without("const Affine earlier = shuffle_up", "if (lane > 30) continue; const Affine earlier = shuffle_up"), ""),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "batch", "time", "change", "kind"), [one[1:] for one in FAULTS], ids=[one[0] for one in FAULTS])
+@pytest.mark.parametrize(
+    ("spec", "batch", "time", "change", "kind"), [one[1:] for one in FAULTS], ids=[one[0] for one in FAULTS]
+)
 def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, change: Callable[[str], str], kind: str) -> None:
     assert findings(kernel_of(**spec), 0, batch, time) == ()
     kernel = faulty(kernel_of(**spec), change)
