@@ -20,7 +20,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
-# Groups of blocks that wait for each other across a grid, as many as are launched at once: more than one, and soon more launches.
+# Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2
 
 
