@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minrnn_gen import cuda
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
@@ -21,17 +22,34 @@ if TYPE_CHECKING:
     from minrnn_gen.preferred import Preferred
 
 
-def compile(spec: str | os.PathLike[str] | Mapping[str, Any] | Spec, *, tune: bool = False, **overrides: Any) -> Kernel:
+def compile(
+    spec: str | os.PathLike[str] | Mapping[str, Any] | Spec,
+    *,
+    tune: bool = False,
+    device: str | None = None,
+    allow_long: bool = False,
+    **overrides: Any,
+) -> Kernel:
     """Compile a spec (a path, a dict or a Spec; `overrides` replace its keys) to a callable kernel.
 
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
     the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays. `tune`: measure candidates
     on the GPU here first, for half a minute at most, and take the fastest; later calls take it without being asked.
+    `device="interpret"`: host arrays run the kernel's own text, compiled by a C++ compiler, thread by thread and watched; calls
+    that would take too long are refused unless `allow_long`.
     Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
     where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure on.
     """
     loaded = load_spec(spec, **overrides)
     target = target_of(loaded)
+    if device is not None:
+        if device != "interpret":
+            raise BadInput(f"device is {shown(device)}; allowed: 'interpret', or leave it out to run where the arrays are")
+        if tune:
+            raise BadInput("tune measures candidates on a GPU, and device='interpret' runs on none; leave one of them out")
+        from minrnn_gen.interpret.kernel import interpreted
+
+        return interpreted(loaded, target, allow_long=allow_long)
     if tune:
         from minrnn_gen.tune.remembered import JustMeasured, remembered
         from minrnn_gen.tune.session import tune_here

@@ -158,7 +158,7 @@ def without_gaps(array: Array) -> Array:
         return inspect(array.owner.contiguous(), array.name)
     with on_device(array.device):
         # As words, which are copied alike whatever the dtype.
-        words = cupy_module().ascontiguousarray(array.owner.view(f"u{array.itemsize}"))
+        words = _numpy_or_cupy(array).ascontiguousarray(array.owner.view(f"u{array.itemsize}"))
         return inspect(words.view(numpy_dtype(array.dtype)), array.name)
 
 
@@ -185,9 +185,8 @@ def int64_beside(like: Array, array: Array) -> Array:
     if like.library == "torch":
         torch = sys.modules["torch"]
         return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
-    cupy = cupy_module()
     with on_device(like.device):
-        return inspect(cast(cupy.asarray(given), "int64"), array.name)
+        return inspect(cast(_numpy_or_cupy(like).asarray(given), "int64"), array.name)
 
 
 def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
@@ -201,16 +200,26 @@ def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
         steps = sys.modules["torch"].arange(time, device=x.owner.device)
         beyond = steps.reshape(along_time) >= lengths.owner.reshape(along_batch)
         return inspect(x.owner.masked_fill(beyond, 0), x.name)
-    cupy = cupy_module()
-    with cupy.cuda.Device(x.device):
-        within = cupy.arange(time).reshape(along_time) < lengths.owner.reshape(along_batch)
+    module = _numpy_or_cupy(x)
+    with on_device(x.device):
+        within = module.arange(time).reshape(along_time) < lengths.owner.reshape(along_batch)
         # As words, which are selected alike whatever the dtype.
-        words = cupy.where(within, x.owner.view(f"u{x.itemsize}"), 0)
+        words = module.where(within, x.owner.view(f"u{x.itemsize}"), 0)
         return inspect(words.astype(f"u{x.itemsize}", copy=False).view(numpy_dtype(x.dtype)), x.name)
+
+
+def _numpy_or_cupy(like: Placed) -> Any:
+    if like.device is not None:
+        return cupy_module()
+    import numpy
+
+    return numpy
 
 
 def is_capturing(like: Array) -> bool:
     """Say whether the current stream of the library of `like` is recording a graph."""
+    if like.device is None:
+        return False
     runtime = cupy_module().cuda.runtime
     stream = current_stream(like)
     with on_device(like.device):
@@ -233,6 +242,8 @@ def current_stream(like: Placed) -> int:
 
 def on_device(device: int | None) -> AbstractContextManager[Any]:
     """Return a context in which the current device is `device`; next to nothing where it is that, as in almost every call."""
+    if device is None:
+        return _AS_IT_IS
     cupy = cupy_module()
     is_current = cupy.cuda.runtime.getDevice() == device
     return _AS_IT_IS if is_current else cupy.cuda.Device(device)

@@ -6,9 +6,10 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.arrays import Array
+from minrnn_gen.arrays import Array, as_numpy, contiguous_strides
 from minrnn_gen.cuda import cupy_module, external_stream, on_device
 
 ALIGNMENT_BYTES = 256  # of what the driver allocates
@@ -29,7 +30,7 @@ class Scratch:
         """Return where a piece starts."""
         return self._pointers[name]
 
-    def clear(self, device: int, stream: int, name: str) -> None:
+    def clear(self, device: int | None, stream: int, name: str) -> None:
         """Enqueue zeros for a piece."""
         with on_device(device):
             cupy_module().cuda.runtime.memsetAsync(self._pointers[name], 0, self._sizes_bytes[name], stream)
@@ -46,8 +47,13 @@ def _padded(size_bytes: int) -> int:
 
 def copy_heads_first(device: int | None, stream: int, R: Array, source: int, target: int) -> None:
     """Enqueue a copy of a contiguous R [gates, heads, D, D] at the address `source` to [heads, gates, D, D] at `target`."""
-    cupy = cupy_module()
     gates, heads, *matrix = R.shape
+    if device is None:
+        shape, strides = (heads, gates, *matrix), contiguous_strides((heads, gates, *matrix))
+        to = as_numpy(replace(R, pointer=target, shape=shape, strides=strides, owner=None))
+        to[...] = as_numpy(replace(R, pointer=source)).swapaxes(0, 1)
+        return
+    cupy = cupy_module()
 
     def at(address: int, shape: tuple[int, ...]) -> Any:
         memory = cupy.cuda.UnownedMemory(address, math.prod(shape) * R.itemsize, None, device)

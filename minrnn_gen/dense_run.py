@@ -50,7 +50,7 @@ class DenseRun(DeviceRun):
         """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
         contract = self._contract
         shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
-        steps = Steps(call.x, call.reading)
+        steps = self._begin(call.x, call.reading, call)
         y = steps.new_array(shape, contract.precision.storage_dtype)
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
@@ -73,7 +73,7 @@ class DenseRun(DeviceRun):
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         assert call.R is not None
-        steps = Steps(call.x, incoming.reading)
+        steps = self._begin(call.x, incoming.reading, forward, incoming)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
@@ -172,7 +172,7 @@ class DenseRun(DeviceRun):
             steps.multiply(product)
 
         def prepare(scratch: Scratch, stream: int) -> None:
-            assert part.R is not None and part.x.device is not None
+            assert part.R is not None
             copy_heads_first(part.x.device, stream, part.R, int(part.R.pointer), scratch["packed"])
             scratch.clear(part.x.device, stream, "dproduct")
 

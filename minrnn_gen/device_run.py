@@ -94,7 +94,7 @@ class DeviceRun:
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
         kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
-        steps = Steps(call.x, call.reading)
+        steps = self._begin(call.x, call.reading, call)
         outputs = Outputs(
             y=steps.new_array(shape, storage, fill=fill),
             kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
@@ -113,7 +113,7 @@ class DeviceRun:
         """Run one step; the results of what is played again are y and the final states."""
         contract = self._contract
         shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
-        steps = Steps(call.x, call.reading)
+        steps = self._begin(call.x, call.reading, call)
         y = steps.new_array(shape, contract.precision.storage_dtype)
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
@@ -127,7 +127,7 @@ class DeviceRun:
         """Run against time, from the gradients of what `forward` returned."""
         contract, call, projected = self._contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
-        steps = Steps(call.x, incoming.reading)
+        steps = self._begin(call.x, incoming.reading, forward, incoming)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
@@ -165,6 +165,11 @@ class DeviceRun:
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
         return cuda.cast(gradient.reshape(array.shape), array.dtype)
+
+    def _begin(self, like: Array, reading: Reading | None, *given: Call | Forward | IncomingGradient) -> Steps:
+        """Return what does a run beside `like`, on the arrays of what is `given`."""
+        del given
+        return Steps(like, reading)
 
     def _expect_backward(self) -> None:
         """Build what a backward needs whatever its arrays; of a scan it depends on them."""

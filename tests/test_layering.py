@@ -89,6 +89,7 @@ LAYERS = (
     Layer("alternating_walk", "their steps one by one"),
     Layer("dense_run", "a dense cell's call on a GPU"),
     Layer("kernel", "the callable"),
+    Layer("interpret.*", "a wing that only the front door and the command line open: kernels run on the host", together=True),
     Layer("tune.*", "a wing that only the front door and the command line open", together=True),
     Layer("api", "compile()"),
     Layer("tune.workers", "specs tuned at once"),
@@ -100,7 +101,7 @@ LAYERS = (
     Layer("torch.layer", "a layer of any cell"),
     Layer("torch.layers", "layers of the built-in cells"),
     Layer(
-        "bench.* compat.* interpret.*",
+        "bench.* compat.*",
         "wings: they import the house, never the reverse",
         together=True,
     ),
@@ -222,6 +223,11 @@ def test_only_wings_and_their_fronts_import_the_torch_wing() -> None:
 def test_only_the_front_door_and_the_command_line_open_the_tuner() -> None:
     importing = {name for name, path in MODULES.items() if any(one.startswith("tune.") for one in house_imports(path))}
     assert {name for name in importing if name.partition(".")[0] not in {"tune", "cli", "bench"}} <= {"api"}
+
+
+def test_only_the_front_door_and_the_command_line_run_kernels_on_the_host() -> None:
+    importing = {name for name, path in MODULES.items() if any(one.startswith("interpret.") for one in house_imports(path))}
+    assert {name for name in importing if name.partition(".")[0] not in {"interpret", "cli"}} <= {"api"}
 
 
 def test_cells_of_numpy_reach_no_torch() -> None:

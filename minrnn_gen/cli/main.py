@@ -27,6 +27,7 @@ from minrnn_gen.cli import (
     run,
     schema,
     tune,
+    verify,
 )
 from minrnn_gen.cli.terminal import print_json, print_note
 from minrnn_gen.errors import MinrnnError
@@ -51,6 +52,7 @@ COMMANDS = (
     explain.explain,
     render.render,
     run.run,
+    verify.verify,
     tune.tune,
     calibrate.calibrate,
     gpus.gpus,

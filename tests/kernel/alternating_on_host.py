@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,7 @@ from dense_cases import (
     shared_arguments,
     strided,
 )
-from kernels_as_host_code import BEFORE
+from kernels_as_host_code import HostCode, compiled
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.gpu_profile import load_profile, profile_bytes
@@ -44,27 +41,12 @@ from minrnn_gen.store import Store, cache_folder
 
 HEAD_DIM = 7
 
-# Approximate instructions are exact here; test_cell_cuda_functions.py has them wrong.
-WALK = """
-extern "C" void stand_at(unsigned block, unsigned thread, unsigned blocks, unsigned threads) {
-    blockIdx.x = block; threadIdx.x = thread; gridDim.x = blocks; blockDim.x = threads;
-}
-extern "C" void step(void (*kernel)(const void*, int), const void* call, int step_in_chunk, unsigned blocks, unsigned threads) {
-    for (unsigned block = 0; block < blocks; ++block)
-        for (unsigned thread = 0; thread < threads; ++thread) {
-            stand_at(block, thread, blocks, threads);
-            kernel(call, step_in_chunk);
-        }
-}
-"""
-
 
 @dataclass(frozen=True)
 class HostKernels(DenseCell):
     """Both kernels of both passes of a cell; steps are done in chunks of `chunk`."""
 
-    threads: int
-    library: Any
+    code: dict[str, HostCode]
     chunk: int = 4
 
     def forward(self, case: Case) -> Forward:
@@ -113,16 +95,12 @@ class HostKernels(DenseCell):
         """Run all steps of a pass and the one behind them in chunks, `multiply()` before each step."""
         # At most 8 bytes for each argument; more than there are, so that writing beyond them would be seen.
         call = np.full(len(arguments) + 8, 0x5A5A5A5A5A5A5A5A, np.int64)
-        begin, step = (getattr(self.library, f"alternating_{kernel_pass}_{what}") for what in ("begin", "step"))
+        code, at = self.code[kernel_pass], call.ctypes.data
         for first_step in range(0, time + 1, self.chunk):
-            blocks = 2 if first_step == 0 else 1
-            for block, thread in np.ndindex(blocks, self.threads):
-                self.library.stand_at(block, thread, blocks, self.threads)
-                begin(ctypes.c_void_p(call.ctypes.data), ctypes.c_int64(first_step), *arguments)
+            code.run(2 if first_step == 0 else 1, (at, first_step, *arguments), part="_begin")
             for index in range(self.chunk):
                 multiply()
-                grid = -(-batch * self.hidden // self.threads)
-                self.library.step(step, ctypes.c_void_p(call.ctypes.data), index, grid, self.threads)
+                code.run(-(-batch * self.hidden // code.plan.threads), (at, index), part="_step")
         assert (call[len(arguments) + 2 :] == 0x5A5A5A5A5A5A5A5A).all()
 
 
@@ -130,20 +108,13 @@ class HostKernels(DenseCell):
 def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     """Compile the kernels of a model of `MODELS`; the same for the same."""
     spec = load_spec({"model": MODELS[model], "hidden_size": heads * HEAD_DIM, "heads": heads, "precision": precision})
-    builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), Store(cache_folder()))
-    parts, lowered, plans = [BEFORE, WALK], {}, {}
+    store, lowered, code = Store(cache_folder()), {}, {}
+    builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), store)
     for kernel_pass in ("forward", "backward"):
         *_, solution = solutions(builder._problem(kernel_pass, builder.hinted_regime))
-        plan = solution.plan()
-        plans[kernel_pass], lowered[kernel_pass] = plan, builder._lowered_for(kernel_pass)
-        parts += [f"namespace {kernel_pass}_pass {{", render(plan, lowered[kernel_pass], ()), "}"]
-    assert plans["forward"].threads == plans["backward"].threads
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernels.cpp").write_text("\n".join(parts))
-        command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", "kernels.so", "kernels.cpp"]
-        subprocess.run(command, cwd=folder, check=True)
-        library = ctypes.CDLL(str(Path(folder) / "kernels.so"))
+        plan, lowered[kernel_pass] = solution.plan(), builder._lowered_for(kernel_pass)
+        code[kernel_pass] = compiled(render(plan, lowered[kernel_pass], ()), plan, store.folder)
     numbers = precision_of(precision)
     storage, real = numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype)
     cell, _ = builder._proved
-    return HostKernels(cell, heads, HEAD_DIM, storage, real, lowered, plans["forward"].threads, library)
+    return HostKernels(cell, heads, HEAD_DIM, storage, real, lowered, code)

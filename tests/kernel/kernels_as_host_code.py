@@ -1,105 +1,55 @@
-"""The text of kernels whose threads never wait for each other, compiled for the host and run thread after thread.
-
-What `minrnn_host` stands for is computed exactly. A vector that is not aligned, or a place outside an array of fixed size, ends
-the process.
-"""
+"""Kernels run by the package's machine for the host, as tests use it: whatever it finds wrong fails the test."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.lib.array_utils import byte_bounds
+
 from minrnn_gen.build import Builder
 from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.interpret.host_kernel import HostKernel, Memory, host_kernel
+from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.source import render
+from minrnn_gen.store import Store
 
-HAS_COMPILER = shutil.which("g++") is not None
-BEFORE = """
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-static struct { unsigned x; } blockIdx, blockDim, gridDim, threadIdx;
-using std::min;
-using std::max;
-static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
-static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
-namespace minrnn_host {
-static long long opaque(long long value) { return value; }
-static float exp2(float x) { return std::exp2(x); }
-static float log2(float x) { return std::log2(x); }
-static float reciprocal(float x) { return 1 / x; }
-static float quotient(float x, float y) { return x / y; }
-static float square_root(float x) { return std::sqrt(x); }
-static float lesser(float x, float y) { return x != x || x < y ? x : y; }
-static float greater(float x, float y) { return x != x || x > y ? x : y; }
-static float float_from_float16(unsigned short bits) { _Float16 value; std::memcpy(&value, &bits, sizeof bits); return value; }
-static unsigned short float16_from_float(float value) {
-    const _Float16 rounded = value;
-    unsigned short bits;
-    std::memcpy(&bits, &rounded, sizeof bits);
-    return bits;
-}
-static unsigned short bfloat16_from_float(float value) {
-    const unsigned bits = __float_as_uint(value);
-    return value == value ? (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16 : 0x7fffu;
-}
-}
-"""
-# Every argument comes as a word of 8 bytes.
-BEHIND = """
-template <typename To> static To argument(long long word) {
-    if constexpr (std::is_pointer_v<To>) return reinterpret_cast<To>(word);
-    else return static_cast<To>(word);
-}
-template <typename... Arguments, std::size_t... PLACE>
-static void run(void (*kernel)(Arguments...), long long blocks, long long threads, const long long* words,
-                std::index_sequence<PLACE...>) {
-    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(argument<Arguments>(words[PLACE])...);
-    }
-}
-template <typename... Arguments> static constexpr std::size_t count(void (*)(Arguments...)) { return sizeof...(Arguments); }
-extern "C" int arguments() { return int(count(ENTRY)); }
-extern "C" void launch(long long blocks, long long threads, const long long* words) {
-    run(ENTRY, blocks, threads, words, std::make_index_sequence<count(ENTRY)>());
-}
-"""
-OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-shared", "-fPIC", "-fsanitize=alignment,bounds")
+HAS_COMPILER = has_compiler()
 
 
-@functools.cache
-def compiled(source: str, entry: str, folder: Path) -> ctypes.CDLL:
-    place = folder / f"{entry}_{abs(hash(source))}"
-    place.with_suffix(".cpp").write_text(BEFORE + source + BEHIND.replace("ENTRY", entry))
-    command = ["g++", *OPTIONS, "-fsanitize-undefined-trap-on-error", "-o", f"{place}.so", f"{place}.cpp"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return ctypes.CDLL(f"{place}.so")
+def compiled(source: str, plan: KernelPlan, folder: Path) -> HostCode:
+    return HostCode(host_kernel(source, plan, Store(folder)))
 
 
 @dataclass(frozen=True)
 class HostCode:
-    """A kernel as `cuda.LoadedKernel` is used."""
+    """A kernel as `cuda.LoadedKernel` is used, and by itself."""
 
-    library: ctypes.CDLL
+    kernel: HostKernel
 
-    def launch(self, _like: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
-        assert len(arguments) == self.library.arguments()
-        words = (ctypes.c_longlong * len(arguments))(*map(int, arguments))
-        self.library.launch(ctypes.c_longlong(blocks), ctypes.c_longlong(threads), words)
+    @property
+    def plan(self) -> KernelPlan:
+        return self.kernel.plan
+
+    def launch(self, _like: Any, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        assert threads == self.plan.threads
+        self.run(blocks, arguments)
+
+    def run(self, blocks: int, arguments: Sequence[Any], arrays: Iterable[Any] = (), seed: int = 0, part: str = "") -> None:
+        """Run a grid on arguments as numbers or of ctypes; with `arrays`, it may touch no others."""
+        memory = [
+            Memory(f"array {number}", begin, end - begin, is_given=True)
+            for number, (begin, end) in enumerate(map(byte_bounds, arrays))
+            if end > begin
+        ]
+        words = [getattr(one, "value", one) or 0 for one in arguments]
+        findings = self.kernel.launch(blocks, words, seed, memory, part)
+        assert not findings, "; ".join(map(str, findings))
 
 
 def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tuple[HostCode, KernelPlan]]:
@@ -114,7 +64,7 @@ def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tupl
 
         plan = solution.plan(max(range(len(solution.candidates)), key=having))
         lowered = builder.lowered_backward if kernel_pass == "backward" else builder.lowered
-        return HostCode(compiled(render(plan, lowered, ()), plan.entry, folder)), plan
+        return compiled(render(plan, lowered, ()), plan, folder), plan
 
     def of_run(_: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> tuple[HostCode, KernelPlan]:
         return load(kernel_pass, regime)

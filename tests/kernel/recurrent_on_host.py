@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import clusters_as_host_code
 import numpy as np
-from clusters_as_host_code import ClusterCode
 from dense_cases import (
     MODELS,
     Backward,
@@ -30,6 +28,7 @@ from dense_cases import (
     shared_arguments,
     strided,
 )
+from kernels_as_host_code import HostCode, compiled
 
 from minrnn_gen.build import Builder, Target
 from minrnn_gen.dense_launch import workspace_bytes_of
@@ -47,7 +46,7 @@ from minrnn_gen.store import Store, cache_folder
 class PersistentKernels(DenseCell):
     """Both passes of a cell; `code` gives the kernel of each, compiled when it is first run."""
 
-    code: Callable[[KernelPass], ClusterCode]
+    code: Callable[[KernelPass], HostCode]
 
     def forward(self, case: Case) -> Forward:
         written, (its_input, more) = poisoned_forward(case), shared_arguments(case)
@@ -76,7 +75,8 @@ class PersistentKernels(DenseCell):
         if code.plan.variables["grid_blocks"] > 1:
             arguments = (*arguments, pointer(workspace), *integers(0))
         arrays = [one.array for one in arguments if getattr(one, "array", None) is not None]
-        code.launch(clusters, tuple(one.value or 0 for one in arguments), arrays, case.seed)
+        group_blocks = code.plan.variables["cluster_blocks"] * code.plan.variables["grid_blocks"]
+        code.run(clusters * group_blocks, arguments, arrays, case.seed)
 
 
 # Fewer registers than are estimated with the whole matrix in them: a tile of it less is enough.
@@ -121,9 +121,9 @@ def persistent_kernels(
         return replace(plan, waits_are_bounded=is_debug)
 
     @functools.cache
-    def code(kernel_pass: KernelPass) -> ClusterCode:
+    def code(kernel_pass: KernelPass) -> HostCode:
         plan = plan_of(kernel_pass)
-        return clusters_as_host_code.compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
+        return compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
 
     numbers = precision_of(precision)
     lowered = {kernel_pass: builder._lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}

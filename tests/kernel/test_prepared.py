@@ -208,18 +208,16 @@ def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
     plan = code.plan if is_persistent else replace(code.plan, entry="alternating_forward")
     walked: list[Any] = []
-    given: list[Any] = []  # what the launch of this turn may copy from
     monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: walked.append(1))
 
     def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
-        code.launch(blocks, tuple(one or 0 for one in arguments), given, 0)
+        code.run(blocks, arguments)
 
     for turn in range(3):
         random = np.random.default_rng(turn)
         x, R = random.normal(size=(batch, time, 4, hidden)), random.normal(size=(4, 1, hidden, hidden)) / 4
         state = {name: random.normal(size=(batch, hidden)) for name in ("h", "c")}
-        given[:] = [x]
         with as_if_on_a_device(one, lambda *_: (SimpleNamespace(launch=launch), plan)):
             y, final = one(as_tensors(x), as_tensors(R), state=as_tensors(state))
         expected, states = one(x, R, state=state)

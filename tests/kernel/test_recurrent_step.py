@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import clusters_as_host_code
+import kernels_as_host_code
 import numpy as np
 import pytest
 from dense_cases import MODELS, TOLERANCES, numpy_dtype
@@ -90,10 +90,10 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
         solution = kernel._builder.solve("step", regime)
         assert solution.family.name == "recurrent_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
-        code = clusters_as_host_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
+        code = kernels_as_host_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
 
         def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
-            code.launch(blocks, tuple(int(one or 0) for one in arguments), (), seed=blocks)
+            code.run(blocks, arguments, seed=blocks)
 
         return SimpleNamespace(launch=launch), plan
 

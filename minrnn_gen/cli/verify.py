@@ -1,0 +1,80 @@
+"""`minrnn-gen verify`: the kernels of a spec on the host, thread by thread, beside the CPU target."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minrnn_gen.cli.request import AsJson, Assignments, GpuName, SpecPath, read_request
+from minrnn_gen.cli.terminal import console, duration_text, new_table, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from minrnn_gen.interpret.verify import Verdict
+
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Interleave the threads of every call in N ways.")]
+Candidates = Annotated[
+    int,
+    typer.Option("--candidates", metavar="N", min=0, help="Verify N other candidates of each kernel beside the chosen one."),
+]
+ReallyLong = Annotated[bool, typer.Option("--yes-really", help="Run calls that are estimated to take hours, too.")]
+
+
+def verify(
+    spec: SpecPath,
+    gpu: GpuName = None,
+    assignments: Assignments = None,
+    seeds: Seeds = 2,
+    candidates: Candidates = 2,
+    yes_really: ReallyLong = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run the kernels themselves on the host, watch their threads, and check against fp64."""
+    from minrnn_gen.interpret.verify import Verification
+
+    started = time.perf_counter()
+    request = read_request(spec, gpu, assignments)
+    verification = Verification(request.spec, request.target, seeds, candidates, yes_really)
+    with progress_bar("verifying", quiet=as_json) as show:
+        verdicts = sorted(
+            verification.run(lambda doing, share: show(f"verified {doing}", share, "")), key=lambda one: one.candidate
+        )
+    seconds, wrong = time.perf_counter() - started, [one for one in verdicts if not one.is_right]
+    if as_json:
+        print_json({"right": not wrong, "seconds": round(seconds, 3), "kernels": [_plain(one) for one in verdicts]})
+    else:
+        _print(verdicts, request.target.profile.name, seeds, seconds)
+    return 1 if wrong else 0
+
+
+def _print(verdicts: list[Verdict], gpu: str, seeds: int, seconds: float) -> None:
+    table = new_table("kernel", "candidate", "calls", "error", "time", "", right=("error", "time"))
+    for one in verdicts:
+        variables = " ".join(f"{name}={value}" for name, value in one.variables.items())
+        share = f"{one.share:.0%}" if math.isfinite(one.share) else str(one.share)
+        verdict = "right" if one.is_right else "WRONG"
+        table.add_row(one.entry, variables, ", ".join(one.trials), share, duration_text(one.seconds), verdict)
+    out = console()
+    out.print(table)
+    for one in verdicts:
+        for finding in one.findings:
+            out.print(str(finding), soft_wrap=True)
+    wrong = sum(not one.is_right for one in verdicts)
+    said = f"{wrong} of {len(verdicts)} kernels are wrong" if wrong else f"{len(verdicts)} kernels are right"
+    out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {seeds} seeds; {duration_text(seconds)}")
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "candidate": verdict.candidate,
+        "pass": verdict.kernel_pass,
+        "entry": verdict.entry,
+        "variables": dict(verdict.variables),
+        "calls": list(verdict.trials),
+        "error_share": verdict.share if math.isfinite(verdict.share) else None,
+        "findings": [str(one) for one in verdict.findings],
+        "right": verdict.is_right,
+        "seconds": round(verdict.seconds, 3),
+    }

@@ -1,0 +1,158 @@
+// What a kernel's text sees of CUDA where a C++ compiler of the host compiles it: the names of the language, and the CPU twins
+// of the instructions that the wrappers in templates/ptx have in assembly. What waits, and what touches memory that others see,
+// is machine.cpp's; nothing here changes the text of a kernel.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#define __device__
+#define __global__
+#define __shared__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+// `extern __shared__ unsigned char shared_bytes[]` becomes an extern reference to an array: whoever runs has its block's.
+#define shared_bytes (&minrnn_shared_bytes)
+#define MINRNN_INLINE static inline __attribute__((always_inline))
+
+struct MinrnnIndex { unsigned x, y, z; };
+extern MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
+
+using std::isfinite;
+using std::isnan;
+template <typename Number> MINRNN_INLINE constexpr Number min(Number x, Number y) { return y < x ? y : x; }
+template <typename Number> MINRNN_INLINE constexpr Number max(Number x, Number y) { return x < y ? y : x; }
+MINRNN_INLINE unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
+MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
+
+namespace minrnn_host {
+constexpr int LANES = 32;
+
+// ---- what waits (machine.cpp) ----------------------------------------------------------------------------------------------
+void sync_threads();
+int sync_threads_or(int mine);
+void sync_warp(unsigned lanes);
+unsigned cluster_rank();
+void synchronize_cluster();
+// Each lane's value becomes that of the lane it asks for, itself where there is none such.
+void exchange(unsigned lanes, void* value, int bytes, int from_lane);
+unsigned vote(unsigned lanes, bool mine);
+// Of a value in shared memory of this block, `mailbox` beside it.
+void open_mailbox(void* mailbox);
+void expect_bytes(void* mailbox, unsigned bytes);
+void wait_for_mail(void* mailbox, int turn);
+void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int bytes);
+void copy_async(void* to, const void* from, int bytes);
+void copy_async_commit();
+void copy_async_wait(int pending);
+void store_whole(void* to, const void* unit, int bytes);
+void load_whole(void* unit, const void* from, int bytes);
+unsigned add_whole(unsigned* to, unsigned value);
+void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row);
+// mma.sync m16n8k16 of 16-bit values, m16n8k8 of tf32.
+void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16);
+void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high);
+unsigned long long nanoseconds();
+void give_up(const char* awaited, long long turn);
+
+template <typename Value> MINRNN_INLINE Value shuffled(unsigned lanes, Value value, int from_lane) {
+    exchange(lanes, &value, sizeof value, from_lane);
+    return value;
+}
+MINRNN_INLINE int lane() { return int(threadIdx.x % LANES); }
+template <typename Value> MINRNN_INLINE void send(Value* to, void* mailbox, unsigned rank, Value value) {
+    // In units of 4 or of 8 bytes, as they are sent.
+    constexpr int UNIT = sizeof(Value) == 4 ? 4 : 8;
+    for (int at = 0; at < int(sizeof value); at += UNIT) {
+        send_bytes(reinterpret_cast<char*>(to) + at, mailbox, rank, reinterpret_cast<const char*>(&value) + at, UNIT);
+    }
+}
+template <typename Unit> MINRNN_INLINE void store_unit(Unit* to, Unit unit) { store_whole(to, &unit, sizeof unit); }
+template <typename Unit> MINRNN_INLINE Unit load_unit(const Unit* from) {
+    Unit unit;
+    load_whole(&unit, from, sizeof unit);
+    return unit;
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------------------
+MINRNN_INLINE long long opaque(long long value) { return value; }
+MINRNN_INLINE float exp2(float x) { return std::exp2(x); }
+MINRNN_INLINE float log2(float x) { return std::log2(x); }
+MINRNN_INLINE float reciprocal(float x) { return 1 / x; }
+MINRNN_INLINE float quotient(float x, float y) { return x / y; }
+MINRNN_INLINE float square_root(float x) { return std::sqrt(x); }
+MINRNN_INLINE float lesser(float x, float y) { return x != x || x < y ? x : y; }
+MINRNN_INLINE float greater(float x, float y) { return x != x || x > y ? x : y; }
+// IEEE 754 binary16: to the nearest, ties to even, with subnormal numbers; NaN is the one NaN of the hardware.
+static inline float float_from_float16(unsigned short bits) {
+    const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu, mantissa = bits & 0x3ffu;
+    if (exponent == 0x1fu) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
+    const float size = exponent ? __uint_as_float((exponent + 112) << 23 | mantissa << 13) : float(mantissa) * 0x1p-24f;
+    return sign ? -size : size;
+}
+static inline unsigned short float16_from_float(float value) {
+    if (value != value) return 0x7fffu;
+    const unsigned sign = __float_as_uint(value) >> 16 & 0x8000u;
+    const float size = std::fabs(value);
+    if (size >= 65520.0f) return static_cast<unsigned short>(sign | 0x7c00u);  // halfway from the largest to the next
+    // Adding what has the last place of the result as its own rounds there.
+    if (size < 0x1p-14f) return static_cast<unsigned short>(sign | (__float_as_uint(size + 0.5f) - __float_as_uint(0.5f)));
+    const unsigned bits = __float_as_uint(size);
+    return static_cast<unsigned short>(sign | (((bits + 0xfffu + (bits >> 13 & 1u)) >> 13) - (112u << 10)));
+}
+MINRNN_INLINE unsigned short bfloat16_from_float(float value) {
+    const unsigned bits = __float_as_uint(value);
+    return static_cast<unsigned short>(value == value ? (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16 : 0x7fffu);
+}
+// The nearest tf32, of two the one further from 0.
+MINRNN_INLINE unsigned tf32_of(float value) {
+    const unsigned bits = __float_as_uint(value);
+    return value == value ? (bits + 0x1000u) & ~0x1fffu : 0x7fffffffu;
+}
+MINRNN_INLINE void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
+    multiply_add_16bit(sum, left, low, high, MINRNN_IS_BFLOAT16);
+}
+
+// ---- launches ----------------------------------------------------------------------------------------------------------------
+// Every argument comes as a word of 8 bytes, a number with a point as a double.
+template <typename To> To argument(long long word) {
+    if constexpr (std::is_pointer_v<To>) {
+        return reinterpret_cast<To>(word);
+    } else if constexpr (std::is_floating_point_v<To>) {
+        double number;
+        std::memcpy(&number, &word, sizeof number);
+        return To(number);
+    } else {
+        return static_cast<To>(word);
+    }
+}
+struct Entry {
+    const char* name;
+    int arguments;
+    void (*run)(const long long* words);
+};
+template <typename... Arguments, std::size_t... PLACE>
+void call(void (*kernel)(Arguments...), const long long* words, std::index_sequence<PLACE...>) {
+    kernel(argument<Arguments>(words[PLACE])...);
+}
+template <typename... Arguments> constexpr std::size_t count(void (*)(Arguments...)) { return sizeof...(Arguments); }
+template <auto KERNEL> void run(const long long* words) { call(KERNEL, words, std::make_index_sequence<count(KERNEL)>()); }
+template <auto KERNEL> constexpr Entry entry(const char* name) { return {name, int(count(KERNEL)), run<KERNEL>}; }
+}  // namespace minrnn_host
+
+#define __syncthreads minrnn_host::sync_threads
+#define __syncthreads_or minrnn_host::sync_threads_or
+#define MINRNN_ALL_LANES(...) (sizeof(#__VA_ARGS__) == 1 ? 0xffffffffu : __VA_ARGS__ + 0u)
+#define __syncwarp(...) minrnn_host::sync_warp(MINRNN_ALL_LANES(__VA_ARGS__))
+#define __shfl_sync(lanes, value, from) minrnn_host::shuffled(lanes, value, from)
+#define __shfl_up_sync(lanes, value, by) minrnn_host::shuffled(lanes, value, minrnn_host::lane() - int(by))
+#define __shfl_down_sync(lanes, value, by) minrnn_host::shuffled(lanes, value, minrnn_host::lane() + int(by))
+#define __shfl_xor_sync(lanes, value, mask) minrnn_host::shuffled(lanes, value, minrnn_host::lane() ^ (mask))
+#define __ballot_sync(lanes, mine) minrnn_host::vote(lanes, mine)
+#define __any_sync(lanes, mine) (minrnn_host::vote(lanes, mine) != 0)
+#define __all_sync(lanes, mine) (minrnn_host::vote(lanes, !(mine)) == 0)
+#define atomicAdd(to, value) minrnn_host::add_whole(to, value)

@@ -1,0 +1,81 @@
+"""A kernel whose host arrays run the kernel's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from minrnn_gen.arguments import Call
+from minrnn_gen.build import Target
+from minrnn_gen.built import BuiltKernel
+from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.errors import BadInput
+from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.host_runs import HostDense, HostScan
+from minrnn_gen.interpret.toolchain import cpp_compiler
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.spec import Spec
+from minrnn_gen.store import Store, cache_folder
+
+# What it costs, measured on a core of 2.5 GHz: a gate of one step, and of a dense cell a product of two numbers.
+GATE_NS, PRODUCT_NS = 2000.0, 40.0
+SECONDS_MOST = 600.0
+
+
+class InterpretedKernel(Kernel):
+    """A `Kernel` that runs host arrays thread by thread, as the GPU it was planned for would, and watches what its threads do.
+
+    Exact but for the order of sums in products, and slow; raises KernelMisbehaved where a thread does what it must not.
+    """
+
+    def __init__(self, builder: HostBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
+        super().__init__(builder, built)
+        run = HostDense if self._contract.recurrent_gates else HostScan
+        self._by_the_machine = run(self._contract, builder, built)
+        self._on_device = self._by_the_machine
+        self._allow_long = allow_long
+
+    @property
+    def builder(self) -> HostBuilder:
+        """What builds its kernels."""
+        return self._by_the_machine.builder
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
+        mine = self._by_the_machine.seed
+        before = mine.value, mine.launches
+        mine.value, mine.launches = seed, 0
+        try:
+            yield
+        finally:
+            mine.value, mine.launches = before
+
+    def _run_of(self, call: Call) -> HostScan | HostDense:
+        if call.x.device is not None:
+            raise BadInput(
+                f"x is on CUDA device {call.x.device}; device='interpret' runs on host arrays, so copy it, or leave it out"
+            )
+        contract = self._contract
+        steps = call.rows * call.time
+        products = contract.hidden_size * contract.head_dim * len(contract.recurrent_gates) if call.R is not None else 0
+        seconds = steps * (len(contract.gates) * contract.hidden_size * GATE_NS + products * PRODUCT_NS) * 1e-9
+        if seconds > SECONDS_MOST and not self._allow_long:
+            raise BadInput(
+                f"x has {call.rows} rows of {call.time} steps, which would take about {seconds / 60:.0f} minutes here; "
+                f"give smaller ones, or allow_long (--yes-really)"
+            )
+        return self._by_the_machine
+
+
+def interpreted(spec: Spec, target: Target, *, allow_long: bool = False, share: float = 0.0) -> InterpretedKernel:
+    """Return the kernel of `spec` for `target`, to run on the host; `share`: of its candidates, the one so far down the list.
+
+    Raises ToolchainMissing where there is no C++ compiler, and what `compile` raises for the spec and its cell.
+    """
+    cpp_compiler()
+    builder = HostBuilder(spec, target, Store(cache_folder()), share=share)
+    regime = builder.hinted_regime
+    reversed_ = RUNS_REVERSED[spec.direction][0]
+    return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)

@@ -1,0 +1,131 @@
+"""The system's C++ compiler, and kernels' text compiled by it as it stands, through the store."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.package_files import PACKAGE_FOLDER
+from minrnn_gen.store import Store, digest
+
+FOLDER = PACKAGE_FOLDER / "interpret"
+MACHINE = ("cuda_on_host.h", "memory.h", "machine.cpp")
+COMPILERS = ("g++", "clang++", "c++")
+# Contraction would round otherwise than the GPU where the text has a product and a sum; line tables say where a finding is.
+_COMMON = ("-std=c++17", "-g1", "-fPIC", "-ffp-contract=off")
+MACHINE_OPTIONS = (*_COMMON, "-O2")
+# Loads and stores are announced, to the functions of machine.cpp; places outside arrays of fixed size are too.
+KERNEL_OPTIONS = (*_COMMON, "-O1", "-w", "-fsanitize=thread,bounds")
+LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
+# A kernel takes about a second; one that takes minutes is not worth waiting for.
+SECONDS_MOST = 300
+
+
+@dataclass(frozen=True)
+class CppCompiler:
+    """A C++ compiler of this system: its program, and what it says of its version."""
+
+    program: str
+    version: str
+
+    def run(self, folder: Path, options: Sequence[str], *arguments: str) -> None:
+        """Compile or link in `folder`; raises CompileFailed with the first error."""
+        command = [self.program, *options, *arguments]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS_MOST, check=False)
+        except subprocess.TimeoutExpired:
+            raise CompileFailed(f"{self.program} took more than {SECONDS_MOST} seconds for {arguments[-1]}") from None
+        if done.returncode:
+            raise CompileFailed(_first_error(self.program, done.stderr))
+
+
+def cpp_compiler() -> CppCompiler:
+    """Return the compiler that CXX names, else the first of `COMPILERS`; raises ToolchainMissing where there is none."""
+    return _compiler(os.environ.get("CXX", ""))
+
+
+@functools.cache
+def _compiler(asked: str) -> CppCompiler:
+    for name in (asked,) if asked else COMPILERS:
+        if program := shutil.which(name):
+            answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+            return CppCompiler(program, answer.stdout.partition("\n")[0])
+    if asked:
+        raise ToolchainMissing(f"CXX is {asked!r}, which is no program here; name a C++ compiler, such as g++ or clang++")
+    raise ToolchainMissing("running kernels on the host needs a C++ compiler, and there is none: install g++ or clang++")
+
+
+def has_compiler() -> bool:
+    """Say whether there is a C++ compiler."""
+    try:
+        cpp_compiler()
+    except ToolchainMissing:
+        return False
+    return True
+
+
+def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Store) -> bytes:
+    """Return the text of a kernel as a shared library, in which `entries` can be launched; from the store where it is there.
+
+    Raises ToolchainMissing without a compiler, CompileFailed for a text that it refuses.
+    """
+    compiler = cpp_compiler()
+    glue = _glue(entries, is_bfloat16)
+    key = digest(compiler.version, " ".join((*KERNEL_OPTIONS, *LINK_OPTIONS)), source, glue, *_machine_sources())
+    if found := store.find(key):
+        return found.files["kernel.so"]
+    with store.lock(key), tempfile.TemporaryDirectory() as name:
+        if found := store.find(key):
+            return found.files["kernel.so"]
+        folder = Path(name)
+        (folder / "kernel.cu").write_text(source, encoding="utf-8")
+        (folder / "glue.cpp").write_text(glue, encoding="utf-8")
+        compiler.run(folder, (*KERNEL_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
+        (folder / "machine.o").write_bytes(machine_in(store))
+        compiler.run(folder, LINK_OPTIONS, "-o", "kernel.so", "kernel.o", "machine.o")
+        library = (folder / "kernel.so").read_bytes()
+        store.put(key, {"kernel.so": library, "kernel.cu": source.encode()}, {"interpreted": list(entries)})
+        return library
+
+
+def machine_in(store: Store) -> bytes:
+    """Return the machine, compiled: the same for every kernel; from the store where it is there."""
+    compiler = cpp_compiler()
+    key = digest(compiler.version, " ".join(MACHINE_OPTIONS), *_machine_sources())
+    with store.lock(key):
+        if found := store.find(key):
+            return found.files["machine.o"]
+        with tempfile.TemporaryDirectory() as name:
+            compiler.run(Path(name), (*MACHINE_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "machine.o", str(FOLDER / "machine.cpp"))
+            machine = (Path(name) / "machine.o").read_bytes()
+        store.put(key, {"machine.o": machine}, {"interpreted": []})
+        return machine
+
+
+def _machine_sources() -> list[bytes]:
+    return [(FOLDER / name).read_bytes() for name in MACHINE]
+
+
+def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
+    """Return what stands around a kernel's text: the header before, and behind it how its entries are called."""
+    launched = "".join(f'minrnn_host::entry<{one}>("{one}"), ' for one in entries)
+    return (
+        f"#define MINRNN_IS_BFLOAT16 {str(is_bfloat16).lower()}\n"
+        '#include "cuda_on_host.h"\n#include "kernel.cu"\n'
+        f'extern "C" const minrnn_host::Entry minrnn_entries[] = {{{launched}{{}}}};\n'
+    )
+
+
+def _first_error(program: str, text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line or "undefined" in line]
+    missing = [line for line in lines if "minrnn_host" in line and ("not a member" in line or "no member" in line)]
+    if missing:
+        return f"the host has no twin of an instruction ({missing[0].strip()}); it belongs into {FOLDER.name}/cuda_on_host.h"
+    return f"{Path(program).name} refuses the kernel: {(lines or [text.strip() or 'no reason given'])[0].strip()}"

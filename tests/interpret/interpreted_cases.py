@@ -1,0 +1,67 @@
+"""Kernels on the host, and calls of them with random arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minrnn_gen.api import target_of
+from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
+from minrnn_gen.interpret.kernel import InterpretedKernel, interpreted
+from minrnn_gen.spec import load_spec
+
+
+def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedKernel:
+    """Return the kernel of the best forward candidate of those with most of the variables wanted."""
+    loaded = load_spec({"precision": "fp32", "gpu": "h200", **spec})
+    kernel = interpreted(loaded, target_of(loaded))
+    if not wanted:
+        return kernel
+    candidates = kernel.builder.solve("forward", kernel.builder.hinted_regime).candidates
+    having = [len(wanted.items() & one.items()) for one in candidates]
+    return interpreted(loaded, target_of(loaded), share=having.index(max(having)) / max(len(having) - 1, 1))
+
+
+def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> InterpretedKernel:
+    """Make the kernel run another text than its own."""
+    run = kernel._by_the_machine
+    load = run.load_text
+    run.load_text = lambda text, plan: load(change(text), plan)  # type: ignore[method-assign]
+    if hasattr(run, "_alternating"):
+        run._alternating._load = run.load_text
+    return kernel
+
+
+def arguments_of(kernel: InterpretedKernel, batch: int, time: int) -> dict[str, Any]:
+    contract, random = kernel.contract, np.random.default_rng(batch * 1000 + time)
+    storage, carried = (numpy_dtype(one) for one in (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+    given: dict[str, Any] = {
+        "x": random.normal(size=contract.shape(contract.preactivation_axes, batch, time)).astype(storage),
+        "bias": random.normal(size=(len(contract.gates), contract.hidden_size)).astype(storage),
+        "state": {name: random.uniform(1, 2, contract.state_shape(batch)).astype(carried) for name in contract.states},
+    }
+    if contract.recurrent_gates:
+        given["R"] = (random.normal(size=contract.R_shape) / contract.head_dim**0.5).astype(storage)
+    if contract.parameters:
+        given["parameters"] = {
+            name: random.uniform(-0.5, 0.5, contract.parameter_shape).astype(storage) for name in contract.parameters
+        }
+    return given
+
+
+def findings(kernel: InterpretedKernel, seed: int, batch: int, time: int, backward: bool = False) -> tuple[Finding, ...]:
+    """Return what is found in a call, empty where its results are right; a wrong result by itself is an error."""
+    given = arguments_of(kernel, batch, time)
+    try:
+        with kernel.seeded(seed):
+            if not backward:
+                kernel(**given)
+            else:
+                y, _, saved = kernel.forward(**given)
+                kernel.backward(saved, np.ones_like(y))
+    except KernelMisbehaved as found:
+        return found.findings
+    return ()

@@ -1,0 +1,58 @@
+"""What is wrong with a kernel is found, within 20 seeds: each fault is planted into a text that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from interpreted_cases import faulty, findings, kernel_of
+
+from minrnn_gen.interpret.toolchain import has_compiler
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+
+SEEDS = 20
+SCAN = {"model": "min_gru", "hidden_size": 40, "training": False}
+LSTM = {"model": "lstm", "hidden_size": 64, "precision": "bf16", "training": False, "wanted": {"cluster_blocks": 2}}
+
+
+def without(old: str, new: str = "", count: int = -1, after: str = "") -> Callable[[str], str]:
+    def change(text: str) -> str:
+        at = text.index(after)
+        assert old in text[at:], old
+        return text[:at] + text[at:].replace(old, new, count)
+
+    return change
+
+
+TOLD = "tell_block(lane, composed, shared"
+PARTED = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
+SHUFFLE = "const Affine earlier = shuffle_up"
+# What is planted: (spec, batch, steps, the change, the kind of what is found, where it is told).
+FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
+    "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=TOLD), "race"),
+    "no wait for a copy": (SCAN, 1, 100, without("wait_copy_groups<STAGES - 1>();"), "race"),
+    "lanes that do not wait for copies": (
+        SCAN,
+        1,
+        100,
+        without("__syncwarp();", after="wait_copy_groups<STAGES - 1>();"),
+        "race",
+    ),
+    "a row too many": (SCAN, 2, 37, without("|| row < steps_left) && has", "|| row <= steps_left) && has"), "out of bounds"),
+    "a mailbox that is told nothing": (LSTM, 2, 4, without("t + 1 < steps) expect", "t + 1 < 2) expect"), "deadlock"),
+    "a word that is not told": (LSTM, 2, 4, without("RANK_STEP) send(", "RANK_STEP) if (threadIdx.x != 8) send("), "deadlock"),
+    "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) wait_for_mail", "if (t > 9) wait_for_mail"), "race"),
+    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
+    "a shuffle for some": (PARTED, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
+}
+
+
+@pytest.mark.parametrize(("spec", "batch", "time", "change", "kind"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, change: Callable[[str], str], kind: str) -> None:
+    assert findings(kernel_of(**spec), 0, batch, time) == ()
+    kernel = faulty(kernel_of(**spec), change)
+    found = next(filter(None, (findings(kernel, seed, batch, time) for seed in range(SEEDS))), ())
+    assert found and (not kind or kind in {one.kind for one in found})
+    assert all(one.lines for one in found), found
