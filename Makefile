@@ -1,6 +1,6 @@
 # Each target is complete by itself in a fresh clone: it needs Python >= 3.11, make, and a network the first time.
 #
-#   make demo       a spec all the way to a kernel that runs
+#   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
@@ -34,6 +34,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 
 demo: $(DEMO)
 	$(BIN)/minrnn-gen run examples/min_gru.yaml
+	@if command -v "$(firstword $(CXX))" >/dev/null; then echo; $(BIN)/minrnn-gen verify examples/min_gru.yaml --candidates 0; fi
 
 test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS)

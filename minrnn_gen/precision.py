@@ -58,6 +58,13 @@ def precision_of(name: str) -> Precision:
     return _TABLE[cast(PrecisionName | ComplexName, name)]
 
 
+# How many times as large as the error of a whole result, norm by norm, its largest single one may be.
+LARGEST_OF_NORM = 4
+# A fast function is off by up to a relative 2^-17 (docs/numerics.md), in each of the eight steps that a state remembers; steps
+# that are composed as logarithms, by a relative 1.6e-3 after 32,768 of them.
+FAST_FUNCTIONS_ERROR, LOG_ARITHMETIC_ERROR = 8 * 2.0**-17, 2.0**-9
+
+
 def error_allowed(precision: Precision) -> float:
     """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
 
@@ -65,6 +72,12 @@ def error_allowed(precision: Precision) -> float:
     the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect, 64.
     """
     return 8 * precision.storage_roundoff + 64 * precision.arithmetic_roundoff
+
+
+def remembered_error(precision: Precision, scan_arithmetic: str) -> float:
+    """Return what fast functions, and steps composed as logarithms, add to the error of a result that remembers many steps."""
+    functions = FAST_FUNCTIONS_ERROR if precision.functions == "fast" else 0.0
+    return functions + (LOG_ARITHMETIC_ERROR if scan_arithmetic == "log" else 0.0)
 
 
 def precision_storing(dtype: str) -> Precision | None:

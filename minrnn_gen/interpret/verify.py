@@ -17,15 +17,10 @@ from minrnn_gen.interpret.kernel import InterpretedKernel, interpreted
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
 from minrnn_gen.interpret.trial_inputs import Inputs, inputs_of, trials_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.precision import Precision, error_allowed, precision_of
+from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, precision_of, remembered_error
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store, cache_folder
 
-# How many times as large as the error of a whole result, norm by norm, its largest single one may be.
-LARGEST_OF_NORM = 4
-# A fast function is off by up to a relative 2^-17 (docs/numerics.md), in each of the eight steps that a state remembers; steps
-# that are composed as logarithms, by a relative 1.6e-3 after 32,768 of them.
-FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK = 8 * 2.0**-17, 2.0**-9
 # As many as most machines have to spare; a kernel runs in one.
 WORKERS = 2
 
@@ -70,9 +65,8 @@ class Verification:
         cpp_compiler()
         shares = [number / max(self.candidates, 1) for number in range(self.candidates + 1)]
         with ThreadPoolExecutor(WORKERS) as pool:
-            pool.submit(
-                machine_in, Store(cache_folder())
-            )  # which takes seconds the first time, of which all kernels take theirs
+            # Takes seconds the first time, and every kernel waits for it.
+            pool.submit(machine_in, Store(cache_folder()))
             _ = self._exact
             jobs = [pool.submit(self._candidate, number, share) for number, share in enumerate(shares)]
             for done, job in enumerate(as_completed(jobs), 1):
@@ -119,16 +113,10 @@ class Verification:
         return verdicts
 
     def _share(self, results: Arrays, expected: Arrays) -> float:
-        precision = self._precision
-        slack = error_allowed(precision)
-        slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
-        slack += LOG_ARITHMETIC_SLACK if self.spec.scan_arithmetic == "log" else 0.0
+        precision = precision_of(self.spec.precision).with_functions(self.spec.functions)
+        slack = error_allowed(precision) + remembered_error(precision, self.spec.scan_arithmetic)
         # NaN wins over every number, as it does in numpy.max and does not in max.
         return float(numpy.max([share_of(results[name], one, slack) for name, one in expected.items()]))
-
-    @property
-    def _precision(self) -> Precision:
-        return precision_of(self.spec.precision).with_functions(self.spec.functions)
 
 
 def results_of(kernel: Kernel, kernel_pass: str, inputs: Inputs) -> dict[str, Any]:

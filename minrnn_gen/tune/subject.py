@@ -18,7 +18,7 @@ from minrnn_gen.contract import Contract
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import FEW_CHANNELS_PER_SM, SHORT_STEPS, Sizes
-from minrnn_gen.precision import error_allowed
+from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
 from minrnn_gen.preferred import Trial
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store
@@ -31,11 +31,6 @@ CHECKED_ELEMENTS = 1 << 22
 CHECKED_DENSE_STEPS = 144
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
-# How many times as large as the error of a whole result, norm by norm, its largest single one may be.
-LARGEST_OF_NORM = 4
-# A fast function is off by up to a relative 2^-17 (docs/numerics.md), in each of the eight steps that a state remembers; steps
-# that are composed as logarithms, by a relative 1.6e-3 after 32,768 of them.
-FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK = 8 * 2.0**-17, 2.0**-9
 # A prime, so that no two rows of an array are alike.
 RANDOM_VALUES = 1_000_003
 
@@ -105,9 +100,8 @@ class Subject:
 
     def error_share(self, results: Arrays) -> float:
         """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
-        slack = LARGEST_OF_NORM * error_allowed(self._contract.precision)
-        slack += FAST_FUNCTIONS_SLACK if self.plan.functions == "fast" else 0.0
-        slack += LOG_ARITHMETIC_SLACK if self.builder.spec.scan_arithmetic == "log" else 0.0
+        precision = self._contract.precision.with_functions(self.plan.functions)
+        slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
         shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
         # NaN wins over every number, as it does in numpy.max and does not in max.
         return float(numpy.max(shares))
