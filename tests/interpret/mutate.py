@@ -1,4 +1,4 @@
-"""Weakens kernels' texts one place at a time, and says which of these faults nobody notices: `python tests/interpret/mutate.py`.
+"""Weakens kernels' texts one place at a time, and says which of these faults nobody notices: `make mutate`.
 
 A place is a barrier, a wait, or what tells a mailbox what comes; a fault is noticed by a finding, or by a wrong result.
 """
@@ -28,7 +28,7 @@ WAITS = re.compile(
 )
 SUBJECTS: tuple[tuple[dict[str, Any], tuple[Trial, ...]], ...] = (
     ({"model": "min_gru", "hidden_size": 40}, (Trial(1, 1100),)),
-    ({"model": "min_gru", "hidden_size": 6, "layout": "BDT"}, (Trial(1, 1100),)),
+    ({"model": "min_gru", "hidden_size": 6, "layout": "BDT"}, (Trial(1, 6000),)),
     ({"model": "lstm", "hidden_size": 64, "precision": "bf16", "wanted": {"cluster_blocks": 2}}, (Trial(3, 12),)),
 )
 
