@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import tempfile
 import threading
@@ -78,7 +79,7 @@ def host_kernel(source: str, plan: KernelPlan, store: Store) -> HostKernel:
     entries = [f"{plan.entry}{part}" for part in PARTS.get(plan.entry, ("",))]
     content = compiled(source, entries, plan.storage_dtype == "bfloat16", store)
     # Loaded from a file of its own, so that every kernel has its own machine and the store may drop its entry meanwhile.
-    with tempfile.NamedTemporaryFile(prefix="minrnn_gen_", suffix=".so", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".so", delete=False) as file:
         file.write(content)
     path = Path(file.name)
     library = ctypes.CDLL(str(path))
@@ -90,6 +91,12 @@ def host_kernel(source: str, plan: KernelPlan, store: Store) -> HostKernel:
     )  # fmt: skip
     library.minrnn_finding.restype = ctypes.POINTER(RawFinding)
     return HostKernel(plan, library, path)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the libraries that this process loads, which goes with it."""
+    return tempfile.TemporaryDirectory(prefix="minrnn_gen_", ignore_cleanup_errors=True)
 
 
 def _packed(argument: Any) -> bytes:
