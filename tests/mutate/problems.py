@@ -1,0 +1,277 @@
+"""Small problems whose kernels together have every line of every template, and what comes out of them where nothing is wrong."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from minrnn_gen.api import target_of
+from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.interpret.findings import KernelMisbehaved
+from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
+from minrnn_gen.interpret.verify import FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK, share_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.built import BuiltKernel
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import Solution
+from minrnn_gen.precision import error_allowed, precision_of
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store
+
+# Calls are "long", of more than two rounds of tiles; with "resets" less than two, and sequences end early; "bare" where what may
+# be left out is; "mixed" where vectors are float32 beside 16-bit storage; in "pieces" every row begins at a whole piece of 16 bytes.
+PIECE_STEPS = 16
+DENSE_STEPS = 5
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WantedBuilder(HostBuilder):
+    """Builds, of each pass, the candidate with most of the variables wanted, and of these the one with the fewest threads."""
+
+    wanted: tuple[tuple[str, int], ...] = ()
+
+    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        """Return the kernel for a regime as it is for long sequences that do not fill a GPU: those may be split in every way."""
+        return super().build(kernel_pass, replace(regime, few_channels=True, short=False))
+
+    def _chosen(self, solution: Solution) -> KernelPlan:
+        candidates = solution.candidates
+        # Which blocks work together matters most.
+        weight = {"splits_time": 10, "cluster_blocks": 10, "grid_blocks": 10}
+        having = [sum(weight.get(name, 1) for name, _ in set(self.wanted) & set(one.items())) for one in candidates]
+        best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
+        plans = [solution.plan(rank) for rank in best]
+        return min(plans, key=lambda plan: plan.threads * plan.variables.get("cluster_blocks", 1) * max(plan.tile_steps, 1))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of one pass of one kernel; `wanted` are variables of its plan."""
+
+    name: str
+    spec: tuple[tuple[str, Any], ...]
+    wanted: tuple[tuple[str, int], ...]
+    kernel_pass: str
+    call: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.kernel_pass}, {self.call}"
+
+
+@dataclass
+class Prepared:
+    """A problem with its inputs, its kernel as it stands, and what is expected of it."""
+
+    problem: Problem
+    kernel: InterpretedKernel
+    inputs: Inputs
+    expected: Arrays
+    saved: Any
+    texts: dict[str, KernelPlan]
+    seconds: float
+    slack: float
+
+    @property
+    def plans(self) -> list[KernelPlan]:
+        """The plans of the kernels of the pass itself."""
+        its_pass = self.problem.kernel_pass
+        return [plan for plan in self.texts.values() if plan.kernel_pass == its_pass or its_pass == "step"]
+
+    def render(self, plan: KernelPlan) -> str:
+        """Render the kernel of a plan from the templates as they are now."""
+        from minrnn_gen.source import render
+
+        builder = self.kernel.builder
+        return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+
+    def run(self, seed: int, text_of: Callable[[str, KernelPlan], str]) -> str:
+        """Run the call with other texts; return what is wrong, empty where nothing is."""
+        run = self.kernel._by_the_machine
+        load = type(run).load_text
+        run.load_text = lambda text, plan: load(run, text_of(text, plan), plan)  # type: ignore[method-assign]
+        if hasattr(run, "_alternating"):
+            run._alternating._load = run.load_text
+        try:
+            with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
+                results = self.results(self.kernel, self.inputs, self.saved)
+        except KernelMisbehaved as found:
+            return str(found.findings[0])
+        share = numpy.max([share_of(results[name], one, self.slack) for name, one in self.expected.items()])
+        return "" if share <= 1 else f"wrong: {share:.3g} times the error allowed"
+
+    def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
+        """Return every array that the pass gives."""
+        its_pass = self.problem.kernel_pass
+        if its_pass == "step":
+            y, state = kernel.step(**inputs.step)
+            return {"y": y, **state}
+        if its_pass == "forward":
+            keeps = self.problem.call == "long" and kernel.spec.training
+            y, state, *_ = kernel.forward(**inputs.forward) if keeps else kernel(**inputs.forward)
+            return {"y": y, **state}
+        if saved is None:
+            _, _, saved = kernel.forward(**inputs.forward)
+        return dict(_leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
+
+
+STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
+
+
+def prepare(problem: Problem) -> Prepared:
+    """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
+    spec = load_spec({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
+    builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
+    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    exact_spec = load_spec(spec.model_dump(), precision="fp64", functions=None)
+    exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
+    plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
+    inputs = _varied(inputs_of(kernel.contract, _trial(problem, plan)), problem.call)
+    precision = precision_of(spec.precision).with_functions(spec.functions)
+    slack = error_allowed(precision)
+    slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
+    slack += LOG_ARITHMETIC_SLACK if spec.scan_arithmetic == "log" else 0.0
+    made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
+    with numpy.errstate(all="ignore"):
+        made.expected = made.results(exact, inputs.in_float64())
+        if problem.kernel_pass == "backward":
+            _, _, made.saved = kernel.forward(**inputs.forward)
+
+    def noted(text: str, plan: KernelPlan) -> str:
+        made.texts[text] = plan
+        return text
+
+    wrong = made.run(1, noted)
+    assert not wrong, f"{problem}: {wrong}"
+    started = time.perf_counter()
+    made.run(2, noted)
+    made.seconds = time.perf_counter() - started
+    return made
+
+
+def _trial(problem: Problem, plan: KernelPlan) -> Trial:
+    has_resets = "resets" in problem.call
+    if plan.entry.startswith(("recurrent", "alternating")):
+        tile = plan.variables.get("batch_tile", 2)
+        return Trial(tile + 1, DENSE_STEPS, True) if has_resets else Trial(1, DENSE_STEPS)
+    if problem.call == "pieces":
+        return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
+    if problem.call == "pieces resets":
+        return Trial(3, plan.tile_steps + PIECE_STEPS, True)
+    tiles = plan.tile_steps * plan.variables.get("cluster_blocks", 1) * max(1, plan.variables.get("time_warps_walked", 1))
+    whole = max(tiles, 2)
+    return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
+
+
+def _varied(inputs: Inputs, call: str) -> Inputs:
+    if call == "bare":
+        left_out = ("bias", "recurrent_bias", "state")
+        forward, step = ({name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step))
+        return Inputs(forward, inputs.dy, {}, step)
+    if call == "mixed":
+        forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
+        return Inputs(forward, inputs.dy, inputs.dstate, step)
+    return inputs
+
+
+def _wider(name: str, given: Any) -> Any:
+    if name == "parameters":
+        return {key: one.astype(numpy.float32) for key, one in given.items()}
+    return given.astype(numpy.float32) if name in ("bias", "recurrent_bias") else given
+
+
+def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in arrays.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{name}{key} ")
+        elif value is not None:
+            yield f"{name}{key}", value
+
+
+CHANNELS = {"rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1}
+TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_time": 0}
+LONG = {"batch": 1, "time": 65536}
+DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
+# (name, spec, wanted, calls)
+FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str], ...]] = {
+    "channels": (
+        ("one warp", {"model": "min_gru", "hidden_size": 40}, CHANNELS, "long resets bare"),
+        ("two warps", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "time_warps": 2}, "long resets"),
+        ("cluster", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "cluster_blocks": 2}, "long resets"),
+        ("cluster of two warps", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "cluster_blocks": 2, "time_warps": 2}, "long"),
+        ("tickets", {"model": "min_gru", "hidden_size": 40, **LONG}, {**CHANNELS, "splits_time": 1, "time_warps": 2}, "long resets"),
+        ("tickets fp64", {"model": "min_gru", "hidden_size": 20, "precision": "fp64", **LONG}, {**CHANNELS, "splits_time": 1}, "long"),
+        ("bf16 parameters", {"model": "rg_lru", "hidden_size": 40, "precision": "bf16"}, {**CHANNELS, "channel_lanes": 8}, "long mixed bare"),
+        ("log", {"model": "min_gru_log", "hidden_size": 33, "scan_arithmetic": "log", "gpu": "t4"}, {**CHANNELS, "channels_per_lane": 1}, "long resets"),
+        ("reverse", {"model": "min_lstm", "hidden_size": 40, "direction": "reverse"}, CHANNELS, "resets"),
+        ("qrnn fp16", {"model": "qrnn", "hidden_size": 24, "precision": "fp16", "layout": "TBD"}, CHANNELS, "resets"),
+    ),
+    "time": (
+        ("two columns", {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, TIME, "long resets bare"),
+        ("two warps", {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {**TIME, "warps": 1, "time_warps": 2}, "long resets"),
+        ("tickets", {"model": "min_gru", "hidden_size": 3, "layout": "BDT", **LONG}, {**TIME, "splits_time": 1}, "long resets"),
+        ("vectors", {"model": "min_gru", "hidden_size": 3, "layout": "BDT", "precision": "bf16"}, {**TIME, "steps_per_lane": 16}, "pieces pieces-resets"),
+        ("parameters", {"model": "rg_lru", "hidden_size": 3, "layout": "BDT", "precision": "bf16"}, {**TIME, "steps_per_lane": 8}, "mixed pieces"),
+        ("reverse", {"model": "min_lstm", "hidden_size": 3, "layout": "BDT", "direction": "reverse"}, TIME, "resets"),
+        ("log", {"model": "min_gru_log", "hidden_size": 3, "layout": "BDT", "scan_arithmetic": "log"}, TIME, "long"),
+    ),
+    "diagonal": (
+        ("channels", {"model": "ind_rnn", "hidden_size": 20, "precision": "bf16"}, {}, "long resets bare mixed"),
+        ("time", {"model": "ind_rnn", "hidden_size": 5, "layout": "BDT"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets"),
+        ("reverse", {"model": "ind_rnn", "hidden_size": 5, "layout": "BDT", "direction": "reverse"}, {}, "resets"),
+    ),
+    "recurrent": (
+        ("block", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, DENSE, "long resets bare mixed"),
+        ("cluster", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2}, "long resets"),
+        ("cluster of halves", {"model": "gru", "hidden_size": 64, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2, "k_warps": 2, "unit_warps": 2}, "long resets"),
+        ("grid", {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100"}, {**DENSE, "grid_blocks": 2}, "long resets"),
+        ("grid fp32", {"model": "gru", "hidden_size": 40, "gpu": "a100"}, {**DENSE, "grid_blocks": 2}, "resets"),
+        ("heads", {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"}, DENSE, "resets bare"),
+        ("tf32", {"model": "gru", "hidden_size": 40}, {**DENSE, "cluster_blocks": 2}, "long resets"),
+        ("fma", {"model": "gru", "hidden_size": 20, "precision": "fp64"}, DENSE, "long resets"),
+        ("four columns", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2, "batch_tile": 4}, "resets"),
+        ("eight columns", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "batch_tile": 8}, "resets"),
+        ("reverse", {"model": "elman", "hidden_size": 24, "precision": "bf16", "direction": "reverse"}, DENSE, "resets"),
+        ("shared", {"model": "lstm", "hidden_size": 64, "precision": "bf16"}, {**DENSE, "shared_sixteenths": 8}, "resets"),
+    ),
+    "alternating": (
+        ("fp64", {"model": "lstm", "hidden_size": 128, "precision": "fp64", "gpu": "t4"}, {}, "long resets bare"),
+        ("fp16", {"model": "gru", "hidden_size": 24, "precision": "fp16", "gpu": "t4", "direction": "reverse"}, {}, "resets mixed"),
+    ),
+}  # fmt: skip
+STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
+    ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
+    ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
+    ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
+    ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),
+    ("step of one", {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1, "batch_tile": 1}),
+)
+
+
+@cache
+def problems_of(family: str) -> tuple[Problem, ...]:
+    """Return the problems of a family of kernels."""
+    if family == "step":
+        return tuple(
+            Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
+            for name, spec, wanted in STEPS
+            for call in ("long", "bare", "resets")
+        )
+    return tuple(
+        Problem(f"{family} {name}", tuple(spec.items()), tuple(wanted.items()), kernel_pass, call.replace("-", " "))
+        for name, spec, wanted, calls in FAMILIES[family]
+        for kernel_pass in ("forward", "backward")
+        for call in calls.split()
+        if not (kernel_pass == "backward" and dict(spec).get("scan_arithmetic") == "log")
+    )
