@@ -35,8 +35,8 @@ def compile(
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
     the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays. `tune`: measure candidates
     on the GPU here first, for half a minute at most, and take the fastest; later calls take it without being asked.
-    `device="interpret"`: host arrays run the kernel's own text, compiled by a C++ compiler, thread by thread and watched: exact,
-    and slow; calls that would take hours are refused unless `allow_long`.
+    `device="interpret"`: host arrays run the kernel's own text, compiled by a C++ compiler, thread by thread and watched; calls
+    that would take too long are refused unless `allow_long`.
     Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
     where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure on.
     """

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Interleave the threads of every call in N ways.")]
 Candidates = Annotated[
-    int, typer.Option("--candidates", metavar="N", min=0, help="Verify N other candidates of each kernel beside the chosen one.")
+    int,
+    typer.Option("--candidates", metavar="N", min=0, help="Verify N other candidates of each kernel beside the chosen one."),
 ]
 ReallyLong = Annotated[bool, typer.Option("--yes-really", help="Run calls that are estimated to take hours, too.")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minrnn_gen.arguments import Call, IncomingGradient
 from minrnn_gen.arrays import Array
@@ -20,12 +20,12 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.prepared import Steps
 from minrnn_gen.saved import Forward
 
-# Groups of blocks that wait for each other across a grid, as many as are launched at once: more than one, and soon more launches.
+# Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2
 
 
-class _ByTheMachine(DeviceRun if TYPE_CHECKING else object):
-    """How either kind of run finds its kernels and does its steps."""
+class HostScan(DeviceRun):
+    """The calls of a scan or a diagonal cell; kernels come as their text, and steps are done by the machine."""
 
     @property
     def builder(self) -> HostBuilder:
@@ -87,12 +87,8 @@ class _Launched:
         return GROUPS_AT_ONCE * self.plan.variables["grid_blocks"]
 
 
-class HostScan(_ByTheMachine, DeviceRun):
-    """A scan's or a diagonal cell's calls."""
-
-
-class HostDense(_ByTheMachine, DenseRun):
-    """A dense cell's calls."""
+class HostDense(HostScan, DenseRun):
+    """The calls of a dense cell."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

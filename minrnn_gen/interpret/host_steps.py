@@ -16,7 +16,7 @@ from minrnn_gen.arguments import Call
 from minrnn_gen.arrays import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.contract import Contract
 from minrnn_gen.cublas import Matrix, Product
-from minrnn_gen.cuda_graphs import ALIGNMENT_BYTES, Scratch
+from minrnn_gen.cuda_graphs import ALIGNMENT_BYTES, Scratch, copy_heads_first
 from minrnn_gen.dense_launch import scratch_sizes, step_product
 from minrnn_gen.forms import Reading
 from minrnn_gen.interpret.findings import KernelMisbehaved
@@ -106,12 +106,13 @@ class HostSteps(Steps):
 
     def copy_heads_first(self, R: Array, packed: Array) -> None:
         """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
-        super().copy_heads_first(R, packed)
+        copy_heads_first(None, 0, R, R.pointer, packed.pointer)
         self.written(int(packed.pointer))
 
     def played(self, results: Sequence[Array | None], notes: Any) -> Played | None:
         """Return None: nothing is played again."""
         del results, notes
+        return None
 
     def _add(self, array: Array) -> None:
         if 0 in array.shape:

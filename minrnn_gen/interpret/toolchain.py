@@ -78,8 +78,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
     """
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
-    machine = [(FOLDER / name).read_bytes() for name in MACHINE]
-    key = digest(compiler.version, " ".join((*KERNEL_OPTIONS, *LINK_OPTIONS)), source, glue, *machine)
+    key = digest(compiler.version, " ".join((*KERNEL_OPTIONS, *LINK_OPTIONS)), source, glue, *_machine_sources())
     if found := store.find(key):
         return found.files["kernel.so"]
     with store.lock(key), tempfile.TemporaryDirectory() as name:
@@ -88,16 +87,18 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
         folder = Path(name)
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
-        (folder / "machine.o").write_bytes(_machine(compiler, machine, store))
         compiler.run(folder, (*KERNEL_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
+        (folder / "machine.o").write_bytes(machine_in(store))
         compiler.run(folder, LINK_OPTIONS, "-o", "kernel.so", "kernel.o", "machine.o")
         library = (folder / "kernel.so").read_bytes()
         store.put(key, {"kernel.so": library, "kernel.cu": source.encode()}, {"interpreted": list(entries)})
         return library
 
 
-def _machine(compiler: CppCompiler, sources: Sequence[bytes], store: Store) -> bytes:
-    key = digest(compiler.version, " ".join(MACHINE_OPTIONS), *sources)
+def machine_in(store: Store) -> bytes:
+    """Return the machine, compiled: the same for every kernel; from the store where it is there."""
+    compiler = cpp_compiler()
+    key = digest(compiler.version, " ".join(MACHINE_OPTIONS), *_machine_sources())
     with store.lock(key):
         if found := store.find(key):
             return found.files["machine.o"]
@@ -106,6 +107,10 @@ def _machine(compiler: CppCompiler, sources: Sequence[bytes], store: Store) -> b
             machine = (Path(name) / "machine.o").read_bytes()
         store.put(key, {"machine.o": machine}, {"interpreted": []})
         return machine
+
+
+def _machine_sources() -> list[bytes]:
+    return [(FOLDER / name).read_bytes() for name in MACHINE]
 
 
 def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:

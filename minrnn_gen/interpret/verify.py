@@ -14,10 +14,12 @@ import numpy
 from minrnn_gen.build import Target
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel, interpreted
-from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of, trials_of
+from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
+from minrnn_gen.interpret.trial_inputs import Inputs, inputs_of, trials_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.precision import Precision, error_allowed
+from minrnn_gen.precision import Precision, error_allowed, precision_of
 from minrnn_gen.spec import Spec, load_spec
+from minrnn_gen.store import Store, cache_folder
 
 # How many times as large as the error of a whole result, norm by norm, its largest single one may be.
 LARGEST_OF_NORM = 4
@@ -65,9 +67,13 @@ class Verification:
 
     def run(self, show: Show = lambda _doing, _share: None) -> Iterator[Verdict]:
         """Yield a verdict for each pass of each candidate; `show` is told what was done, and which share of all."""
+        cpp_compiler()
         shares = [number / max(self.candidates, 1) for number in range(self.candidates + 1)]
-        _ = self._exact
         with ThreadPoolExecutor(WORKERS) as pool:
+            pool.submit(
+                machine_in, Store(cache_folder())
+            )  # which takes seconds the first time, of which all kernels take theirs
+            _ = self._exact
             jobs = [pool.submit(self._candidate, number, share) for number, share in enumerate(shares)]
             for done, job in enumerate(as_completed(jobs), 1):
                 verdicts = job.result()
@@ -113,17 +119,15 @@ class Verification:
         return verdicts
 
     def _share(self, results: Arrays, expected: Arrays) -> float:
-        precision: Precision = self._kernel_precision
+        precision = self._precision
         slack = error_allowed(precision)
         slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
         slack += LOG_ARITHMETIC_SLACK if self.spec.scan_arithmetic == "log" else 0.0
         # NaN wins over every number, as it does in numpy.max and does not in max.
         return float(numpy.max([share_of(results[name], one, slack) for name, one in expected.items()]))
 
-    @cached_property
-    def _kernel_precision(self) -> Precision:
-        from minrnn_gen.precision import precision_of
-
+    @property
+    def _precision(self) -> Precision:
         return precision_of(self.spec.precision).with_functions(self.spec.functions)
 
 

@@ -41,6 +41,7 @@ from minrnn_gen.store import Store, cache_folder
 
 HEAD_DIM = 7
 
+
 @dataclass(frozen=True)
 class HostKernels(DenseCell):
     """Both kernels of both passes of a cell; steps are done in chunks of `chunk`."""

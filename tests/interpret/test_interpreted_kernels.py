@@ -1,0 +1,97 @@
+"""Kernels' own text, run on the host, gives what the CPU target gives: every family, scope, precision, layout and direction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from interpreted_cases import arguments_of, kernel_of
+
+from minrnn_gen import compile
+from minrnn_gen.api import target_of
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.interpret.toolchain import has_compiler
+from minrnn_gen.interpret.verify import Verification
+from minrnn_gen.spec import load_spec
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+
+# Each of a family, scope or strategy of its own; what is small there is a hidden size that fills no tile.
+SPECS: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 40, "precision": "bf16"},
+    {"model": "min_gru", "hidden_size": 6, "precision": "fp64", "layout": "BDT", "direction": "reverse"},
+    {"model": "min_lstm", "hidden_size": 24, "precision": "fp16", "layout": "TBD", "direction": "bidirectional"},
+    {"model": "min_gru_log", "hidden_size": 33, "precision": "fp32", "scan_arithmetic": "log", "gpu": "t4"},
+    {"model": "min_gru", "hidden_size": 32, "precision": "fp32", "batch": 1, "time": 65536},
+    {"model": "min_gru", "hidden_size": 3, "precision": "fp32", "batch": 1, "time": 65536, "layout": "BDT"},
+    {"model": "ind_rnn", "hidden_size": 20, "precision": "bf16"},
+    {"model": "ind_rnn", "hidden_size": 5, "precision": "fp32", "layout": "BDT", "direction": "reverse"},
+    {"model": "lstm", "hidden_size": 32, "precision": "bf16", "input_size": 12},
+    {"model": "gru", "hidden_size": 64, "precision": "fp32", "direction": "reverse"},
+    {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16", "direction": "bidirectional"},
+    {"model": "gru", "hidden_size": 64, "precision": "bf16", "gpu": "a100", "layout": "TBD"},
+    {"model": "lstm", "hidden_size": 128, "precision": "fp64", "gpu": "t4"},
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: " ".join(map(str, spec.values())))
+def test_chosen_kernels_are_right(spec: dict[str, Any]) -> None:
+    loaded = load_spec({"gpu": "h200", **spec})
+    verdicts = list(Verification(loaded, target_of(loaded), seeds=1, candidates=0).run())
+    passes = {"forward", "backward"} | ({"step"} if loaded.direction != "bidirectional" else set())
+    assert {one.kernel_pass for one in verdicts} == passes
+    for one in verdicts:
+        assert one.is_right, (one.share, *map(str, one.findings))
+
+
+@needs_compiler
+def test_whoever_comes_first_the_results_are_the_same_bits() -> None:
+    kernel = kernel_of(model="lstm", hidden_size=64, wanted={"cluster_blocks": 2})
+    given = arguments_of(kernel, 3, 4)
+    results = []
+    for seed in range(4):
+        with kernel.seeded(seed):
+            y, state = kernel(**given)
+        results.append(b"".join(one.tobytes() for one in (y, *state.values())))
+    assert len(set(results)) == 1
+
+
+@needs_compiler
+def test_it_is_a_device_of_compile() -> None:
+    kernel = compile({"model": "min_gru", "hidden_size": 8, "gpu": "h200", "precision": "fp32"}, device="interpret")
+    x = np.zeros((1, 2, 2, 8), np.float32)
+    y, _ = kernel(x)
+    np.testing.assert_allclose(y, kernel.reference(x)[0], rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_what_would_take_hours_is_refused() -> None:
+    kernel = compile({"model": "lstm", "hidden_size": 512, "gpu": "h200", "precision": "fp32"}, device="interpret")
+    x, R = np.zeros((64, 512, 4, 512), np.float32), np.zeros((4, 1, 512, 512), np.float32)
+    with pytest.raises(BadInput, match=r"about \d+ minutes.*--yes-really"):
+        kernel(x, R)
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(BadInput, match="device is 'cuda'; allowed: 'interpret'"):
+        compile({"model": "min_gru", "hidden_size": 8}, device="cuda")
+    with pytest.raises(BadInput, match="leave one of them out"):
+        compile({"model": "min_gru", "hidden_size": 8}, device="interpret", tune=True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"), [("PATH", "needs a C\\+\\+ compiler"), ("CXX", "'no-such-compiler', which is no program")]
+)
+def test_without_a_compiler_it_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, variable: str, said: str) -> None:
+    from minrnn_gen.interpret import toolchain
+
+    toolchain._compiler.cache_clear()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, "no-such-compiler")
+    try:
+        with pytest.raises(ToolchainMissing, match=said):
+            compile({"model": "min_gru", "hidden_size": 8, "gpu": "h200"}, device="interpret")
+    finally:
+        toolchain._compiler.cache_clear()
