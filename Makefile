@@ -3,6 +3,7 @@
 #   make demo       a spec all the way to a kernel that runs
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
+#   make mutate     weaken the templates place by place, and see that the kernels on the host tell: half an hour, goes on where it was
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made
@@ -27,7 +28,7 @@ TEST := $(call STAMP,test)
 DEV := $(VENV)/installed-dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all sanitize lint types clean
+.PHONY: demo test test-all mutate sanitize lint types clean
 .DEFAULT_GOAL := test
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
@@ -40,6 +41,9 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
+
+mutate: $(TEST)
+	PYTHONPATH=tests $(BIN)/python tests/mutate
 
 sanitize: $(TEST)
 	$(BIN)/python tests/gpu/sanitizers.py --sanitizer $(SANITIZER)

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from problems import FAMILIES, Prepared, prepare, problems_of
-from report import RESULTS, page_of, write_page
+from small_problems import FAMILIES, Prepared, prepare, problems_of
+from report import RESULTS, page_of, reasons, write_page
 from runner import Bench
 
 # Whole families first.
@@ -51,9 +51,10 @@ def main() -> int:
         outcome = bench.run(number)
         known[outcome["key"]] = outcome
         _write(bench, known)
-        print(f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {bench.mutants[number].name[:110]}  {_said(outcome)}", flush=True)
-    _write(bench, known)
-    write_page(page_of(bench.mutants, known))
+        print(
+            f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {bench.mutants[number].name[:110]}  {_said(outcome)}", flush=True
+        )
+    write_page(page_of(bench.mutants, known, reasons()))
     return 0
 
 
@@ -82,7 +83,9 @@ def _rank(template: str) -> int:
 
 
 def _said(outcome: dict[str, object]) -> str:
-    return str(outcome.get("by") or f"{outcome['outcome'].upper()} {outcome.get('problems', '')} same {outcome.get('same_code')}")[:150]  # type: ignore[attr-defined]
+    return str(
+        outcome.get("by") or f"{outcome['outcome'].upper()} {outcome.get('problems', '')} same {outcome.get('same_code')}"
+    )[:150]  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

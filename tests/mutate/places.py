@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minrnn_gen.package_files import package_folder
@@ -45,6 +46,7 @@ class Mutant:
     was: str
     replacement: str
     line_text: str
+    nth: int = 1  # of those that are alike in the same template
 
     @property
     def name(self) -> str:
@@ -54,7 +56,8 @@ class Mutant:
     @property
     def key(self) -> str:
         """What it is, wherever the line has moved to."""
-        return f"{self.template} | {self.line_text} | {self.column} | {self.kind} | {self.replacement}"
+        nth = f" | {self.nth}" if self.nth > 1 else ""
+        return f"{self.template} | {self.line_text} | {self.column} | {self.kind} | {self.replacement}{nth}"
 
     def applied_to(self, text: str) -> str:
         """Return the template's text with the change."""
@@ -86,7 +89,12 @@ def mutants_of(name: str, text: str) -> list[Mutant]:
 
     for kind, start, end, replacement in (*_calls(code), *_conditions(code)):
         add(kind, start, end, replacement)
-    return sorted(found.values(), key=lambda one: (one.start, one.end))
+    alike = Counter[str]()
+    numbered = []
+    for mutant in sorted(found.values(), key=lambda one: (one.start, one.end)):
+        alike[mutant.key] += 1
+        numbered.append(replace(mutant, nth=alike[mutant.key]))
+    return numbered
 
 
 def _masked(text: str) -> str:
@@ -157,7 +165,9 @@ def _is_known_late(code: str, header: tuple[int, int]) -> bool:
 
 def _runs(code: str) -> bool:
     """Whether code has a name that is not a constant's."""
-    return any(re.search("[a-z]", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in ("int", "sizeof", "storage"))
+    return any(
+        re.search("[a-z]", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in ("int", "sizeof", "storage")
+    )
 
 
 def _closed(code: str, at: int) -> int:

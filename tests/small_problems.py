@@ -1,10 +1,10 @@
-"""Small problems whose kernels together have every line of every template, and what comes out of them where nothing is wrong."""
+"""Small problems whose kernels together have every line of the templates, and what comes out of them where nothing is wrong."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from minrnn_gen.api import target_of
 from minrnn_gen.contract import RUNS_REVERSED
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.host_kernel import HostKernel
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
 from minrnn_gen.interpret.verify import FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK, share_of
@@ -28,8 +29,9 @@ from minrnn_gen.precision import error_allowed, precision_of
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store
 
-# Calls are "long", of more than two rounds of tiles; with "resets" less than two, and sequences end early; "bare" where what may
-# be left out is; "mixed" where vectors are float32 beside 16-bit storage; in "pieces" every row begins at a whole piece of 16 bytes.
+# A call is "long", of more than two rounds of tiles; or two "whole" ones; or has "resets", less than two rounds, and sequences that end early; or is
+# "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins
+# at a multiple of 16 bytes.
 PIECE_STEPS = 16
 DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
@@ -42,7 +44,7 @@ class WantedBuilder(HostBuilder):
     wanted: tuple[tuple[str, int], ...] = ()
 
     def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for a regime as it is for long sequences that do not fill a GPU: those may be split in every way."""
+        """Return the kernel for a regime as for long sequences that do not fill a GPU: those may be split in every way."""
         return super().build(kernel_pass, replace(regime, few_channels=True, short=False))
 
     def _chosen(self, solution: Solution) -> KernelPlan:
@@ -95,20 +97,29 @@ class Prepared:
         builder = self.kernel.builder
         return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
 
-    def run(self, seed: int, text_of: Callable[[str, KernelPlan], str]) -> str:
-        """Run the call with other texts; return what is wrong, empty where nothing is."""
-        run = self.kernel._by_the_machine
-        load = type(run).load_text
-        run.load_text = lambda text, plan: load(run, text_of(text, plan), plan)  # type: ignore[method-assign]
-        if hasattr(run, "_alternating"):
-            run._alternating._load = run.load_text
+    def run(self, seed: int, others: Mapping[str, str]) -> str:
+        """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""
         try:
-            with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
-                results = self.results(self.kernel, self.inputs, self.saved)
+            results = self.results_with(seed, others)
         except KernelMisbehaved as found:
             return str(found.findings[0])
         share = numpy.max([share_of(results[name], one, self.slack) for name, one in self.expected.items()])
         return "" if share <= 1 else f"wrong: {share:.3g} times the error allowed"
+
+    def results_with(self, seed: int, others: Mapping[str, str]) -> Arrays:
+        """Run the call, with others in place of some texts; raises KernelMisbehaved."""
+        run = self.kernel._by_the_machine
+        load = type(run).load_text
+
+        def load_other(text: str, plan: KernelPlan) -> HostKernel:
+            self.texts[text] = plan
+            return load(run, others.get(text, text), plan)
+
+        run.load_text = load_other  # type: ignore[method-assign]
+        if hasattr(run, "_alternating"):
+            run._alternating._load = load_other
+        with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
+            return self.results(self.kernel, self.inputs, self.saved)
 
     def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
         """Return every array that the pass gives."""
@@ -147,15 +158,10 @@ def prepare(problem: Problem) -> Prepared:
         made.expected = made.results(exact, inputs.in_float64())
         if problem.kernel_pass == "backward":
             _, _, made.saved = kernel.forward(**inputs.forward)
-
-    def noted(text: str, plan: KernelPlan) -> str:
-        made.texts[text] = plan
-        return text
-
-    wrong = made.run(1, noted)
+    wrong = made.run(1, {})
     assert not wrong, f"{problem}: {wrong}"
     started = time.perf_counter()
-    made.run(2, noted)
+    made.run(2, {})
     made.seconds = time.perf_counter() - started
     return made
 
@@ -169,15 +175,24 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
         return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
         return Trial(3, plan.tile_steps + PIECE_STEPS, True)
-    tiles = plan.tile_steps * plan.variables.get("cluster_blocks", 1) * max(1, plan.variables.get("time_warps_walked", 1))
+    tiles = (
+        plan.tile_steps
+        * max(plan.group_tiles, 1)
+        * plan.variables.get("cluster_blocks", 1)
+        * max(1, plan.variables.get("time_warps_walked", 1))
+    )
     whole = max(tiles, 2)
+    if problem.call == "whole":
+        return Trial(1, 2 * whole)
     return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
 
 
 def _varied(inputs: Inputs, call: str) -> Inputs:
     if call == "bare":
         left_out = ("bias", "recurrent_bias", "state")
-        forward, step = ({name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step))
+        forward, step = (
+            {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
+        )
         return Inputs(forward, inputs.dy, {}, step)
     if call == "mixed":
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
@@ -199,57 +214,70 @@ def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, An
             yield f"{name}{key}", value
 
 
-CHANNELS = {"rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1}
+# Variables of plans that are as small as they may be.
+CHANNELS = {
+    "rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1,
+}  # fmt: skip
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_time": 0}
-LONG = {"batch": 1, "time": 65536}
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
-# (name, spec, wanted, calls)
-FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str], ...]] = {
+TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
+
+# Hidden sizes fill no tile.
+GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
+BDT: dict[str, Any] = {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}
+LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
+LONG = {"batch": 1, "time": 65536}
+BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
+LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
+
+# (name, spec, wanted, calls, passes)
+BOTH = ("forward", "backward")
+FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "channels": (
-        ("one warp", {"model": "min_gru", "hidden_size": 40}, CHANNELS, "long resets bare"),
-        ("two warps", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "time_warps": 2}, "long resets"),
-        ("cluster", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "cluster_blocks": 2}, "long resets"),
-        ("cluster of two warps", {"model": "min_gru", "hidden_size": 40}, {**CHANNELS, "cluster_blocks": 2, "time_warps": 2}, "long"),
-        ("tickets", {"model": "min_gru", "hidden_size": 40, **LONG}, {**CHANNELS, "splits_time": 1, "time_warps": 2}, "long resets"),
-        ("tickets fp64", {"model": "min_gru", "hidden_size": 20, "precision": "fp64", **LONG}, {**CHANNELS, "splits_time": 1}, "long"),
-        ("bf16 parameters", {"model": "rg_lru", "hidden_size": 40, "precision": "bf16"}, {**CHANNELS, "channel_lanes": 8}, "long mixed bare"),
-        ("log", {"model": "min_gru_log", "hidden_size": 33, "scan_arithmetic": "log", "gpu": "t4"}, {**CHANNELS, "channels_per_lane": 1}, "long resets"),
-        ("reverse", {"model": "min_lstm", "hidden_size": 40, "direction": "reverse"}, CHANNELS, "resets"),
-        ("qrnn fp16", {"model": "qrnn", "hidden_size": 24, "precision": "fp16", "layout": "TBD"}, CHANNELS, "resets"),
+        ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
+        ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
+        ("cluster", GRU, CHANNELS | CLUSTER, "long resets", BOTH),
+        ("cluster of two warps", GRU, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
+        ("tickets", GRU | LONG, CHANNELS | TICKETS | TWO_WARPS, "long whole resets", BOTH),
+        ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
+        ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, CHANNELS | {"channel_lanes": 8}, "long mixed bare", BOTH),
+        ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", ("forward",)),
+        ("reverse", GRU | REVERSE | {"model": "min_lstm"}, CHANNELS, "resets", BOTH),
+        ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
     ),
     "time": (
-        ("two columns", {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, TIME, "long resets bare"),
-        ("two warps", {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {**TIME, "warps": 1, "time_warps": 2}, "long resets"),
-        ("tickets", {"model": "min_gru", "hidden_size": 3, "layout": "BDT", **LONG}, {**TIME, "splits_time": 1}, "long resets"),
-        ("vectors", {"model": "min_gru", "hidden_size": 3, "layout": "BDT", "precision": "bf16"}, {**TIME, "steps_per_lane": 16}, "pieces pieces-resets"),
-        ("parameters", {"model": "rg_lru", "hidden_size": 3, "layout": "BDT", "precision": "bf16"}, {**TIME, "steps_per_lane": 8}, "mixed pieces"),
-        ("reverse", {"model": "min_lstm", "hidden_size": 3, "layout": "BDT", "direction": "reverse"}, TIME, "resets"),
-        ("log", {"model": "min_gru_log", "hidden_size": 3, "layout": "BDT", "scan_arithmetic": "log"}, TIME, "long"),
+        ("two columns", BDT, TIME, "long resets bare", BOTH),
+        ("two warps", BDT, TIME | TWO_WARPS | {"warps": 1}, "long resets", BOTH),
+        ("tickets", BDT | LONG, TIME | TICKETS, "long whole resets", BOTH),
+        ("vectors", BDT | BF16, TIME | {"steps_per_lane": 16}, "pieces pieces-resets", BOTH),
+        ("parameters", BDT | BF16 | {"model": "rg_lru"}, TIME | {"steps_per_lane": 8}, "mixed pieces", BOTH),
+        ("reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME, "resets", BOTH),
+        ("log", BDT | LOG, TIME, "long", ("forward",)),
     ),
     "diagonal": (
-        ("channels", {"model": "ind_rnn", "hidden_size": 20, "precision": "bf16"}, {}, "long resets bare mixed"),
-        ("time", {"model": "ind_rnn", "hidden_size": 5, "layout": "BDT"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets"),
-        ("reverse", {"model": "ind_rnn", "hidden_size": 5, "layout": "BDT", "direction": "reverse"}, {}, "resets"),
+        ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "long resets bare mixed", BOTH),
+        ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
+        ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
     ),
     "recurrent": (
-        ("block", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, DENSE, "long resets bare mixed"),
-        ("cluster", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2}, "long resets"),
-        ("cluster of halves", {"model": "gru", "hidden_size": 64, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2, "k_warps": 2, "unit_warps": 2}, "long resets"),
-        ("grid", {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100"}, {**DENSE, "grid_blocks": 2}, "long resets"),
-        ("grid fp32", {"model": "gru", "hidden_size": 40, "gpu": "a100"}, {**DENSE, "grid_blocks": 2}, "resets"),
-        ("heads", {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"}, DENSE, "resets bare"),
-        ("tf32", {"model": "gru", "hidden_size": 40}, {**DENSE, "cluster_blocks": 2}, "long resets"),
-        ("fma", {"model": "gru", "hidden_size": 20, "precision": "fp64"}, DENSE, "long resets"),
-        ("four columns", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "cluster_blocks": 2, "batch_tile": 4}, "resets"),
-        ("eight columns", {"model": "lstm", "hidden_size": 40, "precision": "bf16"}, {**DENSE, "batch_tile": 8}, "resets"),
-        ("reverse", {"model": "elman", "hidden_size": 24, "precision": "bf16", "direction": "reverse"}, DENSE, "resets"),
-        ("shared", {"model": "lstm", "hidden_size": 64, "precision": "bf16"}, {**DENSE, "shared_sixteenths": 8}, "resets"),
+        ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
+        ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
+        ("cluster of halves", BF16 | {"model": "gru", "hidden_size": 64}, DENSE | CLUSTER | {"k_warps": 2}, "long resets", BOTH),
+        ("grid", LSTM | {"gpu": "a100"}, DENSE | GRID, "long resets", BOTH),
+        ("grid fp32", {"model": "gru", "hidden_size": 40, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
+        ("heads", FP16 | {"model": "slstm", "hidden_size": 24, "heads": 2}, DENSE, "resets bare", BOTH),
+        ("tf32", {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("fma", FP64 | {"model": "gru", "hidden_size": 20}, DENSE, "long resets", BOTH),
+        ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
+        ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
+        ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
+        ("shared", LSTM | {"hidden_size": 64}, DENSE | {"shared_sixteenths": 8}, "resets", BOTH),
     ),
     "alternating": (
-        ("fp64", {"model": "lstm", "hidden_size": 128, "precision": "fp64", "gpu": "t4"}, {}, "long resets bare"),
-        ("fp16", {"model": "gru", "hidden_size": 24, "precision": "fp16", "gpu": "t4", "direction": "reverse"}, {}, "resets mixed"),
+        ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare", BOTH),
+        ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
     ),
-}  # fmt: skip
+}
 STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
     ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
@@ -270,8 +298,7 @@ def problems_of(family: str) -> tuple[Problem, ...]:
         )
     return tuple(
         Problem(f"{family} {name}", tuple(spec.items()), tuple(wanted.items()), kernel_pass, call.replace("-", " "))
-        for name, spec, wanted, calls in FAMILIES[family]
-        for kernel_pass in ("forward", "backward")
+        for name, spec, wanted, calls, passes in FAMILIES[family]
+        for kernel_pass in passes
         for call in calls.split()
-        if not (kernel_pass == "backward" and dict(spec).get("scan_arithmetic") == "log")
     )
