@@ -14,7 +14,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Steps of a dense cell: more than the deepest ring of copies is long, and twice as many as operands alternate.
 DENSE_STEPS = 5
-# Rows and steps of a scan, beyond which another round of tiles shows nothing new.
+# Steps of a scan where a round of tiles takes fewer: some tenths of a second.
 SCAN_STEPS_MOST = 1100
 RESETS_SHARE = 0.2
 
@@ -32,13 +32,15 @@ class Trial:
 
 
 def trials_of(plan: KernelPlan) -> tuple[Trial, ...]:
-    """Return calls around the tiles of a plan: less than one, one and a little more, and where sequences begin anew."""
+    """Return calls around the tiles of a plan: some and a little more, and less than one, where sequences begin anew."""
     if plan.entry.startswith(("recurrent", "alternating")):
         tile = plan.variables.get("batch_tile", 2)
         return (Trial(1, DENSE_STEPS), Trial(tile + 1, 2, has_resets=True))
-    tiles = plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_warps_walked", 1)
-    whole = min(max(tiles, 1), SCAN_STEPS_MOST)
-    return (Trial(1, whole + 1), Trial(2, max(1, whole // 2 - 1), has_resets=True))
+    together = plan.variables.get("cluster_blocks", 1) * (plan.variables.get("time_warps", 1) if plan.layout == "BDT" else 1)
+    whole = max(1, plan.tile_steps * together)
+    # As many as the ring of copies is long, and one more, so that a place in it is used again.
+    many = min(whole * (plan.variables.get("stages", 1) + 1), max(whole, SCAN_STEPS_MOST))
+    return (Trial(1, many + 1), Trial(2, max(1, whole // 2 - 1), has_resets=True))
 
 
 @dataclass(frozen=True)
