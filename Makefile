@@ -3,7 +3,7 @@
 #   make demo       a spec all the way to a kernel that runs
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
-#   make mutate     weaken the templates place by place, and see that the kernels on the host tell: half an hour, goes on where it was
+#   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made

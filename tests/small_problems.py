@@ -5,14 +5,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from minrnn_gen.api import target_of
+from minrnn_gen.built import BuiltKernel
 from minrnn_gen.contract import RUNS_REVERSED
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.host_builder import HostBuilder
@@ -21,7 +22,6 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
 from minrnn_gen.interpret.verify import FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK, share_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.built import BuiltKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
@@ -29,9 +29,9 @@ from minrnn_gen.precision import error_allowed, precision_of
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store
 
-# A call is "long", of more than two rounds of tiles; or two "whole" ones; or has "resets", less than two rounds, and sequences that end early; or is
-# "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins
-# at a multiple of 16 bytes.
+# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or it has
+# "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out;
+# or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins at a multiple of 16 bytes.
 PIECE_STEPS = 16
 DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
@@ -148,7 +148,8 @@ def prepare(problem: Problem) -> Prepared:
     exact_spec = load_spec(spec.model_dump(), precision="fp64", functions=None)
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
-    inputs = _varied(inputs_of(kernel.contract, _trial(problem, plan)), problem.call)
+    trial = _trial(problem, plan)
+    inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision)
     slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
@@ -183,17 +184,24 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     )
     whole = max(tiles, 2)
     if problem.call == "whole":
-        return Trial(1, 2 * whole)
+        return Trial(2, 2 * whole)
     return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
 
 
-def _varied(inputs: Inputs, call: str) -> Inputs:
+def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
     if call == "bare":
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
         )
         return Inputs(forward, inputs.dy, {}, step)
+    if "resets" in call and trial.batch > 2:
+        lengths = inputs.forward["lengths"].copy()
+        lengths[1] = 0
+        return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
+    if call == "whole":
+        lengths = numpy.array([trial.time // 2] + [trial.time] * (trial.batch - 1))
+        return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
     if call == "mixed":
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
         return Inputs(forward, inputs.dy, inputs.dstate, step)
@@ -262,7 +270,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
         ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
-        ("cluster of halves", BF16 | {"model": "gru", "hidden_size": 64}, DENSE | CLUSTER | {"k_warps": 2}, "long resets", BOTH),
+        (
+            "cluster of halves",
+            BF16 | {"model": "gru", "hidden_size": 64},
+            DENSE | CLUSTER | {"k_warps": 2},
+            "long resets",
+            BOTH,
+        ),
         ("grid", LSTM | {"gpu": "a100"}, DENSE | GRID, "long resets", BOTH),
         ("grid fp32", {"model": "gru", "hidden_size": 40, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
         ("heads", FP16 | {"model": "slstm", "hidden_size": 24, "heads": 2}, DENSE, "resets bare", BOTH),

@@ -76,4 +76,3 @@ def test_a_row_that_nobody_writes() -> None:
     assert first_found(problem, r"if \(count\[c\] > 0\) \{ +// what the last output.*?\n        \}\n", "").startswith(
         "wrong: nan"
     )
-

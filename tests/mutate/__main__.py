@@ -11,14 +11,15 @@ import sys
 import time
 from pathlib import Path
 
-from small_problems import FAMILIES, Prepared, prepare, problems_of
 from report import RESULTS, page_of, reasons, write_page
 from runner import Bench
+from small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (
-    "scan_forward_channels", "parts/channels", "recurrent_forward", "parts/recurrent", "parts/packets", "ptx/", "scan_forward_time",
-    "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time", "recurrent_backward",
+    "scan_forward_channels", "parts/channels", "recurrent_forward", "parts/recurrent", "parts/packets", "ptx/",
+    "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
+    "recurrent_backward",
 )  # fmt: skip
 
 
@@ -83,9 +84,7 @@ def _rank(template: str) -> int:
 
 
 def _said(outcome: dict[str, object]) -> str:
-    return str(
-        outcome.get("by") or f"{outcome['outcome'].upper()} {outcome.get('problems', '')} same {outcome.get('same_code')}"
-    )[:150]  # type: ignore[attr-defined]
+    return str(outcome.get("by") or outcome["outcome"])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ HIDDEN, GAP = "\x01", "\x02"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a template: `text[start:end]` becomes `replacement`; `line_text` is the line as it stands, `column` where."""
+    """One change of a template: `text[start:end]` becomes `replacement`, at `column` of the line `line_text`."""
 
     template: str
     line: int

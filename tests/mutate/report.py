@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from places import Mutant, templates
+from places import Mutant
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "mutations.json"
@@ -35,18 +35,20 @@ HOW = (
 
 HEAD = """# Mutants
 
-Would the [kernels on the host](interpret.md) notice a fault in a template? `make mutate` makes the faults: one at a time it takes
-away or weakens every barrier, wait, commit, expectation and message, and turns every predicate and mask that is known only when a kernel
-runs into true, and every bound of one by one. Each mutant is rendered, compiled and run on small problems that have its line, under
-eight seeds each, until a finding, a wrong result or the compiler tells it from the original. None of the problems says anything of
-the originals, under the same seeds.
+Would the [kernels on the host](interpret.md) notice a fault in a template? `make mutate` makes the faults: one at a time it
+takes away or weakens every barrier, wait, commit, expectation and message, turns every predicate and mask that is known only
+when a kernel runs into true, and moves every bound by one. Each mutant is rendered, compiled and run on small problems that
+have its line, under up to eight seeds each, until a finding, a wrong result or the compiler tells it from the original. Under
+the same seeds none of the problems says anything of the originals.
 
-What is left out: the rulers, which measure a GPU and are no kernels; the waits of debug builds, which have no clock on the host; and
-the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose twins on the host are not the text that
-a GPU runs: there every call of a wrapper is weakened instead. Choices between constants of a plan are no predicates.
+What is left out: the rulers, which measure a GPU and are no kernels; the waits of debug builds, which have no clock on the
+host; and the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose twins on the host
+are not the text that a GPU runs: there every call of a wrapper is weakened instead. Choices between constants of a plan are
+no predicates.
 
-This page and `benchmarks/mutations.json`, with who told what, are written by `make mutate`, which goes on where it was left. The reasons
-are in `tests/mutate/reasons.json`; a survivor without one counts as missed, and one that no problem renders does, too.
+This page and `benchmarks/mutations.json`, with who told what, are written by `make mutate`, which goes on where it was left.
+The reasons are in `tests/mutate/reasons.json`; a survivor without one counts as missed, and one that no problem renders does,
+too.
 """
 
 
@@ -62,16 +64,18 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
         HEAD,
         "## Score",
         "",
-        f"**{100 * len(killed) / max(judged, 1):.1f} %**: {len(killed)} of {judged} mutants are told; {len(explained)} others are no",
-        f"faults. {len(mutants) - len(run)} of {len(mutants)} were not run yet. A mutant takes {median(seconds or [0]):.1f} s (median;",
-        f"{sum(seconds) / 60:.0f} minutes for all that were run, one after the other).",
+        f"**{100 * len(killed) / max(judged, 1):.1f} %**: {len(killed)} of {judged} mutants are told.",
+        f"{len(explained)} others are no faults, as is said below.",
+        "",
+        f"{len(mutants) - len(run)} of {len(mutants)} were **not run yet**.",
+        f"A mutant takes {median(seconds or [0]):.1f} s (median).",
         "",
         "| told by | mutants |",
         "|---|---|",
         *(f"| {how} | {count} |" for how, count in Counter(_how(known[one.key]["by"]) for one in killed).most_common()),
         "",
-        *_table("kind", "what was done", run, known, reasons, lambda one: one.kind),
-        *_table("template", "template", mutants, known, reasons, lambda one: f"`{one.template}`"),
+        *_table("what was done", run, known, reasons, lambda one: one.kind),
+        *_table("template", mutants, known, reasons, lambda one: f"`{one.template}`"),
         "## Survivors",
         "",
     ]
@@ -82,7 +86,7 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
 
 
 def _table(
-    _kind: str, head: str, mutants: Sequence[Mutant], known: Mapping[str, Any], reasons: Mapping[str, str], of: Any
+    head: str, mutants: Sequence[Mutant], known: Mapping[str, Any], reasons: Mapping[str, str], of: Any
 ) -> Iterable[str]:
     yield from (f"| {head} | mutants | not run | told | no faults | missed |", "|---|---|---|---|---|---|")
     for name in dict.fromkeys(map(of, mutants)):
@@ -113,7 +117,7 @@ def _how(by: str) -> str:
 
 
 def reasons() -> dict[str, str]:
-    """Return why each survivor that has a reason is no fault; raises ValueError for one of a line that is no more."""
+    """Return why survivors are no faults, by key."""
     found: dict[str, str] = {}
     for entry in json.loads(REASONS.read_text()):
         for key in entry["mutants"]:
@@ -124,8 +128,3 @@ def reasons() -> dict[str, str]:
 def write_page(page: str) -> None:
     """Write the page."""
     PAGE.write_text(page)
-
-
-def all_templates() -> dict[str, str]:
-    """Return the templates' texts."""
-    return templates()

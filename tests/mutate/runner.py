@@ -32,7 +32,7 @@ SEEDS = tuple(range(3, 11))
 # For all seeds of a problem, but two at least.
 SEEDS_SECONDS = 1.0
 # Of one mutant on one problem; the slowest original takes a tenth.
-SECONDS_MOST = 60
+SECONDS_MOST = 30
 # Beyond what is there when it begins: who copies without an end is stopped before the machine is full.
 MEMORY_BYTES_MOST = 4 << 30
 # How a mutant may end a process; any other end is a fault of this test.
