@@ -269,6 +269,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
+        ("halves", LSTM | {"hidden_size": 64}, DENSE | {"k_warps": 2}, "long resets", BOTH),
         ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
         (
             "cluster of halves",

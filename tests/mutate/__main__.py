@@ -40,11 +40,11 @@ def main() -> int:
         print(f"the originals are told from nothing, {time.perf_counter() - started:.0f} s", flush=True)
     keys = {mutant.key for mutant in bench.mutants}
     known = {key: one for key, one in known.items() if key in keys}
-    if arguments.again:
-        again = ("survived", "not rendered", "killed") if arguments.again == "all" else ("survived", "not rendered")
-        known = {key: one for key, one in known.items() if one["outcome"] not in again or arguments.only not in one["template"]}
+    again = {"survived": ("survived", "not rendered"), "all": ("survived", "not rendered", "killed")}.get(arguments.again, ())
+    settled = {key for key, one in known.items() if one["outcome"] not in again}
     order = sorted(range(len(bench.mutants)), key=lambda one: _rank(bench.mutants[one].template))
-    left = [one for one in order if bench.mutants[one].key not in known and arguments.only in bench.mutants[one].template]
+    wanted = [one for one in order if arguments.only in bench.mutants[one].template]
+    left = [one for one in wanted if bench.mutants[one].key not in settled]
     ends = time.monotonic() + 60 * arguments.minutes
     for done, number in enumerate(left if not arguments.page else (), 1):
         if time.monotonic() > ends:
