@@ -3,7 +3,7 @@
 #   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
-#   make mutate     kernels weakened one place at a time, on the host: what nobody notices
+#   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made
@@ -45,7 +45,7 @@ test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
 
 mutate: $(TEST)
-	$(BIN)/python tests/interpret/mutate.py
+	PYTHONPATH=tests $(BIN)/python tests/mutate
 
 sanitize: $(TEST)
 	$(BIN)/python tests/gpu/sanitizers.py --sanitizer $(SANITIZER)

@@ -1,0 +1,80 @@
+"""What was wrong with this project's kernels once, or is now where it was right before a change, is found when it comes back.
+
+Each is an older state of a few lines, put back into the text of a kernel as it is today.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_problems import Prepared, prepare, problems_of
+
+from minrnn_gen.interpret.toolchain import has_compiler
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+
+SEEDS = 20
+
+
+def prepared(family: str, name: str, kernel_pass: str, call: str) -> Prepared:
+    wanted = (f"{family} {name}", kernel_pass, call)
+    return prepare(next(one for one in problems_of(family) if (one.name, one.kernel_pass, one.call) == wanted))
+
+
+def with_older(problem: Prepared, now: str, once: str) -> dict[str, str]:
+    """Return the kernels' texts with `once` in place of `now`, a pattern."""
+
+    def older(text: str) -> str:
+        changed, count = re.subn(now, once, text, flags=re.S)
+        assert count, f"nothing is like {now}"
+        # It may take less shared memory than the plan has.
+        return changed.replace("sizeof(Shared) == SHARED_BYTES", "sizeof(Shared) <= SHARED_BYTES")
+
+    return {text: older(text) for text, plan in problem.texts.items() if plan in problem.plans}
+
+
+def first_found(problem: Prepared, now: str, once: str) -> str:
+    """Return what is wrong with the older text under the first seed that shows something."""
+    others = with_older(problem, now, once)
+    return next(filter(None, (problem.run(seed, others) for seed in range(SEEDS))), "")
+
+
+def test_zero_times_nan_is_nan() -> None:
+    """Until "A reset holds in compositions", a NaN of before a reset came through it where steps are composed."""
+    problem = prepared("channels", "one warp", "forward", "resets")
+    given = dict(problem.inputs.forward)
+    sequence, step = 2, 3
+    given["resets"] = given["resets"].copy()
+    given["resets"][sequence, step] = True
+    given["x"] = given["x"].copy()
+    given["x"][sequence, step - 1] = np.nan
+    problem.inputs = replace(problem.inputs, forward=given)
+    expected, _ = problem.kernel.reference(**given)
+    assert np.isfinite(expected[sequence, step]).all()
+    np.testing.assert_array_equal(np.isnan(problem.results_with(0, {})["y"]), np.isnan(expected))
+    now, once = r"return RESETS && forgets\(\) \? \*this : composed_with", "return composed_with"
+    assert np.isnan(problem.results_with(0, with_older(problem, now, once))["y"]).sum() > np.isnan(expected).sum()
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+def test_one_ticket_too_few(kernel_pass: str) -> None:
+    """Until "a copy starts as soon as its slot has been read", one ticket less was enough; since, it is still read."""
+    problem = prepared("channels", "tickets", kernel_pass, "long")
+    assert first_found(problem, r"TICKETS = STAGES \+ 2", "TICKETS = STAGES + 1").startswith("race")
+
+
+def test_a_wait_for_a_copy_too_few() -> None:
+    """Until "A cluster reads its next tiles while it exchanges states", a slot was free before the next tile was read."""
+    problem = prepared("channels", "cluster", "backward", "long")
+    assert first_found(problem, "wait_copy_groups<STAGES - 2>", "wait_copy_groups<STAGES - 1>").startswith("race")
+
+
+def test_a_row_that_nobody_writes() -> None:
+    """Until the backward of a dense cell "clears no memory that it writes", others had put zeros into its last row."""
+    problem = prepared("recurrent", "block", "backward", "long")
+    assert first_found(problem, r"if \(count\[c\] > 0\) \{ +// what the last output.*?\n        \}\n", "").startswith(
+        "wrong: nan"
+    )

@@ -1,0 +1,209 @@
+"""Every place of the templates where something waits, orders, guards or bounds, and how it is weakened there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minrnn_gen.package_files import package_folder
+
+# What measures GPUs and no kernel has, and what debug builds alone have, whose clock stands still on the host.
+OUT_OF_SCOPE = ("rulers/", "ptx/bounded_wait.cuh.j2")
+# Of statements that go: what kind of mutant that is.
+REMOVED = {
+    "__syncthreads": "no barrier",
+    "__syncwarp": "no barrier",
+    "synchronize_cluster": "no barrier",
+    "wait_copy_groups": "no wait",
+    "wait_for_mail": "no wait",
+    "gather": "no wait",
+    "close_copy_group": "no commit",
+    "open_mailbox": "no mailbox",
+    "expect_bytes": "no expectation",
+    "publish": "no news",
+    "store_unit": "no news",
+    "send": "no news",
+}
+OFF_BY_ONE = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+OPENING, CLOSING = "([{", ")]}"
+# Of masked text: no name that is known only when a kernel runs.
+HIDDEN, GAP = "\x01", "\x02"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a template: `text[start:end]` becomes `replacement`, at `column` of the line `line_text`."""
+
+    template: str
+    line: int
+    column: int
+    kind: str
+    start: int
+    end: int
+    was: str
+    replacement: str
+    line_text: str
+    nth: int = 1  # of those that are alike in the same template
+
+    @property
+    def name(self) -> str:
+        """Its name in a report."""
+        return f"{self.template}:{self.line}:{self.column} {self.kind}: {self.was} -> {self.replacement or 'nothing'}"
+
+    @property
+    def key(self) -> str:
+        """What it is, wherever the line has moved to."""
+        nth = f" | {self.nth}" if self.nth > 1 else ""
+        return f"{self.template} | {self.line_text} | {self.column} | {self.kind} | {self.replacement}{nth}"
+
+    def applied_to(self, text: str) -> str:
+        """Return the template's text with the change."""
+        return text[: self.start] + self.replacement + text[self.end :]
+
+
+def templates() -> dict[str, str]:
+    """Return the text of every template by name."""
+    folder = Path(package_folder("templates"))
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.j2"))}
+
+
+def mutants_of(name: str, text: str) -> list[Mutant]:
+    """Return every mutant of a template, in the order of its text."""
+    if name.startswith(OUT_OF_SCOPE):
+        return []
+    code = _masked(text)
+    found: dict[tuple[int, int, str], Mutant] = {}
+
+    def add(kind: str, start: int, end: int, replacement: str) -> None:
+        line_start = text.rfind("\n", 0, start) + 1
+        line_text = text[line_start : text.find("\n", start)]
+        indent = len(line_text) - len(line_text.lstrip())
+        mutant = Mutant(
+            name, text.count("\n", 0, start) + 1, start - line_start - indent + 1, kind, start, end, text[start:end],
+            replacement, line_text.strip(),
+        )  # fmt: skip
+        found.setdefault((start, end, replacement), mutant)
+
+    for kind, start, end, replacement in (*_calls(code), *_conditions(code)):
+        add(kind, start, end, replacement)
+    alike = Counter[str]()
+    numbered = []
+    for mutant in sorted(found.values(), key=lambda one: (one.start, one.end)):
+        alike[mutant.key] += 1
+        numbered.append(replace(mutant, nth=alike[mutant.key]))
+    return numbered
+
+
+def _masked(text: str) -> str:
+    """Return the text at its length, with what is not the host's code hidden: comments, strings, Jinja, assembly, constants."""
+    code = text
+
+    def hide(pattern: str, by: str) -> None:
+        nonlocal code
+        code = re.sub(pattern, lambda found: re.sub(r"[^\n]", by, found[0]), code, flags=re.S | re.M)
+
+    hide(r"\{\{.*?\}\}", HIDDEN)
+    hide(r"\{%.*?%\}|\{#.*?#\}", GAP)
+    hide(r"//[^\n]*", " ")
+    hide(r'"[^"\n]*"', HIDDEN)
+    hide(r"#ifdef __CUDACC_RTC__.*?(?:#else|#endif)", " ")
+    hide(r"^ *(?:#|static_assert|constexpr|template|typedef)[^\n]*", " ")
+    hide(r"^[^\n]*(?:minrnn_host::|check_patience|if constexpr)[^\n]*", " ")
+    return code
+
+
+def _calls(code: str) -> Iterator[tuple[str, int, int, str]]:
+    names = "|".join(REMOVED)
+    for call in re.finditer(rf"(?<![\w:.])({names})(<[^;()]*>)?\(", code):
+        end = _closed(code, call.end() - 1) + 1
+        if not re.match(r"\s*;", code[end:]) or re.search(r"\bvoid\s+$", code[: call.start()]):
+            continue
+        yield REMOVED[call[1]], call.start(), end, "(void)0"
+        if call[1] == "wait_copy_groups":
+            yield "weaker wait", call.end() - 2, call.end() - 2, " + 1"
+        if call[1] == "expect_bytes":
+            yield "weaker expectation", end - 1, end - 1, " - 4"
+
+
+def _conditions(code: str) -> Iterator[tuple[str, int, int, str]]:
+    """Yield each condition by itself as true, and each bound by one further."""
+    loops = [(one.end() - 1, _closed(code, one.end() - 1)) for one in re.finditer(r"\bfor \(", code)]
+    whiles = [(one.end() - 1, _closed(code, one.end() - 1)) for one in re.finditer(r"\bwhile \(", code)]
+    places: set[tuple[int, int]] = set()
+    for one in re.finditer(r"\bif \(|\bwhile \(", code):
+        places.add(_atom(code, one.end()))
+    for one in re.finditer(r" (?:&&|\|\|) ", code):
+        places |= {_atom(code, one.start()), _atom(code, one.end())}
+    for one in re.finditer(r" \? ", code):
+        places.add(_atom(code, one.start()))
+    for one in re.finditer(r" (<|<=|>|>=|==|!=) ", code):
+        start, end = _atom(code, one.start())
+        places.add((start, end))
+        header = next((loop for loop in loops if loop[0] < start < loop[1]), None)
+        if one[1] in OFF_BY_ONE and (header is None or _is_known_late(code, header)) and _runs(code[start:end]):
+            yield "off by one", one.start() + 1, one.end() - 1, OFF_BY_ONE[one[1]]
+    for start, end in sorted(places):
+        condition = code[start:end]
+        # What is a group of conditions, or declares what one is of, has them by themselves.
+        if not _runs(condition) or condition.startswith("const ") or re.match(r"\(.* (?:&&|\|\|) .*\)$", condition, re.S):
+            continue
+        if any(first < start < last for first, last in loops):
+            continue
+        waits = any(first < start < last for first, last in whiles)
+        yield ("no wait", start, end, "false") if waits else ("always", start, end, "true")
+
+
+def _is_known_late(code: str, header: tuple[int, int]) -> bool:
+    """Whether where a loop begins or ends is known only when the kernel runs."""
+    begin, condition = code[header[0] : header[1]].split(";")[:2]
+    operator = re.search(r" (?:<|<=|>|>=) ", condition)
+    return _runs(begin.partition("=")[2]) or bool(operator and _runs(condition[operator.end() :]))
+
+
+def _runs(code: str) -> bool:
+    """Whether code has a name that is not a constant's."""
+    return any(
+        re.search("[a-z]", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in ("int", "sizeof", "storage")
+    )
+
+
+def _closed(code: str, at: int) -> int:
+    depth = 0
+    for place in range(at, len(code)):
+        depth += (code[place] in OPENING) - (code[place] in CLOSING)
+        if not depth:
+            return place
+    raise ValueError(code[at : at + 40])
+
+
+def _ends_atom(code: str, at: int) -> bool:
+    if code[at] in ",;?" + GAP or code[at : at + 3] in ("&& ", "|| "):
+        return True
+    if code[at] == ":":
+        return ":" not in (code[at - 1], code[at + 1])
+    return code[at] == "=" and code[at + 1].isspace() and code[at - 1] not in "=<>!"
+
+
+def _atom(code: str, at: int) -> tuple[int, int]:
+    """Return where the condition that `at` is in begins and ends."""
+    depth, start = 0, at
+    while start and (depth or not (code[start - 1] in OPENING or _ends_atom(code, start - 1))):
+        depth += (code[start - 1] in CLOSING) - (code[start - 1] in OPENING)
+        start -= 1
+        if not depth and re.search(r"\breturn $", code[max(0, start - 7) : start]):
+            break
+        # Behind an operator of two characters, its second one is met first.
+        if not depth and code[start - 2 : start] in ("&&", "||"):
+            break
+    depth, end = 0, at
+    while end < len(code) and (depth or not (code[end] in CLOSING or _ends_atom(code, end))):
+        depth += (code[end] in OPENING) - (code[end] in CLOSING)
+        end += 1
+    while code[start : start + 1].isspace():
+        start += 1
+    while code[end - 1].isspace():
+        end -= 1
+    return start, end

@@ -1,0 +1,210 @@
+"""Runs mutants: each in a process of its own, on one problem after the other until one of them tells it from the original."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import struct
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from places import Mutant, mutants_of, templates
+from small_problems import Prepared
+
+from minrnn_gen import source
+from minrnn_gen.errors import CompileFailed
+from minrnn_gen.interpret import host_kernel as host_kernels
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.store import Store
+
+SEEDS = tuple(range(3, 11))
+# For all seeds of a problem, but two at least.
+SEEDS_SECONDS = 1.0
+# Of one mutant on one problem; the slowest original takes a tenth.
+SECONDS_MOST = 30
+# Beyond what is there when it begins: who copies without an end is stopped before the machine is full.
+MEMORY_BYTES_MOST = 4 << 30
+# How a mutant may end a process; any other end is a fault of this test.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+MARKER = "/*mutant {}*/"
+
+Outcome = dict[str, Any]
+
+
+class Templates:
+    """The texts of all templates, as what renders kernels is made to see them."""
+
+    def __init__(self) -> None:
+        self.texts = templates()
+        environment = source.environment()
+        environment.loader = jinja2.FunctionLoader(self._load)
+        assert environment.cache is not None
+        environment.cache.clear()
+
+    def _load(self, name: str) -> tuple[str, None, Callable[[], bool]]:
+        text = self.texts[name]
+        return text, None, lambda: self.texts[name] is text
+
+    def with_markers(self, mutants: Sequence[Mutant]) -> dict[str, str]:
+        """Return all texts with a comment at the place of each mutant."""
+        marked = dict(self.texts)
+        for number, one in sorted(enumerate(mutants), key=lambda each: -each[1].start):
+            text = marked[one.template]
+            marked[one.template] = text[: one.start] + MARKER.format(number) + text[one.start :]
+        return marked
+
+
+@dataclass
+class Bench:
+    """All mutants, the problems that have each, and which problems told the last ones of a template."""
+
+    prepared: list[Prepared]
+    templates: Templates = field(default_factory=Templates)
+    mutants: list[Mutant] = field(init=False)
+    of_mutant: list[list[int]] = field(init=False)
+    told: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.mutants = [mutant for name, text in self.templates.texts.items() for mutant in mutants_of(name, text)]
+        self.of_mutant = [[] for _ in self.mutants]
+        before = dict(self.templates.texts)
+        self.templates.texts.update(self.templates.with_markers(self.mutants))
+        for number, prepared in enumerate(self.prepared):
+            for found in {
+                int(one) for plan in prepared.plans for one in re.findall(r"/\*mutant (\d+)\*/", prepared.render(plan))
+            }:
+                self.of_mutant[found].append(number)
+        self.templates.texts.update(before)
+
+    def control(self) -> None:
+        """Raise where a mutant without a change is told from the original."""
+        nothing = Mutant("parts/types.cuh.j2", 1, 1, "nothing", 0, 0, "", "", "")
+        everywhere = range(len(self.prepared))
+        outcome = in_a_process(lambda tell: self._tried(nothing, everywhere, tell))
+        assert outcome == {"outcome": "survived", "problems": len(everywhere), "same_code": len(everywhere)}, outcome
+
+    def run(self, number: int) -> Outcome:
+        """Run one mutant; return its outcome as plain data."""
+        mutant, started = self.mutants[number], time.perf_counter()
+        recent = self.told.setdefault(mutant.template, [])
+        order = sorted(
+            self.of_mutant[number],
+            key=lambda one: (recent.index(one) if one in recent[:3] else 3, self.prepared[one].seconds),
+        )
+        outcome = in_a_process(lambda tell: self._tried(mutant, order, tell)) if order else {"outcome": "not rendered"}
+        if "problem" in outcome:
+            which = outcome["problem"]
+            recent[:] = [which, *(one for one in recent if one != which)]
+            outcome["problem"] = str(self.prepared[which].problem)
+        return {
+            "key": mutant.key, "template": mutant.template, "line": mutant.line, "column": mutant.column, "kind": mutant.kind,
+            "was": mutant.was, "replacement": mutant.replacement, "text": mutant.line_text, **outcome,
+            "seconds": round(time.perf_counter() - started, 2),
+        }  # fmt: skip
+
+    def _tried(self, mutant: Mutant, order: Sequence[int], tell: Callable[[Outcome], None]) -> Outcome:
+        self.templates.texts[mutant.template] = mutant.applied_to(self.templates.texts[mutant.template])
+        libraries = _Libraries()
+        same = 0
+        for tried, number in enumerate(order, 1):
+            tell({"problem": number, "problems": tried})
+            prepared = self.prepared[number]
+            others = {text: prepared.render(plan) for text, plan in prepared.texts.items() if plan in prepared.plans}
+            seeds = SEEDS[: max(2, int(SEEDS_SECONDS / prepared.seconds))]
+            try:
+                what = next(filter(None, (prepared.run(seed, others) for seed in seeds)), "")
+            except CompileFailed as refused:
+                what = f"refused: {refused}"
+            if what:
+                return {"outcome": "killed", "problem": number, "by": what[:300], "problems": tried}
+            same += all(libraries.are_same(*both, prepared) for both in others.items())
+        return {"outcome": "survived", "problems": len(order), "same_code": same}
+
+
+class _Libraries:
+    """What kernels are compiled to, none of which is kept for other mutants."""
+
+    def __init__(self) -> None:
+        self._compiled, self._found = host_kernels.compiled, dict[str, bytes]()
+        host_kernels.compiled = self._keeping
+        Store.put = lambda *_: None  # type: ignore[method-assign,assign,return-value]
+
+    def _keeping(self, text: str, entries: Sequence[str], is_bfloat16: bool, store: Store) -> bytes:
+        self._found[text] = found = self._compiled(text, entries, is_bfloat16, store)
+        return found
+
+    def are_same(self, text: str, other: str, prepared: Prepared) -> bool:
+        """Say whether the compiler makes the same code of both."""
+        if text == other:
+            return True
+        plan: KernelPlan = prepared.texts[text]
+        entries = [f"{plan.entry}{part}" for part in host_kernels.PARTS.get(plan.entry, ("",))]
+        original = self._compiled(text, entries, plan.storage_dtype == "bfloat16", prepared.kernel.builder.store)
+        return other in self._found and code_of(original) == code_of(self._found[other])
+
+
+def code_of(library: bytes) -> bytes:
+    """Return the section .text of an ELF file of 64 bits."""
+    (table,) = struct.unpack_from("<Q", library, 40)
+    size, count, names = struct.unpack_from("<HHH", library, 58)
+    headers = [struct.unpack_from("<IIQQQQ", library, table + size * one) for one in range(count)]
+    for name, *_, start, length in headers:
+        at = headers[names][4] + name
+        if library[at : library.index(b"\0", at)] == b".text":
+            return library[start : start + length]
+    raise ValueError("a library without code")
+
+
+def in_a_process(work: Callable[[Callable[[Outcome], None]], Outcome]) -> Outcome:
+    """Return what `work` does in a process of its own; it tells before each part that may crash or never end."""
+    folder = tempfile.mkdtemp(prefix="minrnn-mutant-")
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        os.setsid()
+        tempfile.tempdir = folder
+        there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (there + MEMORY_BYTES_MOST, there + MEMORY_BYTES_MOST))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        def tell(what: Outcome) -> None:
+            os.write(writing, json.dumps(what).encode() + b"\n")
+
+        try:
+            tell(work(tell))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    told, ends = b"", False
+    while select.select([reading], [], [], SECONDS_MOST)[0]:
+        piece = os.read(reading, 1 << 16)
+        if not piece:
+            ends = True
+            break
+        told += piece
+    if not ends:
+        os.killpg(process, signal.SIGKILL)
+    os.close(reading)
+    _, status = os.waitpid(process, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+    last: Outcome = json.loads(told.splitlines()[-1]) if told else {}
+    if "outcome" in last:
+        return last
+    if not ends:
+        return {**last, "outcome": "killed", "by": f"does not end within {SECONDS_MOST} s"}
+    if os.WTERMSIG(status) in CRASHES:
+        return {**last, "outcome": "killed", "by": f"crashes by {signal.Signals(os.WTERMSIG(status)).name}"}
+    raise RuntimeError(f"a mutant's process ended with status {status} in {last}")

@@ -1,0 +1,319 @@
+"""Small problems whose kernels together have every line of the templates, and what comes out of them where nothing is wrong."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from minrnn_gen.api import target_of
+from minrnn_gen.built import BuiltKernel
+from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.interpret.findings import KernelMisbehaved
+from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.host_kernel import HostKernel
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
+from minrnn_gen.interpret.verify import FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK, share_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import Solution
+from minrnn_gen.precision import error_allowed, precision_of
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store
+
+# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or it has
+# "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out;
+# or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins at a multiple of 16 bytes.
+PIECE_STEPS = 16
+DENSE_STEPS = 5
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WantedBuilder(HostBuilder):
+    """Builds, of each pass, the candidate with most of the variables wanted, and of these the one with the fewest threads."""
+
+    wanted: tuple[tuple[str, int], ...] = ()
+
+    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        """Return the kernel for a regime as for long sequences that do not fill a GPU: those may be split in every way."""
+        return super().build(kernel_pass, replace(regime, few_channels=True, short=False))
+
+    def _chosen(self, solution: Solution) -> KernelPlan:
+        candidates = solution.candidates
+        # Which blocks work together matters most.
+        weight = {"splits_time": 10, "cluster_blocks": 10, "grid_blocks": 10}
+        having = [sum(weight.get(name, 1) for name, _ in set(self.wanted) & set(one.items())) for one in candidates]
+        best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
+        plans = [solution.plan(rank) for rank in best]
+        return min(plans, key=lambda plan: plan.threads * plan.variables.get("cluster_blocks", 1) * max(plan.tile_steps, 1))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of one pass of one kernel; `wanted` are variables of its plan."""
+
+    name: str
+    spec: tuple[tuple[str, Any], ...]
+    wanted: tuple[tuple[str, int], ...]
+    kernel_pass: str
+    call: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.kernel_pass}, {self.call}"
+
+
+@dataclass
+class Prepared:
+    """A problem with its inputs, its kernel as it stands, and what is expected of it."""
+
+    problem: Problem
+    kernel: InterpretedKernel
+    inputs: Inputs
+    expected: Arrays
+    saved: Any
+    texts: dict[str, KernelPlan]
+    seconds: float
+    slack: float
+
+    @property
+    def plans(self) -> list[KernelPlan]:
+        """The plans of the kernels of the pass itself."""
+        its_pass = self.problem.kernel_pass
+        return [plan for plan in self.texts.values() if plan.kernel_pass == its_pass or its_pass == "step"]
+
+    def render(self, plan: KernelPlan) -> str:
+        """Render the kernel of a plan from the templates as they are now."""
+        from minrnn_gen.source import render
+
+        builder = self.kernel.builder
+        return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+
+    def run(self, seed: int, others: Mapping[str, str]) -> str:
+        """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""
+        try:
+            results = self.results_with(seed, others)
+        except KernelMisbehaved as found:
+            return str(found.findings[0])
+        share = numpy.max([share_of(results[name], one, self.slack) for name, one in self.expected.items()])
+        return "" if share <= 1 else f"wrong: {share:.3g} times the error allowed"
+
+    def results_with(self, seed: int, others: Mapping[str, str]) -> Arrays:
+        """Run the call, with others in place of some texts; raises KernelMisbehaved."""
+        run = self.kernel._by_the_machine
+        load = type(run).load_text
+
+        def load_other(text: str, plan: KernelPlan) -> HostKernel:
+            self.texts[text] = plan
+            return load(run, others.get(text, text), plan)
+
+        run.load_text = load_other  # type: ignore[method-assign]
+        if hasattr(run, "_alternating"):
+            run._alternating._load = load_other
+        with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
+            return self.results(self.kernel, self.inputs, self.saved)
+
+    def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
+        """Return every array that the pass gives."""
+        its_pass = self.problem.kernel_pass
+        if its_pass == "step":
+            y, state = kernel.step(**inputs.step)
+            return {"y": y, **state}
+        if its_pass == "forward":
+            keeps = self.problem.call == "long" and kernel.spec.training
+            y, state, *_ = kernel.forward(**inputs.forward) if keeps else kernel(**inputs.forward)
+            return {"y": y, **state}
+        if saved is None:
+            _, _, saved = kernel.forward(**inputs.forward)
+        return dict(_leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
+
+
+STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
+
+
+def prepare(problem: Problem) -> Prepared:
+    """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
+    spec = load_spec({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
+    builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
+    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    exact_spec = load_spec(spec.model_dump(), precision="fp64", functions=None)
+    exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
+    plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
+    trial = _trial(problem, plan)
+    inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
+    precision = precision_of(spec.precision).with_functions(spec.functions)
+    slack = error_allowed(precision)
+    slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
+    slack += LOG_ARITHMETIC_SLACK if spec.scan_arithmetic == "log" else 0.0
+    made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
+    with numpy.errstate(all="ignore"):
+        made.expected = made.results(exact, inputs.in_float64())
+        if problem.kernel_pass == "backward":
+            _, _, made.saved = kernel.forward(**inputs.forward)
+    wrong = made.run(1, {})
+    assert not wrong, f"{problem}: {wrong}"
+    started = time.perf_counter()
+    made.run(2, {})
+    made.seconds = time.perf_counter() - started
+    return made
+
+
+def _trial(problem: Problem, plan: KernelPlan) -> Trial:
+    has_resets = "resets" in problem.call
+    if plan.entry.startswith(("recurrent", "alternating")):
+        tile = plan.variables.get("batch_tile", 2)
+        return Trial(tile + 1, DENSE_STEPS, True) if has_resets else Trial(1, DENSE_STEPS)
+    if problem.call == "pieces":
+        return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
+    if problem.call == "pieces resets":
+        return Trial(3, plan.tile_steps + PIECE_STEPS, True)
+    tiles = (
+        plan.tile_steps
+        * max(plan.group_tiles, 1)
+        * plan.variables.get("cluster_blocks", 1)
+        * max(1, plan.variables.get("time_warps_walked", 1))
+    )
+    whole = max(tiles, 2)
+    if problem.call == "whole":
+        return Trial(2, 2 * whole)
+    return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
+
+
+def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
+    if call == "bare":
+        left_out = ("bias", "recurrent_bias", "state")
+        forward, step = (
+            {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
+        )
+        return Inputs(forward, inputs.dy, {}, step)
+    if "resets" in call and trial.batch > 2:
+        lengths = inputs.forward["lengths"].copy()
+        lengths[1] = 0
+        return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
+    if call == "whole":
+        lengths = numpy.array([trial.time // 2] + [trial.time] * (trial.batch - 1))
+        return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
+    if call == "mixed":
+        forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
+        return Inputs(forward, inputs.dy, inputs.dstate, step)
+    return inputs
+
+
+def _wider(name: str, given: Any) -> Any:
+    if name == "parameters":
+        return {key: one.astype(numpy.float32) for key, one in given.items()}
+    return given.astype(numpy.float32) if name in ("bias", "recurrent_bias") else given
+
+
+def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in arrays.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{name}{key} ")
+        elif value is not None:
+            yield f"{name}{key}", value
+
+
+# Variables of plans that are as small as they may be.
+CHANNELS = {
+    "rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1,
+}  # fmt: skip
+TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_time": 0}
+DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
+TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
+
+# Hidden sizes fill no tile.
+GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
+BDT: dict[str, Any] = {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}
+LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
+LONG = {"batch": 1, "time": 65536}
+BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
+LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
+
+# (name, spec, wanted, calls, passes)
+BOTH = ("forward", "backward")
+FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
+    "channels": (
+        ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
+        ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
+        ("cluster", GRU, CHANNELS | CLUSTER, "long resets", BOTH),
+        ("cluster of two warps", GRU, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
+        ("tickets", GRU | LONG, CHANNELS | TICKETS | TWO_WARPS, "long whole resets", BOTH),
+        ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
+        ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, CHANNELS | {"channel_lanes": 8}, "long mixed bare", BOTH),
+        ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", ("forward",)),
+        ("reverse", GRU | REVERSE | {"model": "min_lstm"}, CHANNELS, "resets", BOTH),
+        ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
+    ),
+    "time": (
+        ("two columns", BDT, TIME, "long resets bare", BOTH),
+        ("two warps", BDT, TIME | TWO_WARPS | {"warps": 1}, "long resets", BOTH),
+        ("tickets", BDT | LONG, TIME | TICKETS, "long whole resets", BOTH),
+        ("vectors", BDT | BF16, TIME | {"steps_per_lane": 16}, "pieces pieces-resets", BOTH),
+        ("parameters", BDT | BF16 | {"model": "rg_lru"}, TIME | {"steps_per_lane": 8}, "mixed pieces", BOTH),
+        ("reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME, "resets", BOTH),
+        ("log", BDT | LOG, TIME, "long", ("forward",)),
+    ),
+    "diagonal": (
+        ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "long resets bare mixed", BOTH),
+        ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
+        ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
+    ),
+    "recurrent": (
+        ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
+        ("halves", LSTM | {"hidden_size": 64}, DENSE | {"k_warps": 2}, "long resets", BOTH),
+        ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
+        (
+            "cluster of halves",
+            BF16 | {"model": "gru", "hidden_size": 64},
+            DENSE | CLUSTER | {"k_warps": 2},
+            "long resets",
+            BOTH,
+        ),
+        ("grid", LSTM | {"gpu": "a100"}, DENSE | GRID, "long resets", BOTH),
+        ("grid fp32", {"model": "gru", "hidden_size": 40, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
+        ("heads", FP16 | {"model": "slstm", "hidden_size": 24, "heads": 2}, DENSE, "resets bare", BOTH),
+        ("tf32", {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("fma", FP64 | {"model": "gru", "hidden_size": 20}, DENSE, "long resets", BOTH),
+        ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
+        ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
+        ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
+        ("shared", LSTM | {"hidden_size": 64}, DENSE | {"shared_sixteenths": 8}, "resets", BOTH),
+    ),
+    "alternating": (
+        ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare", BOTH),
+        ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
+    ),
+}
+STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
+    ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
+    ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
+    ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
+    ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),
+    ("step of one", {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1, "batch_tile": 1}),
+)
+
+
+@cache
+def problems_of(family: str) -> tuple[Problem, ...]:
+    """Return the problems of a family of kernels."""
+    if family == "step":
+        return tuple(
+            Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
+            for name, spec, wanted in STEPS
+            for call in ("long", "bare", "resets")
+        )
+    return tuple(
+        Problem(f"{family} {name}", tuple(spec.items()), tuple(wanted.items()), kernel_pass, call.replace("-", " "))
+        for name, spec, wanted, calls, passes in FAMILIES[family]
+        for kernel_pass in passes
+        for call in calls.split()
+    )
