@@ -20,12 +20,12 @@ from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.host_kernel import HostKernel
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
-from minrnn_gen.interpret.verify import FAST_FUNCTIONS_SLACK, LOG_ARITHMETIC_SLACK, share_of
+from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
-from minrnn_gen.precision import error_allowed, precision_of
+from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.spec import load_spec
 from minrnn_gen.store import Store
 
@@ -152,8 +152,7 @@ def prepare(problem: Problem) -> Prepared:
     inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision)
-    slack += FAST_FUNCTIONS_SLACK if precision.functions == "fast" else 0.0
-    slack += LOG_ARITHMETIC_SLACK if spec.scan_arithmetic == "log" else 0.0
+    slack += remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
         made.expected = made.results(exact, inputs.in_float64())

@@ -79,6 +79,8 @@ def _registers(
         return REGISTERS_FIXED + BACKWARD_REGISTERS_FIXED + int(words * channels_per_lane * (2 * per_channel + sums))
     kept = 2 * len(cell.states) + cell.carried_count
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
+    if not can_copy_asynchronously(problem):
+        steps += rows * cell.read_count  # copies go through registers, all rows of a tile under way at once
     if cluster_blocks > 1:
         steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead
     return REGISTERS_FIXED + int(words * channels_per_lane * (steps + per_channel))
