@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.host_kernel import HostKernel
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
-from minrnn_gen.interpret.verify import share_of
+from minrnn_gen.interpret.verify import leaves, share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -133,7 +133,7 @@ class Prepared:
             return {"y": y, **state}
         if saved is None:
             _, _, saved = kernel.forward(**inputs.forward)
-        return dict(_leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
+        return dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
 
 
 STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
@@ -151,8 +151,7 @@ def prepare(problem: Problem) -> Prepared:
     trial = _trial(problem, plan)
     inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
-    slack = error_allowed(precision)
-    slack += remembered_error(precision, spec.scan_arithmetic)
+    slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
         made.expected = made.results(exact, inputs.in_float64())
@@ -211,14 +210,6 @@ def _wider(name: str, given: Any) -> Any:
     if name == "parameters":
         return {key: one.astype(numpy.float32) for key, one in given.items()}
     return given.astype(numpy.float32) if name in ("bias", "recurrent_bias") else given
-
-
-def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in arrays.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{name}{key} ")
-        elif value is not None:
-            yield f"{name}{key}", value
 
 
 # Variables of plans that are as small as they may be.

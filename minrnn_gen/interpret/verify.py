@@ -128,7 +128,7 @@ def results_of(kernel: Kernel, kernel_pass: str, inputs: Inputs) -> dict[str, An
         y, state = kernel(**inputs.forward)
         return {"y": y, **state}
     _, _, saved = kernel.forward(**inputs.forward)
-    return dict(_leaves(kernel.backward(saved, inputs.dy, inputs.dstate)))
+    return dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate)))
 
 
 def share_of(result: Any, expected: Any, slack: float) -> float:
@@ -144,9 +144,10 @@ def share_of(result: Any, expected: Any, slack: float) -> float:
     return float(numpy.max([numpy.linalg.norm(error) / size, error.max() / (LARGEST_OF_NORM * largest)])) / slack
 
 
-def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every array of gradients within gradients, with the names that lead to it."""
     for key, value in arrays.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{name}{key} ")
+            yield from leaves(value, f"{name}{key} ")
         elif value is not None:
             yield f"{name}{key}", value
