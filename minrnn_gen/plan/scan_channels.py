@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import scan
 from minrnn_gen.plan.occupancy import clusters_at_once
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
@@ -79,7 +79,11 @@ def _registers(
         return REGISTERS_FIXED + BACKWARD_REGISTERS_FIXED + int(words * channels_per_lane * (2 * per_channel + sums))
     kept = 2 * len(cell.states) + cell.carried_count
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
-    if not can_copy_asynchronously(problem):
+    if can_copy_asynchronously(problem):
+        # Each piece has an address and a condition; those of the widest copies are among the fixed ones.
+        narrow = 1 / problem.regime.alignment_bytes - 1 / WIDEST_COPY_BYTES
+        steps += rows * cell.read_count * problem.precision.storage_bytes * narrow / words
+    else:
         steps += rows * cell.read_count  # copies go through registers, all rows of a tile under way at once
     if cluster_blocks > 1:
         steps += rows * kept + 4 * len(cell.states)  # of the tile read ahead

@@ -18,8 +18,8 @@ from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
-# Candidates that are alike in all that registers depend on break their promise together, but for luck with the compiler: a
-# second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
+# Candidates that are estimated alike, and have as many registers, break their promise together, but for luck with the compiler:
+# a second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
 ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 
 
@@ -115,17 +115,14 @@ class Solution:
     def attempts(self, most: int) -> Iterator[tuple[int, ...]]:
         """Yield the ranks to compile until one keeps its promise, at most so many: the first alone, then several at once."""
         yield (0,)
-        depends_on = next(
-            (one.over for one in self.constraints if one.name == "registers_per_thread"), tuple(self.candidates[0])
-        )
-        kinds: Counter[tuple[int, ...]] = Counter()
+        kinds: Counter[tuple[int, int]] = Counter()
         ranks: list[int] = []
         for rank, candidate in enumerate(self.candidates):
             if len(ranks) == most:
                 break
-            # With fewer blocks on an SM a thread has more of them.
-            has = self.family.resources(self.problem, candidate).registers_per_thread
-            kind = (has, *(candidate[name] for name in depends_on))
+            # What is wrong of an estimate is wrong of all that are as tight.
+            resources = self.family.resources(self.problem, candidate)
+            kind = (resources.registers_estimated, resources.registers_per_thread)
             kinds[kind] += 1
             if kinds[kind] <= ATTEMPTS_OF_A_KIND:
                 ranks.append(rank)

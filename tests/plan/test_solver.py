@@ -215,13 +215,10 @@ def test_attempts_start_with_the_best_and_do_not_dwell_on_a_kind(problem: Proble
     ranks = list(itertools.chain(first, *rest))
     assert first == (0,) and all(len(at_once) <= ATTEMPTS_AT_ONCE for at_once in rest) and len(ranks) <= most
     assert ranks == sorted(set(ranks)) and ranks[-1] < len(solution.candidates)
-    over = [each.over for each in solution.constraints if each.name == "registers_per_thread"] or [
-        tuple(solution.candidates[0])
-    ]
 
-    def kind_of(candidate: Candidate) -> tuple[int, ...]:
-        has = solution.family.resources(problem, candidate).registers_per_thread
-        return (has, *(candidate[name] for name in over[0]))
+    def kind_of(candidate: Candidate) -> tuple[int, int]:
+        resources = solution.family.resources(problem, candidate)
+        return resources.registers_estimated, resources.registers_per_thread
 
     kinds = list(map(kind_of, solution.candidates))
     tried = Counter(kinds[rank] for rank in ranks)
