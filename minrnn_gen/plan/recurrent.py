@@ -90,6 +90,8 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
         "ahead": (2, 4, 8),
+        # Whether blocks tell each other sums of what they multiplied, or what all of them are to multiply.
+        **({"tells_sums": (0, 1)} if problem.kernel_pass == "backward" else {}),
     }
 
 
@@ -106,7 +108,7 @@ def _group_blocks(candidate: Candidate) -> int:
 
 
 def _tiling(problem: Problem, candidate: Candidate) -> Tiling:
-    return tiling(problem, _tiles(problem), candidate["batch_tile"], candidate.get("splits_once", 0))
+    return tiling(problem, _tiles(problem, candidate), candidate["batch_tile"], candidate.get("splits_once", 0))
 
 
 def _head_dim(problem: Problem) -> int:
@@ -118,25 +120,37 @@ def _width(problem: Problem) -> int:
     return len(problem.cell.recurrent_gates) if problem.kernel_pass == "backward" else 1
 
 
-def _tiles(problem: Problem) -> int:
-    """The products of each unit."""
+def _tells_sums(candidate: Candidate) -> bool:
+    return bool(candidate.get("tells_sums", 0))
+
+
+def _tiles(problem: Problem, candidate: Candidate) -> int:
+    """The rows of a warp's tiles: the products of each unit, or the blocks whose sums it makes."""
+    if _tells_sums(candidate):
+        return max(1, candidate["cluster_blocks"] // candidate["k_warps"])
     return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
 
 
 def _operand_row(problem: Problem, candidate: Candidate) -> int:
-    """The values of a sequence that are multiplied."""
-    return _width(problem) * _group_blocks(candidate) * candidate["unit_warps"] * UNITS_PER_WARP
+    """The values of a sequence that a block multiplies."""
+    blocks = 1 if _tells_sums(candidate) else _group_blocks(candidate)
+    return _width(problem) * blocks * candidate["unit_warps"] * UNITS_PER_WARP
 
 
 def _operand_tiles(problem: Problem, candidate: Candidate) -> int:
     return _operand_row(problem, candidate) // _tiling(problem, candidate).depth
 
 
+def _tiles_per_warp(problem: Problem, candidate: Candidate) -> float:
+    """The tiles of a row of them, of which warps with the same units have a part each, or each its own rows."""
+    return _operand_tiles(problem, candidate) / (1 if _tells_sums(candidate) else candidate["k_warps"])
+
+
 def _shared_tiles(problem: Problem, candidate: Candidate) -> int:
     """The tiles of the operand whose part of a warp's matrix is in shared memory."""
     if not (sixteenths := candidate.get("shared_sixteenths", 0)):
         return 0
-    tiles = _operand_tiles(problem, candidate) // candidate["k_warps"]
+    tiles = int(_tiles_per_warp(problem, candidate))
     # As many come together as there are sums under way.
     group = max(2, _tiling(problem, candidate).sum // RESULTS)
     return tiles * sixteenths // SIXTEENTHS // group * group
@@ -144,20 +158,30 @@ def _shared_tiles(problem: Problem, candidate: Candidate) -> int:
 
 def _cells(candidate: Candidate) -> int:
     """The cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
-    return RESULTS * candidate["batch_tile"] // COLUMNS
+    return RESULTS * _cell_columns(candidate) // COLUMNS
+
+
+def _cell_warps(candidate: Candidate) -> int:
+    """The warps with the same units that compute their cells, each for some of the sequences, two at least."""
+    return min(candidate["k_warps"], candidate["batch_tile"] // 2)
+
+
+def _cell_columns(candidate: Candidate) -> int:
+    """The sequences of which a warp has the cells."""
+    return candidate["batch_tile"] // _cell_warps(candidate)
 
 
 def _registers(problem: Problem, candidate: Candidate) -> int:
     cell, words, its = problem.cell, problem.precision.arithmetic_bytes // 4, _tiling(problem, candidate)
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     in_shared = _shared_tiles(problem, candidate)
-    tiles = -(-_operand_tiles(problem, candidate) // candidate["k_warps"]) - in_shared
-    matrix = its.matrix * _tiles(problem) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
-    sums = its.sum * _tiles(problem) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
+    tiles = math.ceil(_tiles_per_warp(problem, candidate)) - in_shared
+    matrix = its.matrix * _tiles(problem, candidate) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
+    sums = its.sum * _tiles(problem, candidate) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
     if candidate["grid_blocks"] > 1:
         of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * _cells(candidate)
         sums += of_backward if problem.kernel_pass == "backward" else REGISTERS_OF_GATHER
-    pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, candidate["batch_tile"])
+    pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, _cell_columns(candidate))
     if problem.kernel_pass == "backward":
         # And of other warps a sum to add, where there are some.
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors + (candidate["k_warps"] > 1)) + 8
@@ -166,21 +190,21 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     return REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
 
 
-def _slot_bytes(problem: Problem, batch_tile: int) -> int:
+def _slot_bytes(problem: Problem, columns: int) -> int:
     """What a warp reads from memory for one step."""
     cell, precision = problem.cell, problem.precision
     storage_values, real_values = len(cell.gates), 0
     if problem.kernel_pass == "backward":
         storage_values, real_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
     per_cell = storage_values * precision.storage_bytes + real_values * precision.arithmetic_bytes
-    return batch_tile * UNITS_PER_WARP * per_cell
+    return columns * UNITS_PER_WARP * per_cell
 
 
-def _narrow_pieces(problem: Problem, batch_tile: int) -> int:
+def _narrow_pieces(problem: Problem, columns: int) -> int:
     """How many more pieces a lane copies for one step than if all were of 16 bytes."""
 
     def pieces(copy_bytes: int) -> int:
-        return -(-_slot_bytes(problem, batch_tile) // (copy_bytes * scan.WARP_LANES))
+        return -(-_slot_bytes(problem, columns) // (copy_bytes * scan.WARP_LANES))
 
     return pieces(problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
@@ -193,13 +217,23 @@ def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
         "ring": unit_warps * candidate["ahead"] * _slot_bytes(problem, batch_tile),
     }
     if in_shared := _shared_tiles(problem, candidate):
-        parts["matrix"] = unit_warps * k_warps * _tiles(problem) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
-    if k_warps > 1:
-        results = _tiles(problem) * _cells(candidate) * scan.WARP_LANES
-        parts["partial"] = 2 * (k_warps - 1) * unit_warps * results * problem.precision.arithmetic_bytes
+        parts["matrix"] = unit_warps * k_warps * _tiles(problem, candidate) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
+    if _tells_sums(candidate):
+        parts["told_sums"] = 2 * _told_bytes(problem, candidate)
+    elif k_warps > 1:
+        results = _tiles(problem, candidate) * UNITS_PER_WARP * batch_tile
+        parts["partial"] = 2 * k_warps * unit_warps * results * problem.precision.arithmetic_bytes
     if candidate["cluster_blocks"] > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts
+
+
+def _told_bytes(problem: Problem, candidate: Candidate) -> int:
+    """What a block is told in a step: all that it multiplies, or of each block the sums for its units."""
+    if _tells_sums(candidate):
+        sums = candidate["cluster_blocks"] * candidate["unit_warps"] * UNITS_PER_WARP
+        return candidate["batch_tile"] * sums * problem.precision.arithmetic_bytes
+    return candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes
 
 
 def _threads(candidate: Candidate) -> int:
@@ -240,6 +274,16 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             drops_dominated=True,
         ),
     )
+    of_sums = (
+        Constraint(
+            "sums_within_cluster",
+            "sums are told by the blocks of a cluster, each warp those of two blocks or more",
+            ("cluster_blocks", "k_warps", "tells_sums"),
+            lambda _, k_warps, tells_sums: 2 * k_warps * tells_sums,
+            lambda cluster_blocks, *_: cluster_blocks,
+            "blocks",
+        ),
+    )
     return (
         Constraint(
             "one_scope",
@@ -270,10 +314,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "even_columns",
             "the warps that share the columns of a matrix have equally many",
             of_registers,
-            named(of_registers, lambda one: _operand_tiles(problem, one) % one["k_warps"]),
+            named(of_registers, lambda one: 0 if _tells_sums(one) else _operand_tiles(problem, one) % one["k_warps"]),
             lambda *_: 0,
             "tiles",
         ),
+        *(of_sums if "tells_sums" in every else ()),
         *(in_shared if "shared_sixteenths" in every else ()),
         *scan.hardware_constraints(
             problem.gpu,
@@ -307,7 +352,7 @@ def groups_at_once(problem: Problem, blocks_per_sm: int, candidate: Candidate) -
 
 def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, blocks_of_busiest_sm: int) -> float:
     """Return what a step takes to hand on what it computed."""
-    told_bytes = candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes
+    told_bytes = _told_bytes(problem, candidate)
     if candidate["grid_blocks"] > 1:
         words = told_bytes / 4
         loads = words / (2 * _threads(candidate))
@@ -329,17 +374,18 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     # Clusters that lie in the same GPC share its SMs.
     blocks_of_busiest_sm = math.ceil(at_once / groups_at_once(problem, 1, candidate))
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
-    cells = math.ceil(candidate["unit_warps"] * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
+    cells = math.ceil(candidate["unit_warps"] * _cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
     scales = scales_of(gpu)
+    rows = _tiles(problem, candidate)
     tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
-    row_ns = tile_ns * _operand_tiles(problem, candidate) / k_warps + its.row_cycles / cycles_per_ns
+    row_ns = tile_ns * _tiles_per_warp(problem, candidate) + its.row_cycles / cycles_per_ns
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     terms_ns = {
         "step": model.step * scales.instruction,
-        "products": _tiles(problem) * warps_of_partition * row_ns,
+        "products": rows * warps_of_partition * row_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
         "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
