@@ -39,21 +39,24 @@ REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to candidates of 40 passes on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/performance.md).
 
     On other GPUs `Scales` says how many times as long.
 
-    `step`: of every step. `product`: of a tile's product, for each warp of a partition. `transcendental` and `operation`: of
-    one of a lane's cells, for each warp. `add_up`: of adding up over warps. `exchange`: of a cluster, with `received` for each
+    `step`: of every step. `product`: of a tile's product, for each warp of a partition, and `operand`: of a tile of what it is
+    multiplied by, which all rows of tiles share. `transcendental` and `operation`: of one of a lane's cells, for each warp.
+    `add_up`: of adding up over warps, with `added` for each of them. `exchange`: of a cluster, with `received` for each
     KB that an SM is told. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of 4 bytes and as much
     for the step, and `load` for each load of a lane.
     """
 
     step: float
     product: float
+    operand: float
     transcendental: float
     operation: float
     add_up: float
+    added: float
     exchange: float
     received: float
     grid: float
@@ -62,8 +65,8 @@ class StepModel:
 
 
 MODELS = {
-    "forward": StepModel(156.0, 2.43, 5.3, 0.35, 153.0, 47.0, 30.4, 640.0, 93.0, 63.0),
-    "backward": StepModel(147.0, 7.0, 18.4, 0.82, 142.0, 6.3, 36.4, 429.0, 87.0, 56.0),
+    "forward": StepModel(118.0, 3.63, 0.0, 2.9, 0.68, 112.0, 22.0, 29.0, 55.7, 286.0, 153.0, 76.0),
+    "backward": StepModel(208.0, 0.0, 6.8, 19.8, 0.55, 0.0, 22.0, 2.3, 54.3, 539.0, 115.0, 53.0),
 }
 
 
@@ -378,18 +381,20 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
     scales = scales_of(gpu)
     rows = _tiles(problem, candidate)
-    tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
-    row_ns = tile_ns * _tiles_per_warp(problem, candidate) + its.row_cycles / cycles_per_ns
+    row_tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
+    tile_ns = rows * row_tile_ns + its.products * model.operand * scales.product
+    product_ns = tile_ns * _tiles_per_warp(problem, candidate) + rows * its.row_cycles / cycles_per_ns
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
+    adds_up = k_warps > 1 and not _tells_sums(candidate)
     terms_ns = {
         "step": model.step * scales.instruction,
-        "products": rows * warps_of_partition * row_ns,
+        "products": warps_of_partition * product_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
         "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
-        "add_up": model.add_up * scales.block if k_warps > 1 else 0.0,
+        "add_up": (model.add_up + k_warps * model.added) * scales.block if adds_up else 0.0,
     }
     terms_ns["look_ahead"] = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
     steps_us = problem.time * math.ceil(wanted / at_once) / 1e3
