@@ -377,7 +377,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     # Clusters that lie in the same GPC share its SMs.
     blocks_of_busiest_sm = math.ceil(at_once / groups_at_once(problem, 1, candidate))
     warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
-    cells = math.ceil(candidate["unit_warps"] * _cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(candidate)
+    cells = math.ceil(candidate["unit_warps"] * _cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm) * _cells(
+        candidate
+    )
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, _tiling(problem, candidate)
     scales = scales_of(gpu)
     rows = _tiles(problem, candidate)
