@@ -18,8 +18,10 @@ COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 MAILBOX_BYTES = 8
 # A lane's part of a tile of a matrix of 16 bits, of which shared memory may hold some sixteenths.
 FRAGMENT_BYTES, SIXTEENTHS = 16, 16
-# Fragments of shared memory under way, and how far the estimate of registers is off.
-REGISTERS_OF_SHARED, REGISTERS_ESTIMATE_OFF = 8, 16
+# Fragments of shared memory under way, for each row of tiles beyond four some more, and how far the estimate of registers is off.
+REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
+# In the backward, where most registers are taken: of each result of a lane that warps add up, and its place.
+BACKWARD_REGISTERS_OF_ADDING = 7
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
@@ -34,7 +36,7 @@ REGISTERS_OF_PIECE = 3
 MEMORY_LATENCY_NS = 1500.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
-REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 16, 4
+REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,17 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     in_shared = _shared_tiles(problem, candidate)
     tiles = math.ceil(_tiles_per_warp(problem, candidate)) - in_shared
-    matrix = its.matrix * _tiles(problem, candidate) * tiles + (REGISTERS_OF_SHARED if in_shared else 0)
-    sums = its.sum * _tiles(problem, candidate) + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
+    rows = _tiles(problem, candidate)
+    matrix = its.matrix * rows * tiles + (REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4) if in_shared else 0)
+    sums = its.sum * rows + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
     if candidate["grid_blocks"] > 1:
         of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * _cells(candidate)
         sums += of_backward if problem.kernel_pass == "backward" else REGISTERS_OF_GATHER
     pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, _cell_columns(candidate))
     if problem.kernel_pass == "backward":
-        # And of other warps a sum to add, where there are some.
-        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors + (candidate["k_warps"] > 1)) + 8
+        if candidate["k_warps"] > 1 and not _tells_sums(candidate):
+            sums += BACKWARD_REGISTERS_OF_ADDING * RESULTS * candidate["batch_tile"] // COLUMNS
+        per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
     return REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
