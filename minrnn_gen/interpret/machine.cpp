@@ -40,8 +40,11 @@ struct Block;
 struct Cluster;
 struct Waiting { std::vector<Fiber*> fibers; };
 struct Barrier : Waiting { int arrived = 0, turn = 0; bool any[2] = {}; };
+// What a fiber did at a tick, at a place in the code.
+struct Deed { uint32_t number = 0, tick = 0; uint64_t at = 0; };
 struct Mail : Waiting {
-    bool is_open = false;
+    Deed opened, sent_before;               // by nobody: 0
+    bool is_open() const { return opened.number; }
     int arrivals_left = 1;
     long long bytes = 0;
     int turn = 0;
@@ -104,7 +107,7 @@ struct Cluster {
 struct Store { unsigned char* to; unsigned char unit[16]; int bytes; Fiber* by; };
 // What a fiber did and knows at a tick.
 struct Told { Clock by_warp, heard; std::size_t place; uint32_t tick; };
-struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Told told; };
+struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Fiber* by; uint64_t at; Told told; };
 struct Finding { char kind[32]; char text[400]; uint64_t at, other_at; uint32_t block, thread, step; };
 
 static jmp_buf scheduler;
@@ -585,12 +588,20 @@ void synchronize_cluster() {
     release(cluster.barrier);
     let_others_run();
 }
-static Mail& opened(Block& block, void* mailbox, const void* caller) {
+static Deed deed(const void* caller) { return {current->number, current->tick, place_in_code(caller)}; }
+// `does` what only a mailbox that is open takes.
+static void need_open(const Block& block, const void* mailbox, const Mail& mail, const char* does, uint64_t at) {
+    const Deed& opened = mail.opened;
+    if (!knows(*current, opened.number, opened.tick, false)) race(does, "opens", *block.region, mailbox, opened.number, at, opened.at, false);
+}
+static Mail& own_mail(void* mailbox, const char* does, const void* caller) {
+    Block& block = *current->block;
     Mail& mail = block.mail[mailbox];
-    if (!mail.is_open) {
-        found("mailbox", place_in_code(caller), 0, current, "needs a mailbox of block %u that nobody has opened", block.number);
+    if (!mail.is_open()) {
+        found("mailbox", place_in_code(caller), 0, current, "%s a mailbox of block %u that nobody has opened", does, block.number);
         abandon();
     }
+    need_open(block, mailbox, mail, does, place_in_code(caller));
     return mail;
 }
 static void check_full(Mail& mail) {
@@ -604,11 +615,15 @@ static void check_full(Mail& mail) {
 }
 void open_mailbox(void* mailbox) {
     access(mailbox, 8, 8, WRITE, CALLER);
-    current->block->mail[mailbox].is_open = true;
+    Block& block = *current->block;
+    Mail& mail = block.mail[mailbox];
+    const Deed& sent = mail.sent_before;
+    if (sent.number) race("opens", "sends to", *block.region, mailbox, sent.number, place_in_code(CALLER), sent.at, false);
+    mail.opened = deed(CALLER);
 }
 void expect_bytes(void* mailbox, unsigned bytes) {
     ++steps;
-    Mail& mail = opened(*current->block, mailbox, CALLER);
+    Mail& mail = own_mail(mailbox, "tells what to expect to", CALLER);
     if (!mail.arrivals_left) {
         found("mailbox", place_in_code(CALLER), 0, current, "tells a mailbox what to expect twice in one turn");
         abandon();
@@ -621,7 +636,7 @@ void expect_bytes(void* mailbox, unsigned bytes) {
 void wait_for_mail(void* mailbox, int turn) {
     ++steps;
     let_others_run();
-    Mail& mail = opened(*current->block, mailbox, CALLER);
+    Mail& mail = own_mail(mailbox, "waits for", CALLER);
     if ((mail.turn & 1) == (turn & 1)) wait_in(mail, MAILBOX, CALLER);
     current->heard = later(current->heard, mail.told);
 }
@@ -638,19 +653,24 @@ void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int b
         found("out of bounds", place_in_code(CALLER), 0, current, "sends %d bytes to %s", bytes, whereabouts(to).c_str());
         abandon();
     }
-    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, {}};
+    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, current, place_in_code(CALLER), {}};
     std::memcpy(message.value, value, bytes);
-    access_places(*theirs.region, message.to, bytes, BEGUN, place_in_code(CALLER));
+    Mail& mail = theirs.mail[message.mailbox];
+    if (mail.is_open()) need_open(theirs, message.mailbox, mail, "sends to", message.at);
+    else if (!mail.sent_before.number) mail.sent_before = deed(CALLER);
+    access_places(*theirs.region, message.to, bytes, BEGUN, message.at);
     message.told = told_by(*current);
     messages.push_back(message);
 }
-static void deliver() {
+static void deliver(bool may_be_later) {
     std::swap(messages[below(unsigned(messages.size()))], messages.back());
     const Message message = messages.back();
     messages.pop_back();
     Mail& mail = message.block->mail[message.mailbox];
-    if (!message.block->fibers_left || !mail.is_open) {
-        found("mailbox", 0, 0, nullptr, "a message arrives in block %u, which %s", message.block->number,
+    if (!message.block->fibers_left || !mail.is_open()) {
+        // Somebody may open it yet, which is a race then.
+        if (message.block->fibers_left && may_be_later) return messages.push_back(message);
+        found("mailbox", message.at, 0, message.by, "sends a message that arrives in block %u, which %s", message.block->number,
               message.block->fibers_left ? "has not opened the mailbox" : "has ended");
         is_over = true;
         return;
@@ -852,7 +872,7 @@ static void run_grid(unsigned blocks, bool is_cooperative) {
             admit_cluster(admitted);
             admitted += blocks_of_cluster;
         }
-        if (!messages.empty() && (runnable.empty() || !below(4))) deliver();
+        if (!messages.empty() && (runnable.empty() || !below(4))) deliver(!runnable.empty());
         else if (!stores.empty() && (runnable.empty() || !below(4))) arrive_in_memory(below(unsigned(stores.size())));
         else if (!runnable.empty()) run_next();
         else if (clusters.empty()) break;
@@ -860,10 +880,11 @@ static void run_grid(unsigned blocks, bool is_cooperative) {
         if (runnable.empty() | !(steps % 64)) dismiss_clusters();
         turns = seen == changes ? turns + 1 : 0;
         seen = changes;
-        if (turns > ASKS_IN_VAIN * (runnable.size() + 1) && stores.empty() && messages.empty()) {
+        if (!runnable.empty() && stores.empty() && turns > ASKS_IN_VAIN * runnable.size()) {
             turns = 0;
-            const bool nobody_goes_on = std::all_of(runnable.begin(), runnable.end(), [](const Fiber* one) { return asks_in_vain(*one); });
-            if (nobody_goes_on && !dismiss_clusters()) report_deadlock();
+            if (!std::all_of(runnable.begin(), runnable.end(), [](const Fiber* one) { return asks_in_vain(*one); })) continue;
+            if (!messages.empty()) deliver(false);
+            else if (!dismiss_clusters()) report_deadlock();
         }
     }
     while (!stores.empty()) arrive_in_memory(0);

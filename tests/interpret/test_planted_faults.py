@@ -34,6 +34,8 @@ GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", 
 # A long time, in which nobody writes anything.
 SLOWLY = "const volatile unsigned* slow = shared.ticket; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
+OPENED = "open_mailbox(&shared.mailbox[1]);"
+BARRIERS = "}\n    __syncthreads();\n    synchronize_cluster();"
 SHUFFLE = "const Affine earlier = shuffle_up"
 # What is planted: (spec, batch, steps, the change, the kind of what is found, where it is told).
 FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
@@ -56,6 +58,14 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         4,
         without(") publish(packets", " && threadIdx.x != 8) publish(packets"),
         "deadlock",
+    ),
+    "mailboxes that may not be open yet": (LSTM, 2, 4, without("synchronize_cluster();", count=1, after=OPENED), "race"),
+    "a mailbox opened too late": (
+        LSTM,
+        2,
+        4,
+        without(f"{OPENED}\n    {BARRIERS}", f"{BARRIERS} if (threadIdx.x == 0) {OPENED}"),
+        "race",
     ),
     "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) wait_for_mail", "if (t > 9) wait_for_mail"), "race"),
     "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
