@@ -23,6 +23,8 @@ _COMMON = ("-std=c++17", "-g1", "-fPIC", "-ffp-contract=off")
 MACHINE_OPTIONS = (*_COMMON, "-O2")
 # Loads and stores are announced, to the functions of machine.cpp; places outside arrays of fixed size are too.
 KERNEL_OPTIONS = (*_COMMON, "-O1", "-w", "-fsanitize=thread,bounds")
+# Registers that nobody wrote are huge or NaN instead of what the stack happens to have, mostly 0; g++ does it since 12.
+PATTERN_OPTION = "-ftrivial-auto-var-init=pattern"
 LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
 # A kernel takes about a second; one that takes minutes is not worth waiting for.
 SECONDS_MOST = 300
@@ -44,6 +46,13 @@ class CppCompiler:
             raise CompileFailed(f"{self.program} took more than {SECONDS_MOST} seconds for {arguments[-1]}") from None
         if done.returncode:
             raise CompileFailed(_first_error(self.program, done.stderr))
+
+    @functools.cached_property
+    def kernel_options(self) -> tuple[str, ...]:
+        """The options for kernels, as far as this compiler has them."""
+        ask = [self.program, PATTERN_OPTION, "-fsyntax-only", "-x", "c++", os.devnull]
+        knows = subprocess.run(ask, capture_output=True, check=False).returncode == 0
+        return (*KERNEL_OPTIONS, PATTERN_OPTION) if knows else KERNEL_OPTIONS
 
 
 def cpp_compiler() -> CppCompiler:
@@ -78,7 +87,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
     """
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
-    key = digest(compiler.version, " ".join((*KERNEL_OPTIONS, *LINK_OPTIONS)), source, glue, *_machine_sources())
+    key = digest(compiler.version, " ".join((*compiler.kernel_options, *LINK_OPTIONS)), source, glue, *_machine_sources())
     if found := store.find(key):
         return found.files["kernel.so"]
     with store.lock(key), tempfile.TemporaryDirectory() as name:
@@ -87,7 +96,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
         folder = Path(name)
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
-        compiler.run(folder, (*KERNEL_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
+        compiler.run(folder, (*compiler.kernel_options, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
         (folder / "machine.o").write_bytes(machine_in(store))
         compiler.run(folder, LINK_OPTIONS, "-o", "kernel.so", "kernel.o", "machine.o")
         library = (folder / "kernel.so").read_bytes()
