@@ -1,6 +1,6 @@
 // What a kernel's text sees of CUDA where a C++ compiler of the host compiles it: the names of the language, and the CPU twins
 // of the instructions that the wrappers in templates/ptx have in assembly. What waits, and what touches memory that others see,
-// is machine.cpp's; nothing here changes the text of a kernel.
+// is the machine's (machine/); nothing here changes the text of a kernel.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -32,7 +32,7 @@ MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&v
 namespace minrnn_host {
 constexpr int LANES = 32;
 
-// ---- what waits (machine.cpp) ----------------------------------------------------------------------------------------------
+// ---- what waits (machine/) -------------------------------------------------------------------------------------------------
 void sync_threads();
 int sync_threads_or(int mine);
 void sync_warp(unsigned lanes);
