@@ -98,12 +98,15 @@ static void access_places(Region& region, const void* address, std::size_t bytes
     const std::size_t last = (static_cast<const unsigned char*>(address) + bytes - 1 - region.begin) / PLACE_BYTES;
     const bool reads = access == READ || access == READ_WHOLE, is_whole = access == READ_WHOLE || access == WRITE_WHOLE;
     const char* does = reads ? "reads" : "writes";
+    uint32_t known = fiber.number, known_tick = 0;  // whose write at the place before is no news
     for (std::size_t n = first; n <= last; ++n) {
         Place& place = region.places[n];
         const uint32_t writer = place.writer & FIBER;
         if (place.writer & UNDER_WAY) race(does, "writes", region, region.begin + n * PLACE_BYTES, writer, at, place.write_at, true);
-        else if (writer && writer != fiber.number && !(is_whole && place.writer & WHOLE) && !knows(fiber, writer, place.write_tick, false)) {
-            race(does, "writes", region, region.begin + n * PLACE_BYTES, writer, at, place.write_at, false);
+        else if (writer && writer != fiber.number && (writer != known || place.write_tick != known_tick) && !(is_whole && place.writer & WHOLE)) {
+            known = writer;
+            known_tick = place.write_tick;
+            if (!knows(fiber, writer, known_tick, false)) race(does, "writes", region, region.begin + n * PLACE_BYTES, writer, at, place.write_at, false);
         }
         if (reads) {
             if (!writer && !region.is_given && !region.is_shared) {

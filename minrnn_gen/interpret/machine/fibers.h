@@ -7,12 +7,12 @@ namespace minrnn_host {
 #define CALLER (__builtin_return_address(0))
 
 static __attribute__((noinline)) void leave() {
-    if (!_setjmp(current->here)) _longjmp(scheduler, 1);
+    if (MINRNN_STAY(current->here)) jump(scheduler);
 }
 // What cannot go on: the launch is over.
 [[noreturn]] static void abandon() {
     is_over = true;
-    _longjmp(scheduler, 1);
+    jump(scheduler);
 }
 static void wait_in(Waiting& waiting, const char* what, const void* at = nullptr) {
     current->waits_for = what;

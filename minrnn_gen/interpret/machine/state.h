@@ -1,6 +1,5 @@
 // Who there is, and what is under way: fibers, warps, blocks and clusters, and all that a launch changes. One launch at a time.
 #pragma once
-#include <csetjmp>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,6 +9,11 @@
 
 namespace minrnn_host {
 constexpr std::size_t STACK_BYTES = 1 << 18;
+
+// Where to go on. The compiler's own jumps are a fraction of the library's, which look for what there is to clean up.
+struct Jump { void* registers[5]; };
+#define MINRNN_STAY(HERE) (!__builtin_setjmp((HERE).registers))
+[[noreturn]] static inline __attribute__((noinline)) void jump(Jump& to) { __builtin_longjmp(to.registers, 1); }
 
 struct Fiber;
 struct Block;
@@ -59,7 +63,7 @@ struct Asked {
     bool is_in_vain = false;
 };
 struct Fiber {
-    jmp_buf here;
+    Jump here;
     bool has_begun = false;
     unsigned char* stack;
     unsigned thread, place;                 // in the block, in the cluster
@@ -85,7 +89,7 @@ struct Store { unsigned char* to; unsigned char unit[16]; int bytes; Fiber* by; 
 struct Told { Clock by_warp, heard; std::size_t place; uint32_t tick; };
 struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Fiber* by; uint64_t at; Told told; };
 
-static jmp_buf scheduler;
+static Jump scheduler;
 static Fiber* current;
 static std::vector<Fiber*> runnable;
 static std::vector<Message> messages;

@@ -43,7 +43,7 @@ void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low,
         // The hardware ignores the low 13 bits of what it takes for tf32, and rounds sums towards 0.
         auto towards_zero = [](double value) {
             const float nearest = float(value);
-            return std::abs(nearest) > std::abs(value) ? std::nextafter(nearest, 0.0f) : nearest;
+            return __builtin_fabsf(nearest) > __builtin_fabs(value) ? __builtin_nextafterf(nearest, 0.0f) : nearest;
         };
         multiply_add_tiles<8>(warp, [](unsigned word, int) { return __uint_as_float(word & ~0x1fffu); }, towards_zero);
     });
