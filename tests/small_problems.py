@@ -315,6 +315,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
         ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
         ("shared", LSTM | {"hidden_size": 128}, DENSE | {"unit_warps": 8, "batch_tile": 8}, "resets", BOTH),
+        ("odd units", LSTM | {"hidden_size": 25}, DENSE, "long resets", BOTH),
         ("parameter", LEAKY | BF16, DENSE, "long resets bare mixed", BOTH),
         ("parameter of a cluster", LEAKY | {"hidden_size": 40}, DENSE | CLUSTER, "resets", BOTH),
         (
