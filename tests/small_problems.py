@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
-from minrnn_gen.spec import load_spec
+from minrnn_gen.raw.kernels import RawSpec
+from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store
 
 # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or it has
@@ -146,20 +147,23 @@ STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
 
 def prepare(problem: Problem) -> Prepared:
     """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
-    spec = load_spec({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
+    spec = _spec_of({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
     builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
     regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
     kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
-    exact_spec = load_spec(spec.model_dump(), precision="fp64", functions=None)
+    is_complex = precision_of(spec.precision).storage_dtype.startswith("complex")
+    exact_spec = _spec_of(spec.model_dump() | {"precision": "complex128" if is_complex else "fp64", "functions": None})
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
     trial = _trial(problem, plan)
-    inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
+    inputs = inputs_of(kernel.contract, trial)
+    inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
-        made.expected = made.results(exact, inputs.in_float64())
+        precise = _each(inputs, _in_complex128) if is_complex else inputs.in_float64()
+        made.expected = made.results(exact, precise)
         if problem.kernel_pass == "backward":
             _, _, made.saved = kernel.forward(**inputs.forward)
     wrong = made.run(1, {})
@@ -214,10 +218,37 @@ def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
     return inputs
 
 
-def _but_for_nan(result: Any, expected: Any) -> tuple[Any, Any]:
-    """Return both with 0 where both are NaN."""
-    both = (result != result) & (expected != expected)
-    return numpy.where(both, 0, result.astype(numpy.float64)), numpy.where(both, 0, expected)
+def _spec_of(given: dict[str, Any]) -> Spec:
+    return RawSpec(**given) if given["precision"].startswith("complex") else load_spec(given)
+
+
+def _each(given: Any, do: Callable[[Any], Any]) -> Any:
+    """Return inputs with every array replaced."""
+    if isinstance(given, Inputs):
+        return Inputs(*(_each(one, do) for one in (given.forward, given.dy, given.dstate, given.step)))
+    return {name: _each(one, do) for name, one in given.items()} if isinstance(given, dict) else do(given)
+
+
+def _with_imaginary(given: Any) -> Any:
+    if given.dtype.kind != "c":
+        return given
+    # The first channel's have no real part.
+    made = given + (1j * given[..., ::-1] / 2).astype(given.dtype)
+    made[..., 0] = 1j * given[..., 0]
+    return made
+
+
+def _in_complex128(given: Any) -> Any:
+    return given.astype(numpy.complex128) if given.dtype.kind == "c" else given
+
+
+def _but_for_nan(*given: Any) -> tuple[Any, Any]:
+    """Return the numbers of a result and of what is expected, 0 where both are NaN; of complex ones both parts."""
+    result, expected = (
+        _in_complex128(one).view(numpy.float64) if one.dtype.kind == "c" else one.astype(numpy.float64) for one in given
+    )
+    both = numpy.isnan(result) & numpy.isnan(expected)
+    return numpy.where(both, 0, result), numpy.where(both, 0, expected)
 
 
 def _with_nan(state: Any) -> Any:
@@ -241,6 +272,9 @@ TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_t
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
 
+# Each lane has more loads from the others than are under way at once.
+FIVE = {"grid_blocks": 5, "unit_warps": 1, "batch_tile": 8}
+
 # Hidden sizes fill no tile.
 GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
 BDT: dict[str, Any] = {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}
@@ -248,6 +282,11 @@ LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
 LONG = {"batch": 1, "time": 65536}
 BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
 LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
+# Of complex numbers there is the raw scan's cell alone.
+COMPLEX: dict[str, Any] = {
+    "model": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
+    "precision": "complex64",
+}
 # A dense cell with a parameter, and gates without a product.
 LEAKY: dict[str, Any] = {
     "model": {
@@ -266,6 +305,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
         ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
         ("cluster", GRU, CHANNELS | CLUSTER, "long resets", BOTH),
+        ("cluster of eight", GRU, CHANNELS | {"cluster_blocks": 8}, "resets", BOTH),
         ("cluster of two warps", GRU, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
         ("tickets", GRU | LONG, CHANNELS | TICKETS | TWO_WARPS, "long whole resets", BOTH),
         ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
@@ -275,6 +315,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
         ("bf16", GRU | BF16 | {"gpu": "t4"}, CHANNELS, "all nan nan-resets", FORWARD),
         ("nan", GRU, CHANNELS | TWO_WARPS, "nan nan-resets", FORWARD),
+        ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
     ),
     "time": (
         ("two columns", BDT, TIME, "long resets bare", BOTH),
@@ -287,6 +328,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("log", BDT | LOG, TIME, "long", FORWARD),
         ("bf16", BDT | BF16, TIME, "all nan-resets", FORWARD),
         ("two warps bf16", BDT | BF16, TIME | TWO_WARPS | {"warps": 1}, "resets bare", BOTH),
+        ("complex", COMPLEX | {"hidden_size": 3, "layout": "BDT"}, TIME, "long resets", FORWARD),
         ("one channel", BDT | {"hidden_size": 1}, TIME, "whole", BOTH),
     ),
     "diagonal": (
@@ -315,6 +357,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
         ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
         ("shared", LSTM | {"hidden_size": 128}, DENSE | {"unit_warps": 8, "batch_tile": 8}, "resets", BOTH),
+        ("grid of five", {"model": "elman", "hidden_size": 72, "gpu": "a100"}, DENSE | FIVE, "resets", BOTH),
         ("odd units", LSTM | {"hidden_size": 25}, DENSE, "long resets", BOTH),
         ("parameter", LEAKY | BF16, DENSE, "long resets bare mixed", BOTH),
         ("parameter of a cluster", LEAKY | {"hidden_size": 40}, DENSE | CLUSTER, "resets", BOTH),
@@ -329,9 +372,10 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("grid of eight", LSTM | {"gpu": "a100"}, DENSE | GRID | {"batch_tile": 8}, "resets", BOTH),
         ("grid of four", LSTM | {"model": "gru", "gpu": "a100"}, DENSE | GRID | {"batch_tile": 4}, "resets", BOTH),
         ("tf32 split once", {"model": "gru", "hidden_size": 24}, DENSE | {"splits_once": 1, "batch_tile": 4}, "resets", BOTH),
-        ("tf32 of eight", {"model": "elman", "hidden_size": 24}, DENSE | {"batch_tile": 8}, "resets", BOTH),
+        ("tf32 of four", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
+        ("tf32 of eight", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 8}, "resets", BOTH),
         ("tf32 of halves", {"model": "lstm", "hidden_size": 64}, DENSE | {"k_warps": 2, "batch_tile": 4}, "long resets", BOTH),
-        ("fma of four", FP64 | {"model": "elman", "hidden_size": 20}, DENSE | {"batch_tile": 4}, "resets", BOTH),
+        ("fma of four", FP64 | {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("fma of eight", FP64 | {"model": "elman", "hidden_size": 20}, DENSE | {"batch_tile": 8, "k_warps": 2}, "resets", BOTH),
         (
             "clipped",
