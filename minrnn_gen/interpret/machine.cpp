@@ -31,14 +31,20 @@ constexpr unsigned CLUSTERS_RESIDENT_MOST = 4, FIBERS_RESIDENT_MOST = 4096;     
 // Mostly one of the last that others woke: what a core's caches hold. In every other launch, anyone.
 constexpr unsigned NEAR = 64, FAR_ONE_IN = 8;
 constexpr unsigned EVENTS_AT_ONCE_MOST = 128;   // accesses of one fiber, at most, before others may run
+// Who loads a unit so often while nothing changes loops until it changes: what is there for good is loaded once, or by each turn
+// of a loop that writes something.
+constexpr unsigned ASKS_IN_VAIN = 16;
 
 struct Fiber;
 struct Block;
 struct Cluster;
 struct Waiting { std::vector<Fiber*> fibers; };
 struct Barrier : Waiting { int arrived = 0, turn = 0; bool any[2] = {}; };
+// What a fiber did at a tick, at a place in the code.
+struct Deed { uint32_t number = 0, tick = 0; uint64_t at = 0; };
 struct Mail : Waiting {
-    bool is_open = false;
+    Deed opened, sent_before;               // by nobody: 0
+    bool is_open() const { return opened.number; }
     int arrivals_left = 1;
     long long bytes = 0;
     int turn = 0;
@@ -69,6 +75,13 @@ struct Block {
     std::map<void*, Mail> mail;
 };
 struct Copy { unsigned char* to; const unsigned char* from; int bytes; bool has_arrived; uint32_t at; };
+// The units of memory that a fiber loaded since anything changed: how many, and how often that one which came first, second,
+// fourth, eighth ..., so that in a loop over whatever many it is one of the loop's at last.
+struct Asked {
+    unsigned since = 0, units = 0, again = 0;   // `since`: the change
+    const void *unit = nullptr, *at = nullptr;
+    bool is_in_vain = false;
+};
 struct Fiber {
     jmp_buf here;
     bool has_begun = false;
@@ -81,8 +94,8 @@ struct Fiber {
     Warp* warp;
     std::vector<std::vector<Copy>> groups = std::vector<std::vector<Copy>>(1);    // the last one is open
     const char* waits_for = nullptr;        // while it waits
-    void* waits_at = nullptr;
-    std::string waiting_for() const { return waits_for ? waits_for : "its turn"; }
+    const void* waits_at = nullptr;
+    Asked asked;
 };
 struct Cluster {
     unsigned first_block;
@@ -94,7 +107,7 @@ struct Cluster {
 struct Store { unsigned char* to; unsigned char unit[16]; int bytes; Fiber* by; };
 // What a fiber did and knows at a tick.
 struct Told { Clock by_warp, heard; std::size_t place; uint32_t tick; };
-struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Told told; };
+struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Fiber* by; uint64_t at; Told told; };
 struct Finding { char kind[32]; char text[400]; uint64_t at, other_at; uint32_t block, thread, step; };
 
 static jmp_buf scheduler;
@@ -107,12 +120,12 @@ static std::vector<unsigned char*> free_stacks;
 static std::vector<std::unique_ptr<Region>> arrays;
 static Region* last_array;
 static std::vector<Finding> findings;
-static unsigned block_threads, blocks_of_cluster, steps, loads_in_vain, events_left;
+static unsigned block_threads, blocks_of_cluster, steps, changes, events_left;     // `changes`: of memory
 static std::size_t shared_size;
 static uint64_t random_state;
 static bool is_over, is_observed, stays_near;
 static std::size_t suspicions;
-static const char* const PARTED = "parted";
+static const char *const PARTED = "parted", *const MAILBOX = "a mailbox", *const NEWS = "news";
 static const Entry* kernel;
 static long long words[1 << 10];          // of the library's own, as kernels read them too
 static unsigned char *code_begin, *code_end;
@@ -159,7 +172,7 @@ static __attribute__((noinline)) void leave() {
     is_over = true;
     _longjmp(scheduler, 1);
 }
-static void wait_in(Waiting& waiting, const char* what, void* at = nullptr) {
+static void wait_in(Waiting& waiting, const char* what, const void* at = nullptr) {
     current->waits_for = what;
     current->waits_at = at;
     waiting.fibers.push_back(current);
@@ -252,17 +265,19 @@ static Region* region_of(const void* address) {
 static std::string whereabouts(const void* address) {
     char text[160];
     const auto* place = static_cast<const unsigned char*>(address);
+    const Region* nearest = nullptr;
+    auto distance = [&](const Region& one) { return place < one.begin ? one.begin - place : std::max<std::ptrdiff_t>(0, place - (one.begin + one.bytes) + 1); };
+    for (const auto& array : arrays) if (!nearest || distance(*array) < distance(*nearest)) nearest = array.get();
+    constexpr long long NEAR_SHARED_BYTES = 4096;
     for (const auto& cluster : clusters) {
         for (const auto& block : cluster->blocks) {
             const long long offset = place - block->shared;
-            if (offset < -4096 || offset >= (long long)(shared_size) + 4096) continue;
+            if (nearest && !distance(*nearest)) continue;
+            if (offset < -NEAR_SHARED_BYTES || offset >= (long long)(shared_size) + NEAR_SHARED_BYTES) continue;
             std::snprintf(text, sizeof text, "byte %lld of the %zu bytes of shared memory of block %u", offset, shared_size, block->number);
             return text;
         }
     }
-    const Region* nearest = nullptr;
-    auto distance = [&](const Region& one) { return place < one.begin ? one.begin - place : place - (one.begin + one.bytes) + 1; };
-    for (const auto& array : arrays) if (!nearest || distance(*array) < distance(*nearest)) nearest = array.get();
     if (!nearest || distance(*nearest) > 1 << 30) std::snprintf(text, sizeof text, "address %p, far from every array", address);
     else std::snprintf(text, sizeof text, "byte %lld of the %zu bytes of %s", (long long)(place - nearest->begin), nearest->bytes, nearest->name.c_str());
     return text;
@@ -368,6 +383,7 @@ static void access(const void* address, std::size_t bytes, std::size_t alignment
     const auto* place = static_cast<const unsigned char*>(address);
     if (std::size_t(place - current->stack) < STACK_BYTES) return;
     if (place >= code_begin && place < code_end) return;
+    changes += kind == WRITE || kind == BEGUN;
     if (!--events_left) {
         events_left = 1 + below(EVENTS_AT_ONCE_MOST);
         ++steps;
@@ -398,7 +414,7 @@ static void arrive_in_block(const char* kind, const void* caller) {
     }
     block.barrier_kind = kind;
     ++steps;
-    if (++block.barrier.arrived < int(block_threads)) return wait_in(block.barrier, kind, const_cast<void*>(caller));
+    if (++block.barrier.arrived < int(block_threads)) return wait_in(block.barrier, kind, caller);
     block.barrier.arrived = 0;
     ++block.barrier.turn;
     meet(warps_of(block));
@@ -436,7 +452,7 @@ template <typename Do> static void together(unsigned lanes, const char* operatio
     warp.given[current->thread % LANES] = given;
     if (++warp.arrived < int(warp.lanes.size())) {
         current->waits_for = operation;
-        current->waits_at = const_cast<void*>(caller);
+        current->waits_at = caller;
         leave();
         current->waits_for = nullptr;
         return;
@@ -552,6 +568,7 @@ void copy_async_wait(int pending) {
             if (!copy.has_arrived) std::memcpy(copy.to, copy.from, copy.bytes);
             Region* region = region_of(copy.to);
             if (!region) continue;
+            ++changes;
             // Who read it meanwhile was told so; who reads it from now on has to know of this wait.
             arrived(*region, copy.to, copy.bytes, current->tick);
         }
@@ -571,12 +588,20 @@ void synchronize_cluster() {
     release(cluster.barrier);
     let_others_run();
 }
-static Mail& opened(Block& block, void* mailbox, const void* caller) {
+static Deed deed(const void* caller) { return {current->number, current->tick, place_in_code(caller)}; }
+// `does` what only a mailbox that is open takes.
+static void need_open(const Block& block, const void* mailbox, const Mail& mail, const char* does, uint64_t at) {
+    const Deed& opened = mail.opened;
+    if (!knows(*current, opened.number, opened.tick, false)) race(does, "opens", *block.region, mailbox, opened.number, at, opened.at, false);
+}
+static Mail& own_mail(void* mailbox, const char* does, const void* caller) {
+    Block& block = *current->block;
     Mail& mail = block.mail[mailbox];
-    if (!mail.is_open) {
-        found("mailbox", place_in_code(caller), 0, current, "needs a mailbox of block %u that nobody has opened", block.number);
+    if (!mail.is_open()) {
+        found("mailbox", place_in_code(caller), 0, current, "%s a mailbox of block %u that nobody has opened", does, block.number);
         abandon();
     }
+    need_open(block, mailbox, mail, does, place_in_code(caller));
     return mail;
 }
 static void check_full(Mail& mail) {
@@ -590,11 +615,15 @@ static void check_full(Mail& mail) {
 }
 void open_mailbox(void* mailbox) {
     access(mailbox, 8, 8, WRITE, CALLER);
-    current->block->mail[mailbox].is_open = true;
+    Block& block = *current->block;
+    Mail& mail = block.mail[mailbox];
+    const Deed& sent = mail.sent_before;
+    if (sent.number) race("opens", "sends to", *block.region, mailbox, sent.number, place_in_code(CALLER), sent.at, false);
+    mail.opened = deed(CALLER);
 }
 void expect_bytes(void* mailbox, unsigned bytes) {
     ++steps;
-    Mail& mail = opened(*current->block, mailbox, CALLER);
+    Mail& mail = own_mail(mailbox, "tells what to expect to", CALLER);
     if (!mail.arrivals_left) {
         found("mailbox", place_in_code(CALLER), 0, current, "tells a mailbox what to expect twice in one turn");
         abandon();
@@ -607,8 +636,8 @@ void expect_bytes(void* mailbox, unsigned bytes) {
 void wait_for_mail(void* mailbox, int turn) {
     ++steps;
     let_others_run();
-    Mail& mail = opened(*current->block, mailbox, CALLER);
-    if ((mail.turn & 1) == (turn & 1)) wait_in(mail, "a mailbox", CALLER);
+    Mail& mail = own_mail(mailbox, "waits for", CALLER);
+    if ((mail.turn & 1) == (turn & 1)) wait_in(mail, MAILBOX, CALLER);
     current->heard = later(current->heard, mail.told);
 }
 void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int bytes) {
@@ -624,24 +653,30 @@ void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int b
         found("out of bounds", place_in_code(CALLER), 0, current, "sends %d bytes to %s", bytes, whereabouts(to).c_str());
         abandon();
     }
-    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, {}};
+    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, current, place_in_code(CALLER), {}};
     std::memcpy(message.value, value, bytes);
-    access_places(*theirs.region, message.to, bytes, BEGUN, place_in_code(CALLER));
+    Mail& mail = theirs.mail[message.mailbox];
+    if (mail.is_open()) need_open(theirs, message.mailbox, mail, "sends to", message.at);
+    else if (!mail.sent_before.number) mail.sent_before = deed(CALLER);
+    access_places(*theirs.region, message.to, bytes, BEGUN, message.at);
     message.told = told_by(*current);
     messages.push_back(message);
 }
-static void deliver() {
+static void deliver(bool may_be_later) {
     std::swap(messages[below(unsigned(messages.size()))], messages.back());
     const Message message = messages.back();
     messages.pop_back();
     Mail& mail = message.block->mail[message.mailbox];
-    if (!message.block->fibers_left || !mail.is_open) {
-        found("mailbox", 0, 0, nullptr, "a message arrives in block %u, which %s", message.block->number,
+    if (!message.block->fibers_left || !mail.is_open()) {
+        // Somebody may open it yet, which is a race then.
+        if (message.block->fibers_left && may_be_later) return messages.push_back(message);
+        found("mailbox", message.at, 0, message.by, "sends a message that arrives in block %u, which %s", message.block->number,
               message.block->fibers_left ? "has not opened the mailbox" : "has ended");
         is_over = true;
         return;
     }
     std::memcpy(message.to, message.value, message.bytes);
+    ++changes;
     Region& region = *message.block->region;
     arrived(region, message.to, message.bytes, region.places[(message.to - region.begin) / PLACE_BYTES].write_tick);
     mail.bytes -= message.bytes;
@@ -653,9 +688,10 @@ static void deliver() {
 // Stores arrive late, and in any order but at one place; whoever loads lets the others run.
 static void arrive_in_memory(std::size_t which) {
     for (std::size_t earlier = 0; earlier < which; ++earlier) if (stores[earlier].to == stores[which].to) which = earlier;
-    std::memcpy(stores[which].to, stores[which].unit, stores[which].bytes);
+    const Store& store = stores[which];
+    changes += std::memcmp(store.to, store.unit, store.bytes) != 0;
+    std::memcpy(store.to, store.unit, store.bytes);
     stores.erase(stores.begin() + std::ptrdiff_t(which));
-    loads_in_vain = 0;
 }
 void store_whole(void* to, const void* unit, int bytes) {
     access(to, bytes, bytes, WRITE_WHOLE, CALLER);
@@ -663,21 +699,37 @@ void store_whole(void* to, const void* unit, int bytes) {
     std::memcpy(store.unit, unit, bytes);
     stores.push_back(store);
 }
+static void ask(const void* unit, const void* caller) {
+    Asked& asked = current->asked;
+    if (asked.since != changes) {
+        asked = {};
+        asked.since = changes;
+    }
+    if (!(asked.units & (asked.units - 1))) {
+        asked.unit = unit;
+        asked.at = caller;
+        asked.again = 0;
+    } else {
+        asked.again += unit == asked.unit;
+    }
+    ++asked.units;
+    asked.is_in_vain |= asked.again >= ASKS_IN_VAIN;
+}
+static bool asks_in_vain(const Fiber& fiber) { return fiber.asked.is_in_vain && fiber.asked.since == changes; }
 void load_whole(void* unit, const void* from, int bytes) {
     access(from, bytes, bytes, READ_WHOLE, CALLER);
-    ++loads_in_vain;
-    current->waits_for = "what other blocks write to memory";
-    current->waits_at = CALLER;
     let_others_run();
-    current->waits_for = nullptr;
     for (std::size_t n = 0; n < stores.size(); ++n) {
         if (stores[n].by == current && stores[n].to == from) arrive_in_memory(n--);  // one's own are seen at once
     }
+    ask(from, CALLER);
     std::memcpy(unit, from, bytes);
 }
 unsigned add_whole(unsigned* to, unsigned value) {
     access(to, sizeof *to, sizeof *to, WRITE_WHOLE, CALLER);
     ++steps;
+    if (value) ++changes;
+    else ask(to, CALLER);
     const unsigned before = *to;
     *to = before + value;
     return before;
@@ -774,51 +826,65 @@ static void run_next() {
     }
     current = nullptr;
 }
+static bool is_barrier(const std::string& awaited) { return awaited != MAILBOX && awaited != NEWS; }
 // Who waits for what, where nobody goes on.
 static void report_deadlock() {
     for (const auto& cluster : clusters) {
-        std::map<std::string, std::pair<int, Fiber*>> waiting;
+        // Barriers last: whoever is not there waits for something else.
+        struct Last { bool operator()(const std::string& one, const std::string& other) const { return std::pair(is_barrier(one), one) < std::pair(is_barrier(other), other); } };
+        std::map<std::string, std::pair<int, const Fiber*>, Last> waiting;
         int ended = 0;
         for (const auto& fiber : cluster->fibers) {
-            if (!fiber->waits_for) { ++ended; continue; }
-            auto& its = waiting[fiber->waits_for];
+            if (!fiber->waits_for && !asks_in_vain(*fiber)) { ++ended; continue; }
+            auto& its = waiting[fiber->waits_for ? fiber->waits_for : NEWS];
             ++its.first;
             if (!its.second) its.second = fiber.get();
         }
         for (const auto& [what, its] : waiting) {
+            const auto& [count, first] = its;
             std::string others;
             for (const auto& [other, their] : waiting) if (other != what) others += ", " + std::to_string(their.first) + " for " + other;
-            const bool is_parted = ended && what != "a mailbox" && what.rfind("what", 0);
-            found(is_parted ? PARTED : "deadlock", place_in_code(its.second->waits_at), 0, its.second,
-                  "waits for %s in vain, as do %d threads of its %s; others wait%s; %d have ended", what.c_str(), its.first,
+            const bool is_parted = ended && is_barrier(what);
+            const std::string place = what == NEWS ? " of " + whereabouts(first->asked.unit) : "";
+            found(is_parted ? PARTED : "deadlock", place_in_code(first->waits_for ? first->waits_at : first->asked.at), 0, first,
+                  "waits for %s%s in vain, as do %d threads of its %s; others wait%s; %d have ended", what.c_str(), place.c_str(), count,
                   blocks_of_cluster > 1 ? "cluster" : "block", others.empty() ? " for nothing else" : others.c_str() + 1, ended);
         }
     }
     is_over = true;
 }
+// Let go of clusters that are done; says whether there were any.
+static bool dismiss_clusters() {
+    if (!messages.empty()) return false;
+    auto is_done = [](const auto& cluster) { return !cluster->fibers_left; };
+    const auto left = std::remove_if(clusters.begin(), clusters.end(), is_done);
+    const bool are_some = left != clusters.end();
+    clusters.erase(left, clusters.end());
+    return are_some;
+}
 static void run_grid(unsigned blocks, bool is_cooperative) {
     const unsigned most = std::min(CLUSTERS_RESIDENT_MOST, std::max(1u, FIBERS_RESIDENT_MOST / (blocks_of_cluster * block_threads)));
     const unsigned resident = is_cooperative ? blocks : (1 + below(most)) * blocks_of_cluster;
-    unsigned admitted = 0;
+    unsigned admitted = 0, seen = 0;
+    std::size_t turns = 0;                  // since anything changed
     while (!is_over) {
         while (admitted < blocks && clusters.size() * blocks_of_cluster < resident) {
             admit_cluster(admitted);
             admitted += blocks_of_cluster;
         }
-        if (!messages.empty() && (runnable.empty() || !below(4))) deliver();
+        if (!messages.empty() && (runnable.empty() || !below(4))) deliver(!runnable.empty());
         else if (!stores.empty() && (runnable.empty() || !below(4))) arrive_in_memory(below(unsigned(stores.size())));
-        else if (!runnable.empty()) {
-            const unsigned in_vain = loads_in_vain;
-            run_next();
-            if (loads_in_vain == in_vain) loads_in_vain = 0;
-            constexpr unsigned LOADS_EACH = 64;     // at once, of one that waits
-            if (stores.empty() && loads_in_vain > LOADS_EACH * (runnable.size() + LOADS_EACH)) report_deadlock();
-        } else if (clusters.empty()) break;
+        else if (!runnable.empty()) run_next();
+        else if (clusters.empty()) break;
         else report_deadlock();
-        if (!clusters.empty() && runnable.empty() | !(steps % 64)) {
-            auto is_done = [](const auto& cluster) { return !cluster->fibers_left; };
-            const bool has_messages = !messages.empty();
-            if (!has_messages) clusters.erase(std::remove_if(clusters.begin(), clusters.end(), is_done), clusters.end());
+        if (runnable.empty() | !(steps % 64)) dismiss_clusters();
+        turns = seen == changes ? turns + 1 : 0;
+        seen = changes;
+        if (!runnable.empty() && stores.empty() && turns > ASKS_IN_VAIN * runnable.size()) {
+            turns = 0;
+            if (!std::all_of(runnable.begin(), runnable.end(), [](const Fiber* one) { return asks_in_vain(*one); })) continue;
+            if (!messages.empty()) deliver(false);
+            else if (!dismiss_clusters()) report_deadlock();
         }
     }
     while (!stores.empty()) arrive_in_memory(0);
@@ -848,7 +914,7 @@ int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned 
     blockDim = {threads, 1, 1};
     gridDim = {blocks, 1, 1};
     random_state = seed * 0x9e3779b97f4a7c15ull + 0x632be59bd9b4e019ull;
-    steps = loads_in_vain = 0;
+    steps = changes = 0;
     events_left = 1 + below(EVENTS_AT_ONCE_MOST);
     is_over = false;
     stays_near = below(2);
