@@ -297,6 +297,9 @@ LEAKY: dict[str, Any] = {
     "hidden_size": 24,
 }
 
+# A diagonal cell whose backward sums nothing, where there is no bias.
+LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
+
 # (name, spec, wanted, calls, passes)
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
@@ -336,6 +339,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("all", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "all nan-resets", FORWARD),
         ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
         ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
+        ("no parameter", LEAKING, {}, "bare", BOTH),
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
