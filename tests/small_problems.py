@@ -300,6 +300,26 @@ LEAKY: dict[str, Any] = {
 # A diagonal cell whose backward sums nothing, where there is no bias.
 LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
 
+BOUNDED: dict[str, Any] = {
+    "model": {"name": "bounded", "equations": "h[t] = max(min(W.n + h[t-1], 0.5), -0.5)"},
+    "hidden_size": 20,
+}
+# A scan whose y depends on the state before the step, and one whose gradients depend on two states before and after it.
+LOOKING: dict[str, Any] = {
+    "model": {
+        "name": "looking",
+        "equations": "z = sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.n",
+        "output": "h[t] * h[t-1]",
+    },
+}
+TWO_STATES: dict[str, Any] = {
+    "model": {
+        "name": "normalized",
+        "equations": "f = sigmoid(W.f)\nc[t] = f * c[t-1] + (1 - f) * W.z\nn[t] = f * n[t-1] + 1 - f",
+        "output": "c[t] / n[t]",
+    },
+}
+
 # (name, spec, wanted, calls, passes)
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
@@ -318,6 +338,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
         ("bf16", GRU | BF16 | {"gpu": "t4"}, CHANNELS, "all nan nan-resets", FORWARD),
         ("nan", GRU, CHANNELS | TWO_WARPS, "nan nan-resets", FORWARD),
+        ("looking back", LOOKING | {"hidden_size": 20}, CHANNELS, "long", BOTH),
+        ("two states", TWO_STATES | {"hidden_size": 20}, CHANNELS, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
     ),
     "time": (
@@ -325,12 +347,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("two warps", BDT, TIME | TWO_WARPS | {"warps": 1}, "long resets", BOTH),
         ("tickets", BDT | LONG, TIME | TICKETS, "long whole resets", BOTH),
         ("vectors", BDT | BF16, TIME | {"steps_per_lane": 8}, "pieces pieces-resets", BOTH),
+        ("parts of vectors", BDT | BF16, TIME | {"steps_per_lane": 2}, "pieces", BOTH),
         ("tickets of vectors", BDT | LONG, TIME | TICKETS | {"steps_per_lane": 8}, "long resets", BOTH),
         ("parameters", BDT | BF16 | {"model": "rg_lru"}, TIME | {"steps_per_lane": 8}, "mixed pieces", BOTH),
         ("reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME, "resets", BOTH),
         ("log", BDT | LOG, TIME, "long", FORWARD),
         ("bf16", BDT | BF16, TIME, "all nan-resets", FORWARD),
         ("two warps bf16", BDT | BF16, TIME | TWO_WARPS | {"warps": 1}, "resets bare", BOTH),
+        ("looking back", BDT | LOOKING, TIME, "long", BOTH),
+        ("two states", BDT | TWO_STATES, TIME, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 3, "layout": "BDT"}, TIME, "long resets", FORWARD),
         ("one channel", BDT | {"hidden_size": 1}, TIME, "whole", BOTH),
     ),
@@ -340,6 +365,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
         ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
         ("no parameter", LEAKING, {}, "bare", BOTH),
+        ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
+        ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
