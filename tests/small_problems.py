@@ -30,10 +30,11 @@ from minrnn_gen.raw.kernels import RawSpec
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store
 
-# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or it has
-# "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out;
-# or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins at a multiple of 16 bytes; or it
-# asks for "all" states; or a state begins as "nan", every bit of it set, in one sequence.
+# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or of a
+# "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end early or have
+# no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in
+# "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the states of one sequence begin as
+# "nan", every bit of them set.
 PIECE_STEPS = 16
 DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
@@ -190,6 +191,8 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
         * max(1, plan.variables.get("time_warps_walked", 1))
     )
     whole = max(tiles, 2)
+    if problem.call == "part":
+        return Trial(1, whole + whole // 2 + 1)
     if problem.call == "whole":
         return Trial(2, 2 * whole)
     return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
@@ -351,6 +354,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tickets of vectors", BDT | LONG, TIME | TICKETS | {"steps_per_lane": 8}, "long resets", BOTH),
         ("parameters", BDT | BF16 | {"model": "rg_lru"}, TIME | {"steps_per_lane": 8}, "mixed pieces", BOTH),
         ("reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME, "resets", BOTH),
+        ("two warps, reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME | TWO_WARPS | {"warps": 1}, "resets part", BOTH),
         ("log", BDT | LOG, TIME, "long", FORWARD),
         ("bf16", BDT | BF16, TIME, "all nan-resets", FORWARD),
         ("two warps bf16", BDT | BF16, TIME | TWO_WARPS | {"warps": 1}, "resets bare", BOTH),
