@@ -34,7 +34,7 @@ from minrnn_gen.store import Store
 # "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end early or have
 # no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in
 # "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the states of one sequence begin as
-# "nan", every bit of them set.
+# "nan", every bit of them set; or sequences, one of them without steps, are "packed" one behind the other.
 PIECE_STEPS = 16
 DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
@@ -179,6 +179,8 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     has_resets = "resets" in problem.call
     if plan.entry.startswith(("recurrent", "alternating")):
         tile = plan.variables.get("batch_tile", 2)
+        if problem.call == "packed":
+            return Trial(tile + 1, DENSE_STEPS)
         return Trial(tile + 1, DENSE_STEPS, True) if has_resets else Trial(1, DENSE_STEPS)
     if problem.call == "pieces":
         return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
@@ -191,6 +193,8 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
         * max(1, plan.variables.get("time_warps_walked", 1))
     )
     whole = max(tiles, 2)
+    if problem.call == "packed":
+        return Trial(3, whole + 1)
     if problem.call == "part":
         return Trial(1, whole + whole // 2 + 1)
     if problem.call == "whole":
@@ -198,7 +202,16 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
 
 
+def _packed(given: Any) -> Any:
+    return given.reshape(1, -1, *given.shape[2:])
+
+
 def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
+    if call == "packed":
+        total, first = trial.batch * trial.time, trial.time // 2
+        ends = numpy.array([0, first, first, *numpy.linspace(first, total, trial.batch - 1, dtype=numpy.int64)[1:]])
+        forward = {**inputs.forward, "x": _packed(inputs.forward["x"]), "cu_seqlens": ends}
+        return replace(inputs, forward=forward, dy=_packed(inputs.dy))
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
@@ -285,8 +298,15 @@ LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
 LONG = {"batch": 1, "time": 65536}
 BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
 LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
-# Its steps keep all of the state, as what is no step does, and add to it.
-SUM: dict[str, Any] = {"model": {"name": "sum", "equations": "h[t] = h[t-1] + sigmoid(W.a)"}, "scan_arithmetic": "log"}
+# The steps of one state keep all of it, as what is no step does, and add something; those of the other may add nothing.
+SUM: dict[str, Any] = {
+    "model": {
+        "name": "sums",
+        "equations": "s[t] = s[t-1] + sigmoid(W.a)\nh[t] = sigmoid(W.b) * h[t-1] + relu(W.a)",
+        "output": "s[t] + h[t]",
+    },
+    "scan_arithmetic": "log",
+}
 # Of complex numbers there is the raw scan's cell alone.
 COMPLEX: dict[str, Any] = {
     "model": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
@@ -339,6 +359,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
         ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, CHANNELS | {"channel_lanes": 8}, "long mixed bare", BOTH),
         ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", FORWARD),
+        ("packed", GRU, CHANNELS, "packed", BOTH),
         ("log sum", GRU | SUM, CHANNELS, "resets", FORWARD),
         ("reverse", GRU | REVERSE | {"model": "min_lstm"}, CHANNELS, "resets", BOTH),
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
@@ -397,6 +418,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("shared", LSTM | {"hidden_size": 128}, DENSE | {"unit_warps": 8, "batch_tile": 8}, "resets", BOTH),
         ("grid of five", {"model": "elman", "hidden_size": 72, "gpu": "a100"}, DENSE | FIVE, "resets", BOTH),
         ("odd units", LSTM | {"hidden_size": 25}, DENSE, "long resets", BOTH),
+        ("packed", LSTM | {"hidden_size": 24}, DENSE, "packed", BOTH),
         ("parameter", LEAKY | BF16, DENSE, "long resets bare mixed", BOTH),
         ("parameter of a cluster", LEAKY | {"hidden_size": 40}, DENSE | CLUSTER, "resets", BOTH),
         (
@@ -439,7 +461,7 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step of one", {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1, "batch_tile": 1}),
     ("step with units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("step of whole pieces", {"model": "gru", "hidden_size": 64}, {"units": 2, "warps": 1, "batch_tile": 1}),
-    ("step with a parameter", LEAKY, {"units": 2, "warps": 2, "batch_tile": 2}),
+    ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "pieces": 1}),
 )
 
