@@ -60,7 +60,7 @@ class AlternatingWalk:
         pair = self._pair(kernel_pass, device, kernel)
         if due < GRAPH_STEPS or cuda.is_capturing(part.x):
             sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
-            scratch = Scratch(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
+            scratch = Scratch.laid_out(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
             prepare(scratch, stream)
             pair.begin(device, stream, scratch, 0, arguments(scratch))
             self._enqueue(kernel_pass, pair, device, part.batch, due, scratch, stream)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from minrnn_gen.arrays import Array, as_numpy, contiguous_strides
 from minrnn_gen.cuda import cupy_module, external_stream, on_device
@@ -18,13 +18,18 @@ ALIGNMENT_BYTES = 256  # of what the driver allocates
 class Scratch:
     """Named pieces of memory on one device."""
 
-    def __init__(self, sizes_bytes: Mapping[str, int], memory: int) -> None:
-        """Lay the pieces out from the address `memory` on, which has `scratch_bytes_of(sizes_bytes)`."""
-        self._pointers: dict[str, int] = {}
-        self._sizes_bytes = dict(sizes_bytes)
+    def __init__(self, sizes_bytes: Mapping[str, int], pointers: Mapping[str, int]) -> None:
+        """Take pieces of `sizes_bytes` that start at `pointers`."""
+        self.sizes_bytes, self._pointers = dict(sizes_bytes), dict(pointers)
+
+    @classmethod
+    def laid_out(cls, sizes_bytes: Mapping[str, int], memory: int) -> Self:
+        """Lay pieces out from the address `memory` on, which has `scratch_bytes_of(sizes_bytes)`."""
+        pointers = {}
         for name, size_bytes in sizes_bytes.items():
-            self._pointers[name] = memory
+            pointers[name] = memory
             memory += _padded(size_bytes)
+        return cls(sizes_bytes, pointers)
 
     def __getitem__(self, name: str) -> int:
         """Return where a piece starts."""
@@ -33,7 +38,7 @@ class Scratch:
     def clear(self, device: int | None, stream: int, name: str) -> None:
         """Enqueue zeros for a piece."""
         with on_device(device):
-            cupy_module().cuda.runtime.memsetAsync(self._pointers[name], 0, self._sizes_bytes[name], stream)
+            cupy_module().cuda.runtime.memsetAsync(self._pointers[name], 0, self.sizes_bytes[name], stream)
 
 
 def scratch_bytes_of(sizes_bytes: Mapping[str, int]) -> int:
@@ -77,7 +82,7 @@ class Recorded:
         self._last_stream: int | None = None
         with on_device(device):
             self._memory = cupy.cuda.alloc(scratch_bytes_of(sizes_bytes))
-            self.scratch = Scratch(sizes_bytes, self._memory.ptr)
+            self.scratch = Scratch.laid_out(sizes_bytes, self._memory.ptr)
             self._event = cupy.cuda.Event(disable_timing=True)
             stream = cupy.cuda.Stream(non_blocking=True)
             cupy.cuda.runtime.memsetAsync(self._memory.ptr, 0, scratch_bytes_of(sizes_bytes), stream.ptr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import minrnn_gen
+from minrnn_gen.interpret.toolchain import FOLDER, HEADER, MACHINE
 
 PACKAGE = Path(minrnn_gen.__file__).parent
 LINES_MOST = 400
@@ -256,6 +258,19 @@ def test_only_its_owners_import(library: str) -> None:
 def test_modules_are_small() -> None:
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in PATHS.items()}
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MOST} == {}
+
+
+def test_the_machine_is_built_from_the_ground_up() -> None:
+    """Each of its files includes some of those before it, and the last one has all."""
+    assert {path.relative_to(FOLDER).as_posix() for path in (FOLDER / "machine").iterdir()} == set(MACHINE)
+    known: dict[str, set[str]] = {}
+    for name in MACHINE:
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= LINES_MOST
+        included = {f"machine/{one}" for one in re.findall(r'#include "(.+)"', text) if one != HEADER}
+        assert included <= known.keys()
+        known[name] = {name}.union(*(known[one] for one in included))
+    assert known[MACHINE[-1]] == set(MACHINE)
 
 
 @pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.store", "minrnn_gen.bench.record"])

@@ -1,8 +1,7 @@
 // What a kernel's text sees of CUDA where a C++ compiler of the host compiles it: the names of the language, and the CPU twins
 // of the instructions that the wrappers in templates/ptx have in assembly. What waits, and what touches memory that others see,
-// is machine.cpp's; nothing here changes the text of a kernel.
+// is the machine's (machine/); nothing here changes the text of a kernel.
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -22,8 +21,14 @@
 struct MinrnnIndex { unsigned x, y, z; };
 extern MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
 
-using std::isfinite;
-using std::isnan;
+// The functions of templates/parts/functions.cuh.j2: all of <cmath> would be a fifth of what compiling a kernel takes.
+extern "C" {
+float expf(float) noexcept, logf(float) noexcept, log1pf(float) noexcept, expm1f(float) noexcept, tanhf(float) noexcept, fabsf(float) noexcept;
+double exp(double) noexcept, log(double) noexcept, log1p(double) noexcept, expm1(double) noexcept, tanh(double) noexcept, sqrt(double) noexcept;
+double fabs(double) noexcept;
+}
+template <typename Number> MINRNN_INLINE bool isfinite(Number value) { return __builtin_isfinite(value); }
+template <typename Number> MINRNN_INLINE bool isnan(Number value) { return __builtin_isnan(value); }
 template <typename Number> MINRNN_INLINE constexpr Number min(Number x, Number y) { return y < x ? y : x; }
 template <typename Number> MINRNN_INLINE constexpr Number max(Number x, Number y) { return x < y ? y : x; }
 MINRNN_INLINE unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
@@ -32,7 +37,7 @@ MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&v
 namespace minrnn_host {
 constexpr int LANES = 32;
 
-// ---- what waits (machine.cpp) ----------------------------------------------------------------------------------------------
+// ---- what waits (machine/) -------------------------------------------------------------------------------------------------
 void sync_threads();
 int sync_threads_or(int mine);
 void sync_warp(unsigned lanes);
@@ -80,11 +85,11 @@ template <typename Unit> MINRNN_INLINE Unit load_unit(const Unit* from) {
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------------------
 MINRNN_INLINE long long opaque(long long value) { return value; }
-MINRNN_INLINE float exp2(float x) { return std::exp2(x); }
-MINRNN_INLINE float log2(float x) { return std::log2(x); }
+MINRNN_INLINE float exp2(float x) { return __builtin_exp2f(x); }
+MINRNN_INLINE float log2(float x) { return __builtin_log2f(x); }
 MINRNN_INLINE float reciprocal(float x) { return 1 / x; }
 MINRNN_INLINE float quotient(float x, float y) { return x / y; }
-MINRNN_INLINE float square_root(float x) { return std::sqrt(x); }
+MINRNN_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 MINRNN_INLINE float lesser(float x, float y) { return x != x || x < y ? x : y; }
 MINRNN_INLINE float greater(float x, float y) { return x != x || x > y ? x : y; }
 // IEEE 754 binary16: to the nearest, ties to even, with subnormal numbers; NaN is the one NaN of the hardware.
@@ -97,7 +102,7 @@ static inline float float_from_float16(unsigned short bits) {
 static inline unsigned short float16_from_float(float value) {
     if (value != value) return 0x7fffu;
     const unsigned sign = __float_as_uint(value) >> 16 & 0x8000u;
-    const float size = std::fabs(value);
+    const float size = __builtin_fabsf(value);
     if (size >= 65520.0f) return static_cast<unsigned short>(sign | 0x7c00u);  // halfway from the largest to the next
     // Adding what has the last place of the result as its own rounds there.
     if (size < 0x1p-14f) return static_cast<unsigned short>(sign | (__float_as_uint(size + 0.5f) - __float_as_uint(0.5f)));

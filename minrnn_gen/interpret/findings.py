@@ -13,7 +13,7 @@ from minrnn_gen.errors import MinrnnError
 
 
 class RawFinding(ctypes.Structure):
-    """`Finding` of machine.cpp."""
+    """`Finding` of machine/findings.h."""
 
     _fields_ = (
         ("kind", ctypes.c_char * 32),

@@ -139,7 +139,7 @@ class HostScratch(Scratch):
     def clear(self, device: int | None, stream: int, name: str) -> None:
         """Put zeros into a piece."""
         del device, stream
-        ctypes.memset(self[name], 0, self._sizes_bytes[name])
+        ctypes.memset(self[name], 0, self.sizes_bytes[name])
 
 
 class HostWalk:
@@ -164,8 +164,7 @@ class HostWalk:
         sizes = scratch_sizes(self._contract, part.batch, backward)
         # Each apart from the others, as one array would hide who writes beyond its piece.
         pieces = {name: int(steps.new_array((size,), "uint8").pointer) for name, size in sizes.items() if name != "cublas"}
-        scratch = HostScratch(sizes, 0)
-        scratch._pointers = {"cublas": 0, **pieces}
+        scratch = HostScratch(sizes, {"cublas": 0, **pieces})
         prepare(scratch, 0)
         if backward:
             for name in ("packed", "dproduct"):

@@ -16,13 +16,23 @@ from minrnn_gen.package_files import PACKAGE_FOLDER
 from minrnn_gen.store import Store, digest
 
 FOLDER = PACKAGE_FOLDER / "interpret"
-MACHINE = ("cuda_on_host.h", "memory.h", "machine.cpp")
+# What a kernel's text sees, then the machine from the ground up: each includes some of those before it. The last one has all.
+HEADER = "cuda_on_host.h"
+MACHINE = tuple(
+    f"machine/{name}"
+    for name in (
+        "memory.h", "state.h", "findings.h", "fibers.h", "order.h", "accesses.h", "warps.h", "tensor_cores.h", "copies.h",
+        "clusters.h", "news.h", "launches.h", "machine.cpp",
+    )
+)  # fmt: skip
 COMPILERS = ("g++", "clang++", "c++")
 # Contraction would round otherwise than the GPU where the text has a product and a sum; line tables say where a finding is.
-_COMMON = ("-std=c++17", "-g1", "-fPIC", "-ffp-contract=off")
+_COMMON = ("-std=c++17", "-fPIC", "-ffp-contract=off")
 MACHINE_OPTIONS = (*_COMMON, "-O2")
-# Loads and stores are announced, to the functions of machine.cpp; places outside arrays of fixed size are too.
-KERNEL_OPTIONS = (*_COMMON, "-O1", "-w", "-fsanitize=thread,bounds")
+# Loads and stores are announced, to the functions of the machine; places outside arrays of fixed size are too.
+KERNEL_OPTIONS = (*_COMMON, "-g1", "-O1", "-w", "-fsanitize=thread,bounds")
+# Registers that nobody wrote are huge or NaN instead of what the stack happens to have, mostly 0; g++ does it since 12.
+PATTERN_OPTION = "-ftrivial-auto-var-init=pattern"
 LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
 # A kernel takes about a second; one that takes minutes is not worth waiting for.
 SECONDS_MOST = 300
@@ -44,6 +54,13 @@ class CppCompiler:
             raise CompileFailed(f"{self.program} took more than {SECONDS_MOST} seconds for {arguments[-1]}") from None
         if done.returncode:
             raise CompileFailed(_first_error(self.program, done.stderr))
+
+    @functools.cached_property
+    def kernel_options(self) -> tuple[str, ...]:
+        """The options for kernels, as far as this compiler has them."""
+        ask = [self.program, PATTERN_OPTION, "-fsyntax-only", "-x", "c++", os.devnull]
+        knows = subprocess.run(ask, capture_output=True, check=False).returncode == 0
+        return (*KERNEL_OPTIONS, PATTERN_OPTION) if knows else KERNEL_OPTIONS
 
 
 def cpp_compiler() -> CppCompiler:
@@ -78,7 +95,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
     """
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
-    key = digest(compiler.version, " ".join((*KERNEL_OPTIONS, *LINK_OPTIONS)), source, glue, *_machine_sources())
+    key = digest(compiler.version, " ".join((*compiler.kernel_options, *LINK_OPTIONS)), source, glue, *_machine_sources())
     if found := store.find(key):
         return found.files["kernel.so"]
     with store.lock(key), tempfile.TemporaryDirectory() as name:
@@ -87,7 +104,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
         folder = Path(name)
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
-        compiler.run(folder, (*KERNEL_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
+        compiler.run(folder, (*compiler.kernel_options, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
         (folder / "machine.o").write_bytes(machine_in(store))
         compiler.run(folder, LINK_OPTIONS, "-o", "kernel.so", "kernel.o", "machine.o")
         library = (folder / "kernel.so").read_bytes()
@@ -103,14 +120,14 @@ def machine_in(store: Store) -> bytes:
         if found := store.find(key):
             return found.files["machine.o"]
         with tempfile.TemporaryDirectory() as name:
-            compiler.run(Path(name), (*MACHINE_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "machine.o", str(FOLDER / "machine.cpp"))
+            compiler.run(Path(name), (*MACHINE_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "machine.o", str(FOLDER / MACHINE[-1]))
             machine = (Path(name) / "machine.o").read_bytes()
         store.put(key, {"machine.o": machine}, {"interpreted": []})
         return machine
 
 
 def _machine_sources() -> list[bytes]:
-    return [(FOLDER / name).read_bytes() for name in MACHINE]
+    return [(FOLDER / name).read_bytes() for name in (HEADER, *MACHINE)]
 
 
 def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
@@ -127,5 +144,5 @@ def _first_error(program: str, text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line or "undefined" in line]
     missing = [line for line in lines if "minrnn_host" in line and ("not a member" in line or "no member" in line)]
     if missing:
-        return f"the host has no twin of an instruction ({missing[0].strip()}); it belongs into {FOLDER.name}/cuda_on_host.h"
+        return f"the host has no twin of an instruction ({missing[0].strip()}); it belongs into {FOLDER.name}/{HEADER}"
     return f"{Path(program).name} refuses the kernel: {(lines or [text.strip() or 'no reason given'])[0].strip()}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from interpreted_cases import faulty, findings, kernel_of
+from interpreted_cases import arguments_of, faulty, findings, kernel_of
 
 from minrnn_gen.interpret.toolchain import has_compiler
 
@@ -85,3 +86,9 @@ def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, c
 def test_who_waits_long_is_not_lost() -> None:
     kernel = faulty(kernel_of(**LONG), without(PUBLISH, SLOWLY + PUBLISH))
     assert [findings(kernel, seed, 1, 300) for seed in range(3)] == [()] * 3
+
+
+def test_registers_that_nobody_wrote_show_in_the_result() -> None:
+    kernel = faulty(kernel_of(**LONG), without("Affine all = Affine::identity();", "Affine all;"))
+    y, _ = kernel(**arguments_of(kernel, 1, 300))
+    assert not np.isfinite(y).all()
