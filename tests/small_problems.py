@@ -312,7 +312,7 @@ COMPLEX: dict[str, Any] = {
     "model": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
     "precision": "complex64",
 }
-# A dense cell with a parameter, and gates without a product.
+# A dense cell with a parameter.
 LEAKY: dict[str, Any] = {
     "model": {
         "name": "leaky",
