@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,12 +26,15 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
-from minrnn_gen.spec import load_spec
+from minrnn_gen.raw.kernels import RawSpec
+from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store
 
-# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or it has
-# "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out;
-# or "mixed", with vectors of float32 beside 16-bit storage; or in "pieces": every row begins at a multiple of 16 bytes.
+# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or of a
+# "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end early or have
+# no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in
+# "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the states of one sequence begin as
+# "nan", every bit of them set; or sequences, one of them without steps, are "packed" one behind the other.
 PIECE_STEPS = 16
 DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
@@ -103,7 +106,8 @@ class Prepared:
             results = self.results_with(seed, others)
         except KernelMisbehaved as found:
             return str(found.findings[0])
-        share = numpy.max([share_of(results[name], one, self.slack) for name, one in self.expected.items()])
+        pairs = (_but_for_nan(results[name], one) for name, one in self.expected.items())
+        share = numpy.max([share_of(*both, self.slack) for both in pairs])
         return "" if share <= 1 else f"wrong: {share:.3g} times the error allowed"
 
     def results_with(self, seed: int, others: Mapping[str, str]) -> Arrays:
@@ -128,6 +132,9 @@ class Prepared:
             y, state = kernel.step(**inputs.step)
             return {"y": y, **state}
         if its_pass == "forward":
+            if self.problem.call == "all":
+                y, states = kernel(**inputs.forward, all_states=True)
+                return {"y": y, **states}
             keeps = self.problem.call == "long" and kernel.spec.training
             y, state, *_ = kernel.forward(**inputs.forward) if keeps else kernel(**inputs.forward)
             return {"y": y, **state}
@@ -141,20 +148,23 @@ STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
 
 def prepare(problem: Problem) -> Prepared:
     """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
-    spec = load_spec({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
+    spec = _spec_of({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
     builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
     regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
     kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
-    exact_spec = load_spec(spec.model_dump(), precision="fp64", functions=None)
+    is_complex = precision_of(spec.precision).storage_dtype.startswith("complex")
+    exact_spec = _spec_of(spec.model_dump() | {"precision": "complex128" if is_complex else "fp64", "functions": None})
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
     trial = _trial(problem, plan)
-    inputs = _varied(inputs_of(kernel.contract, trial), problem.call, trial)
+    inputs = inputs_of(kernel.contract, trial)
+    inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
-        made.expected = made.results(exact, inputs.in_float64())
+        precise = _each(inputs, _in_complex128) if is_complex else inputs.in_float64()
+        made.expected = made.results(exact, precise)
         if problem.kernel_pass == "backward":
             _, _, made.saved = kernel.forward(**inputs.forward)
     wrong = made.run(1, {})
@@ -169,6 +179,8 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     has_resets = "resets" in problem.call
     if plan.entry.startswith(("recurrent", "alternating")):
         tile = plan.variables.get("batch_tile", 2)
+        if problem.call == "packed":
+            return Trial(tile + 1, DENSE_STEPS)
         return Trial(tile + 1, DENSE_STEPS, True) if has_resets else Trial(1, DENSE_STEPS)
     if problem.call == "pieces":
         return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
@@ -181,12 +193,28 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
         * max(1, plan.variables.get("time_warps_walked", 1))
     )
     whole = max(tiles, 2)
+    if problem.call == "packed":
+        return Trial(3, whole + 1)
+    if problem.call == "part":
+        return Trial(1, whole + whole // 2 + 1)
     if problem.call == "whole":
         return Trial(2, 2 * whole)
     return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
 
 
+def _packed(given: Any) -> Any:
+    return given.reshape(1, -1, *given.shape[2:])
+
+
 def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
+    if call == "packed":
+        total, first = trial.batch * trial.time, trial.time // 2
+        ends = numpy.array([0, first, first, *numpy.linspace(first, total, trial.batch - 1, dtype=numpy.int64)[1:]])
+        forward = {**inputs.forward, "x": _packed(inputs.forward["x"]), "cu_seqlens": ends}
+        return replace(inputs, forward=forward, dy=_packed(inputs.dy))
+    if call.startswith("nan"):
+        state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
+        return replace(inputs, forward={**inputs.forward, "state": state})
     if call == "bare":
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
@@ -206,6 +234,46 @@ def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
     return inputs
 
 
+def _spec_of(given: dict[str, Any]) -> Spec:
+    return RawSpec(**given) if given["precision"].startswith("complex") else load_spec(given)
+
+
+def _each(given: Any, do: Callable[[Any], Any]) -> Any:
+    """Return inputs with every array replaced."""
+    if isinstance(given, Inputs):
+        return Inputs(*(_each(one, do) for one in (given.forward, given.dy, given.dstate, given.step)))
+    return {name: _each(one, do) for name, one in given.items()} if isinstance(given, dict) else do(given)
+
+
+def _with_imaginary(given: Any) -> Any:
+    if given.dtype.kind != "c":
+        return given
+    # The first channel's have no real part.
+    made = given + (1j * given[..., ::-1] / 2).astype(given.dtype)
+    made[..., 0] = 1j * given[..., 0]
+    return made
+
+
+def _in_complex128(given: Any) -> Any:
+    return given.astype(numpy.complex128) if given.dtype.kind == "c" else given
+
+
+def _but_for_nan(*given: Any) -> tuple[Any, Any]:
+    """Return the numbers of a result and of what is expected, 0 where both are NaN; of complex ones both parts."""
+    result, expected = (
+        _in_complex128(one).view(numpy.float64) if one.dtype.kind == "c" else one.astype(numpy.float64) for one in given
+    )
+    both = numpy.isnan(result) & numpy.isnan(expected)
+    return numpy.where(both, 0, result), numpy.where(both, 0, expected)
+
+
+def _with_nan(state: Any) -> Any:
+    """Return a state whose last sequence is NaN with every bit set, the one that rounding could carry beyond."""
+    state = state.copy()
+    state[-1].view(numpy.uint8)[...] = 0xFF
+    return state
+
+
 def _wider(name: str, given: Any) -> Any:
     if name == "parameters":
         return {key: one.astype(numpy.float32) for key, one in given.items()}
@@ -220,6 +288,9 @@ TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_t
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
 
+# Each lane has more loads from the others than are under way at once.
+FIVE = {"grid_blocks": 5, "unit_warps": 1, "batch_tile": 8}
+
 # Hidden sizes fill no tile.
 GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
 BDT: dict[str, Any] = {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}
@@ -227,35 +298,103 @@ LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
 LONG = {"batch": 1, "time": 65536}
 BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
 LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
+# The steps of one state keep all of it, as what is no step does, and add something; those of the other may add nothing.
+SUM: dict[str, Any] = {
+    "model": {
+        "name": "sums",
+        "equations": "s[t] = s[t-1] + sigmoid(W.a)\nh[t] = sigmoid(W.b) * h[t-1] + relu(W.a)",
+        "output": "s[t] + h[t]",
+    },
+    "scan_arithmetic": "log",
+}
+# Of complex numbers there is the raw scan's cell alone.
+COMPLEX: dict[str, Any] = {
+    "model": {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]},
+    "precision": "complex64",
+}
+# A dense cell with a parameter.
+LEAKY: dict[str, Any] = {
+    "model": {
+        "name": "leaky",
+        "parameters": ["leak"],
+        "equations": "z = sigmoid(W.z + R.z)\nn = tanh(W.n + R.n)\nh[t] = sigmoid(leak) * z * h[t-1] + (1 - z) * n",
+    },
+    "hidden_size": 24,
+}
+
+# A diagonal cell whose backward sums nothing, where there is no bias.
+LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
+
+BOUNDED: dict[str, Any] = {
+    "model": {"name": "bounded", "equations": "h[t] = max(min(W.n + h[t-1], 0.5), -0.5)"},
+    "hidden_size": 20,
+}
+# A scan whose y depends on the state before the step, and one whose gradients depend on two states before and after it.
+LOOKING: dict[str, Any] = {
+    "model": {
+        "name": "looking",
+        "equations": "z = sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.n",
+        "output": "h[t] * h[t-1]",
+    },
+}
+TWO_STATES: dict[str, Any] = {
+    "model": {
+        "name": "normalized",
+        "equations": "f = sigmoid(W.f)\nc[t] = f * c[t-1] + (1 - f) * W.z\nn[t] = f * n[t-1] + 1 - f",
+        "output": "c[t] / n[t]",
+    },
+}
 
 # (name, spec, wanted, calls, passes)
-BOTH = ("forward", "backward")
+BOTH: tuple[KernelPass, ...] = ("forward", "backward")
+FORWARD: tuple[KernelPass, ...] = ("forward",)
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
         ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
         ("cluster", GRU, CHANNELS | CLUSTER, "long resets", BOTH),
+        ("cluster of eight", GRU, CHANNELS | {"cluster_blocks": 8}, "resets", BOTH),
         ("cluster of two warps", GRU, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
         ("tickets", GRU | LONG, CHANNELS | TICKETS | TWO_WARPS, "long whole resets", BOTH),
         ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
         ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, CHANNELS | {"channel_lanes": 8}, "long mixed bare", BOTH),
-        ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", ("forward",)),
+        ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", FORWARD),
+        ("packed", GRU, CHANNELS, "packed", BOTH),
+        ("log sum", GRU | SUM, CHANNELS, "resets", FORWARD),
         ("reverse", GRU | REVERSE | {"model": "min_lstm"}, CHANNELS, "resets", BOTH),
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
+        ("bf16", GRU | BF16 | {"gpu": "t4"}, CHANNELS, "all nan nan-resets", FORWARD),
+        ("nan", GRU, CHANNELS | TWO_WARPS, "nan nan-resets", FORWARD),
+        ("looking back", LOOKING | {"hidden_size": 20}, CHANNELS, "long", BOTH),
+        ("two states", TWO_STATES | {"hidden_size": 20}, CHANNELS, "resets", BOTH),
+        ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
     ),
     "time": (
         ("two columns", BDT, TIME, "long resets bare", BOTH),
         ("two warps", BDT, TIME | TWO_WARPS | {"warps": 1}, "long resets", BOTH),
         ("tickets", BDT | LONG, TIME | TICKETS, "long whole resets", BOTH),
-        ("vectors", BDT | BF16, TIME | {"steps_per_lane": 16}, "pieces pieces-resets", BOTH),
+        ("vectors", BDT | BF16, TIME | {"steps_per_lane": 8}, "pieces pieces-resets", BOTH),
+        ("parts of vectors", BDT | BF16, TIME | {"steps_per_lane": 2}, "pieces", BOTH),
+        ("tickets of vectors", BDT | LONG, TIME | TICKETS | {"steps_per_lane": 8}, "long resets", BOTH),
         ("parameters", BDT | BF16 | {"model": "rg_lru"}, TIME | {"steps_per_lane": 8}, "mixed pieces", BOTH),
         ("reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME, "resets", BOTH),
-        ("log", BDT | LOG, TIME, "long", ("forward",)),
+        ("two warps, reverse", BDT | REVERSE | {"model": "min_lstm"}, TIME | TWO_WARPS | {"warps": 1}, "resets part", BOTH),
+        ("log", BDT | LOG, TIME, "long", FORWARD),
+        ("bf16", BDT | BF16, TIME, "all nan-resets", FORWARD),
+        ("two warps bf16", BDT | BF16, TIME | TWO_WARPS | {"warps": 1}, "resets bare", BOTH),
+        ("looking back", BDT | LOOKING, TIME, "long", BOTH),
+        ("two states", BDT | TWO_STATES, TIME, "resets", BOTH),
+        ("complex", COMPLEX | {"hidden_size": 3, "layout": "BDT"}, TIME, "long resets", FORWARD),
+        ("one channel", BDT | {"hidden_size": 1}, TIME, "whole", BOTH),
     ),
     "diagonal": (
         ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "long resets bare mixed", BOTH),
+        ("all", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "all nan-resets", FORWARD),
         ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
         ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
+        ("no parameter", LEAKING, {}, "bare", BOTH),
+        ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
+        ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
@@ -276,11 +415,42 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
         ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
-        ("shared", LSTM | {"hidden_size": 64}, DENSE | {"shared_sixteenths": 8}, "resets", BOTH),
+        ("shared", LSTM | {"hidden_size": 128}, DENSE | {"unit_warps": 8, "batch_tile": 8}, "resets", BOTH),
+        ("grid of five", {"model": "elman", "hidden_size": 72, "gpu": "a100"}, DENSE | FIVE, "resets", BOTH),
+        ("odd units", LSTM | {"hidden_size": 25}, DENSE, "long resets", BOTH),
+        ("packed", LSTM | {"hidden_size": 24}, DENSE, "packed", BOTH),
+        ("parameter", LEAKY | BF16, DENSE, "long resets bare mixed", BOTH),
+        ("parameter of a cluster", LEAKY | {"hidden_size": 40}, DENSE | CLUSTER, "resets", BOTH),
+        (
+            "grid of halves",
+            BF16 | {"model": "gru", "hidden_size": 64, "gpu": "a100"},
+            DENSE | GRID | {"k_warps": 2},
+            "long",
+            BOTH,
+        ),
+        ("grid of one warp", LSTM | {"hidden_size": 24, "gpu": "a100"}, DENSE | GRID | {"unit_warps": 1}, "long resets", BOTH),
+        ("grid of eight", LSTM | {"gpu": "a100"}, DENSE | GRID | {"batch_tile": 8}, "resets", BOTH),
+        ("grid of four", LSTM | {"model": "gru", "gpu": "a100"}, DENSE | GRID | {"batch_tile": 4}, "resets", BOTH),
+        ("tf32 split once", {"model": "gru", "hidden_size": 24}, DENSE | {"splits_once": 1, "batch_tile": 4}, "resets", BOTH),
+        ("tf32 of four", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
+        ("tf32 of eight", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 8}, "resets", BOTH),
+        ("tf32 of halves", {"model": "lstm", "hidden_size": 64}, DENSE | {"k_warps": 2, "batch_tile": 4}, "long resets", BOTH),
+        ("fma of four", FP64 | {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
+        ("fma of eight", FP64 | {"model": "elman", "hidden_size": 20}, DENSE | {"batch_tile": 8, "k_warps": 2}, "resets", BOTH),
+        (
+            "clipped",
+            BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
+            DENSE,
+            "long resets",
+            ("backward",),
+        ),
+        ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
     ),
     "alternating": (
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare", BOTH),
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
+        ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
+        ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }
 STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
@@ -289,6 +459,10 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),
     ("step of one", {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1, "batch_tile": 1}),
+    ("step with units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
+    ("step of whole pieces", {"model": "gru", "hidden_size": 64}, {"units": 2, "warps": 1, "batch_tile": 1}),
+    ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
+    ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "pieces": 1}),
 )
 
 

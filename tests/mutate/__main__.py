@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from report import RESULTS, page_of, reasons, write_page
@@ -28,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
     parser.add_argument("--only", default="", help="templates whose names have this in them")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
-    parser.add_argument("--again", choices=("survived", "all"), help="run these anew")
+    parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these anew")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
@@ -40,8 +41,7 @@ def main() -> int:
         print(f"the originals are told from nothing, {time.perf_counter() - started:.0f} s", flush=True)
     keys = {mutant.key for mutant in bench.mutants}
     known = {key: one for key, one in known.items() if key in keys}
-    again = {"survived": ("survived", "not rendered"), "all": ("survived", "not rendered", "killed")}.get(arguments.again, ())
-    settled = {key for key, one in known.items() if one["outcome"] not in again}
+    settled = {key for key, one in known.items() if not _is_wanted(one, arguments.again, reasons())}
     order = sorted(range(len(bench.mutants)), key=lambda one: _rank(bench.mutants[one].template))
     wanted = [one for one in order if arguments.only in bench.mutants[one].template]
     left = [one for one in wanted if bench.mutants[one].key not in settled]
@@ -77,6 +77,11 @@ def _write(bench: Bench, known: dict[str, dict[str, object]]) -> None:
     temporary = Path(f"{RESULTS}.new")
     temporary.write_text(f'{{"mutants": [\n{lines}\n]}}\n')
     temporary.replace(RESULTS)
+
+
+def _is_wanted(one: dict[str, object], again: str | None, explained: Container[str]) -> bool:
+    survived = again is not None and one["outcome"] != "killed"
+    return again == "all" or (survived and (again == "survived" or one["key"] not in explained))
 
 
 def _rank(template: str) -> int:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from minrnn_gen.package_files import package_folder
@@ -26,7 +27,19 @@ REMOVED = {
     "publish": "no news",
     "store_unit": "no news",
     "send": "no news",
+    "copy_piece": "no copy",
+    "copy_piece_where": "no copy",
+    "load_units": "no load",
+    "load_matrices": "no load",
 }
+# Of accesses whose order or wholeness is promised: the same as plain ones, {0} and {1} being the arguments.
+PLAIN = {
+    "load_unit": "*({0})",
+    "load_units": "({0}[0] = *({1}), {0}[1] = *({1} + 1))",
+    "store_unit": "(*({0}) = {1})",
+    "atomicAdd": "((*({0}) += {1}) - {1})",
+}
+LANES = "ALL_LANES"
 OFF_BY_ONE = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 OPENING, CLOSING = "([{", ")]}"
 # Of masked text: no name that is known only when a kernel runs.
@@ -111,7 +124,10 @@ def _masked(text: str) -> str:
     hide(r'"[^"\n]*"', HIDDEN)
     hide(r"#ifdef __CUDACC_RTC__.*?(?:#else|#endif)", " ")
     hide(r"^ *(?:#|static_assert|constexpr|template|typedef)[^\n]*", " ")
-    hide(r"^[^\n]*(?:minrnn_host::|check_patience|if constexpr)[^\n]*", " ")
+    hide(r"^[^\n]*(?:minrnn_host::|check_patience)[^\n]*", " ")
+    for choice in re.finditer(r"if constexpr \(", code):
+        end = _closed(code, choice.end() - 1) + 1
+        code = code[: choice.start()] + " " * (end - choice.start()) + code[end:]
     return code
 
 
@@ -126,6 +142,15 @@ def _calls(code: str) -> Iterator[tuple[str, int, int, str]]:
             yield "weaker wait", call.end() - 2, call.end() - 2, " + 1"
         if call[1] == "expect_bytes":
             yield "weaker expectation", end - 1, end - 1, " - 4"
+    for call in re.finditer(rf"(?<![\w:.])({'|'.join(PLAIN)})\(", code):
+        inside, last = call.end(), _closed(code, call.end() - 1)
+        if re.match(r"\s*\{", code[last + 1 :]):
+            continue  # where it is defined
+        ends = [one for one in range(inside, last + 1) if one == last or _is_comma_of(code, inside, one)]
+        given = [code[start:end].strip() for start, end in pairwise([inside, *ends])]
+        yield "plain access", call.start(), last + 1, PLAIN[call[1]].format(*(one.lstrip(", ") for one in given))
+    for mask in re.finditer(rf"\b{LANES}(?=,)", code):
+        yield "fewer lanes", mask.start(), mask.end(), f"{LANES} >> 1"
 
 
 def _conditions(code: str) -> Iterator[tuple[str, int, int, str]]:
@@ -177,6 +202,12 @@ def _closed(code: str, at: int) -> int:
         if not depth:
             return place
     raise ValueError(code[at : at + 40])
+
+
+def _is_comma_of(code: str, start: int, at: int) -> bool:
+    """Whether there is a comma between the arguments that begin at `start`."""
+    before = code[start:at]
+    return code[at] == "," and sum(map(before.count, OPENING)) == sum(map(before.count, CLOSING))
 
 
 def _ends_atom(code: str, at: int) -> bool:

@@ -36,15 +36,17 @@ HOW = (
 HEAD = """# Mutants
 
 Would the [kernels on the host](interpret.md) notice a fault in a template? `make mutate` makes the faults: one at a time it
-takes away or weakens every barrier, wait, commit, expectation and message, turns every predicate and mask that is known only
-when a kernel runs into true, and moves every bound by one. Each mutant is rendered, compiled and run on small problems that
-have its line, under up to eight seeds each, until a finding, a wrong result or the compiler tells it from the original. Under
-the same seeds none of the problems says anything of the originals.
+takes away or weakens every barrier, wait, commit, expectation, message and asynchronous copy, makes every relaxed or atomic
+access a plain one, leaves half of the lanes out of every shuffle, turns every predicate and mask that is known only when a
+kernel runs into true, and moves every bound by one. Each mutant is rendered, compiled and run on small problems that have its
+line, under up to eight seeds each, until a finding, a wrong result or the compiler tells it from the original. Under the same
+seeds none of the problems says anything of the originals.
 
 What is left out: the rulers, which measure a GPU and are no kernels; the waits of debug builds, which have no clock on the
 host; and the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose twins on the host
-are not the text that a GPU runs: there every call of a wrapper is weakened instead. Choices between constants of a plan are
-no predicates.
+are not the text that a GPU runs: there every call of a wrapper that waits, orders, tells, loads or copies is weakened instead.
+Those that compute have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers, and orders nothing. Choices
+between constants of a plan are no predicates.
 
 This page and `benchmarks/mutations.json`, with who told what, are written by `make mutate`, which goes on where it was left.
 The reasons are in `tests/mutate/reasons.json`; a survivor without one counts as missed, and one that no problem renders does,

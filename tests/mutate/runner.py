@@ -1,4 +1,4 @@
-"""Runs mutants: each in a process of its own, on one problem after the other until one of them tells it from the original."""
+"""Runs mutants: on one problem after the other, each time in a process of its own, until one tells it from the original."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Bench:
         """Raise where a mutant without a change is told from the original."""
         nothing = Mutant("parts/types.cuh.j2", 1, 1, "nothing", 0, 0, "", "", "")
         everywhere = range(len(self.prepared))
-        outcome = in_a_process(lambda tell: self._tried(nothing, everywhere, tell))
+        outcome = self._outcome_of(nothing, everywhere)
         assert outcome == {"outcome": "survived", "problems": len(everywhere), "same_code": len(everywhere)}, outcome
 
     def run(self, number: int) -> Outcome:
@@ -102,7 +103,7 @@ class Bench:
             self.of_mutant[number],
             key=lambda one: (recent.index(one) if one in recent[:3] else 3, self.prepared[one].seconds),
         )
-        outcome = in_a_process(lambda tell: self._tried(mutant, order, tell)) if order else {"outcome": "not rendered"}
+        outcome = self._outcome_of(mutant, order) if order else {"outcome": "not rendered"}
         if "problem" in outcome:
             which = outcome["problem"]
             recent[:] = [which, *(one for one in recent if one != which)]
@@ -113,23 +114,28 @@ class Bench:
             "seconds": round(time.perf_counter() - started, 2),
         }  # fmt: skip
 
-    def _tried(self, mutant: Mutant, order: Sequence[int], tell: Callable[[Outcome], None]) -> Outcome:
-        self.templates.texts[mutant.template] = mutant.applied_to(self.templates.texts[mutant.template])
-        libraries = _Libraries()
+    def _outcome_of(self, mutant: Mutant, order: Sequence[int]) -> Outcome:
         same = 0
         for tried, number in enumerate(order, 1):
-            tell({"problem": number, "problems": tried})
-            prepared = self.prepared[number]
-            others = {text: prepared.render(plan) for text, plan in prepared.texts.items() if plan in prepared.plans}
-            seeds = SEEDS[: max(2, int(SEEDS_SECONDS / prepared.seconds))]
-            try:
-                what = next(filter(None, (prepared.run(seed, others) for seed in seeds)), "")
-            except CompileFailed as refused:
-                what = f"refused: {refused}"
-            if what:
-                return {"outcome": "killed", "problem": number, "by": what[:300], "problems": tried}
-            same += all(libraries.are_same(*both, prepared) for both in others.items())
+            # Each in a process of its own: a process keeps the machine of every kernel that it loaded, and all its stacks.
+            found = in_a_process(partial(self._tried, mutant, number))
+            if found["outcome"] == "killed":
+                return {"outcome": "killed", "problem": number, "by": found["by"], "problems": tried}
+            same += found["same_code"]
         return {"outcome": "survived", "problems": len(order), "same_code": same}
+
+    def _tried(self, mutant: Mutant, number: int) -> Outcome:
+        self.templates.texts[mutant.template] = mutant.applied_to(self.templates.texts[mutant.template])
+        libraries, prepared = _Libraries(), self.prepared[number]
+        others = {text: prepared.render(plan) for text, plan in prepared.texts.items() if plan in prepared.plans}
+        seeds = SEEDS[: max(2, int(SEEDS_SECONDS / prepared.seconds))]
+        try:
+            what = next(filter(None, (prepared.run(seed, others) for seed in seeds)), "")
+        except CompileFailed as refused:
+            what = f"refused: {refused}"
+        if what:
+            return {"outcome": "killed", "by": what[:300]}
+        return {"outcome": "survived", "same_code": all(libraries.are_same(*both, prepared) for both in others.items())}
 
 
 class _Libraries:
@@ -166,8 +172,8 @@ def code_of(library: bytes) -> bytes:
     raise ValueError("a library without code")
 
 
-def in_a_process(work: Callable[[Callable[[Outcome], None]], Outcome]) -> Outcome:
-    """Return what `work` does in a process of its own; it tells before each part that may crash or never end."""
+def in_a_process(work: Callable[[], Outcome]) -> Outcome:
+    """Return what `work` does in a process of its own, which may crash or never end."""
     folder = tempfile.mkdtemp(prefix="minrnn-mutant-")
     reading, writing = os.pipe()
     process = os.fork()
@@ -178,11 +184,8 @@ def in_a_process(work: Callable[[Callable[[Outcome], None]], Outcome]) -> Outcom
         resource.setrlimit(resource.RLIMIT_AS, (there + MEMORY_BYTES_MOST, there + MEMORY_BYTES_MOST))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-        def tell(what: Outcome) -> None:
-            os.write(writing, json.dumps(what).encode() + b"\n")
-
         try:
-            tell(work(tell))
+            os.write(writing, json.dumps(work()).encode())
         except BaseException:
             traceback.print_exc()
         finally:
@@ -200,11 +203,11 @@ def in_a_process(work: Callable[[Callable[[Outcome], None]], Outcome]) -> Outcom
     os.close(reading)
     _, status = os.waitpid(process, 0)
     shutil.rmtree(folder, ignore_errors=True)
-    last: Outcome = json.loads(told.splitlines()[-1]) if told else {}
-    if "outcome" in last:
-        return last
     if not ends:
-        return {**last, "outcome": "killed", "by": f"does not end within {SECONDS_MOST} s"}
+        return {"outcome": "killed", "by": f"does not end within {SECONDS_MOST} s"}
     if os.WTERMSIG(status) in CRASHES:
-        return {**last, "outcome": "killed", "by": f"crashes by {signal.Signals(os.WTERMSIG(status)).name}"}
-    raise RuntimeError(f"a mutant's process ended with status {status} in {last}")
+        return {"outcome": "killed", "by": f"crashes by {signal.Signals(os.WTERMSIG(status)).name}"}
+    if not told:
+        raise RuntimeError(f"a mutant's process ended with status {status}")
+    outcome: Outcome = json.loads(told)
+    return outcome
