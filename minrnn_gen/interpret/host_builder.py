@@ -106,9 +106,11 @@ def _various(solution: Solution, others: int) -> list[int]:
         apart = {kind: min(_differences(kind, one) for one in met) for kind in kinds}
         met.append(max(apart, key=lambda kind: apart[kind]))
         ranks.append(min(kinds[met[-1]], key=work))
-    if spread := others + 1 - len(ranks):
-        soonest = sorted(range(len(solution.candidates)), key=work)
-        ranks += [soonest[(len(soonest) - 1) * (number + 1) // (2 * spread)] for number in range(spread)]
+    soonest = sorted(range(len(solution.candidates)), key=work) if len(ranks) <= others else []
+    for number in range(1, others + 2 - len(ranks)):
+        # A half, a quarter, three quarters, and so on: the same one whatever comes behind it.
+        share = int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
+        ranks.append(soonest[int(share * len(soonest) / 2)])
     return ranks
 
 

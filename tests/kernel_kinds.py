@@ -14,9 +14,10 @@ import minrnn_gen
 from minrnn_gen.api import target_of
 from minrnn_gen.contract import RUNS_REVERSED
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.trial_inputs import Inputs
+from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
 from minrnn_gen.interpret.verify import Arrays, backward_of, forward_of
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw.kernels import RawSpec
 from minrnn_gen.spec import load_spec
@@ -55,6 +56,11 @@ class Kind:
         """Whether it is a raw scan of complex numbers."""
         return str(self.spec.get("precision")).startswith("complex")
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether its gates are coefficients, which are given without a bias, lengths or resets."""
+        return self.is_complex or self.name.startswith("raw")
+
 
 KINDS = (
     *(Kind(f"{family} {name}", spec, wanted) for family, kinds in FAMILIES.items() for name, spec, wanted, _, _ in kinds),
@@ -67,6 +73,21 @@ KINDS = (
     Kind("raw complex", {"model": RAW, "hidden_size": 10, "precision": "complex64"}, CHANNELS | CLUSTER | TWO_WARPS),
     Kind("raw complex tickets", BDT | LONG | {"model": RAW, "hidden_size": 1, "precision": "complex128"}, TIME | TICKETS),
 )
+
+
+# Those of the everyday suite, and whether their calls have resets: each family, strategy, scope and product, every precision,
+# layout and direction. The others are their like, or take long to compile or to run.
+EVERYDAY = {
+    "channels one warp": True, "channels two warps": False, "channels cluster": True, "channels cluster of two warps": False,
+    "channels tickets": True, "channels bf16 parameters": False, "channels log": True, "channels reverse": True,
+    "channels qrnn fp16": False, "time two columns": True, "time two warps": False, "time tickets": True, "time vectors": False,
+    "time parameters": True, "time reverse": False, "time log": True, "diagonal channels": True, "diagonal time": False,
+    "recurrent block": True, "recurrent halves": False, "recurrent cluster": True, "recurrent grid": True,
+    "recurrent heads": True, "recurrent tf32": False, "recurrent fma": True, "recurrent eight columns": False,
+    "recurrent reverse": False, "alternating fp64": False, "alternating fp16": True, "own scan of channels": False,
+    "own scan of time": True, "own diagonal cell": True, "own dense cell": False, "raw": False, "raw logarithms": False,
+    "raw complex": False, "raw complex tickets": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,3 +131,41 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
     y, final = minrnn_gen.scan(a, b, h0, axis=time)
     da, db, dh0 = minrnn_gen.scan_backward(a, y, inputs.dy, h0, dfinal, axis=time)
     return {"y": y, "h": final}, {"x": np.stack([da, db], gates), **({"state h": dh0} if h0 is not None else {})}
+
+
+def times_of(plan: KernelPlan) -> tuple[int, ...]:
+    """Return lengths around everything that a kernel counts by, the longest first."""
+    if not plan.entry.startswith("scan"):
+        ahead = plan.variables.get("ahead", plan.variables.get("prefetch_steps", 1))
+        return (2 * ahead + 1, ahead, 1, ahead + 1, 0)
+    tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
+    whole = tile * plan.variables.get("cluster_blocks", 1) * ring
+    longest = (plan.group_tiles + 1) * tile if plan.group_tiles else whole
+    return (longest + 1, longest, tile + 1, tile - 1, tile, 1, 0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is drawn: its sizes, and what it is given."""
+
+    batch: int
+    time: int
+    slow: float
+    given: frozenset[str]
+
+    def inputs(self, kernel: Kernel) -> Inputs:
+        """Return arrays for it, the same for the same call."""
+        contract, plan = kernel.contract, kernel.plan
+        inputs = inputs_of(contract, Trial(self.batch, self.time, True, plan.tile_steps), self.slow)
+        optional = {"lengths", "resets", "bias", "state"} - self.given
+        forward = {name: one for name, one in inputs.forward.items() if name not in optional}
+        if plan.model == "log_raw":
+            forward["x"] = -np.abs(forward["x"])
+        return replace(inputs, forward=forward, dstate=inputs.dstate if "dstate" in self.given else {})
+
+
+def results_of(kernel: InterpretedKernel, inputs: Inputs, seed: int = 0) -> tuple[Arrays, Arrays]:
+    """Return the results of a forward and of its backward, by name."""
+    with kernel.seeded(seed):
+        forward, saved = forward_of(kernel, inputs)
+        return forward, backward_of(kernel, inputs, saved)
