@@ -69,8 +69,9 @@ def _print(verdicts: list[Verdict], gpu: str, seeds: int, seconds: float) -> Non
         for finding in one.findings:
             out.print(str(finding), soft_wrap=True)
     wrong = sum(not one.is_right for one in verdicts)
+    orders = "one seed" if seeds == 1 else f"{seeds} seeds"
     said = f"{wrong} of {len(verdicts)} kernels are wrong" if wrong else f"{len(verdicts)} kernels are right"
-    out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {seeds} seeds; {duration_text(seconds)}")
+    out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {orders}; {duration_text(seconds)}")
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

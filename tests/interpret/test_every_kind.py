@@ -61,7 +61,7 @@ def test_calls_around_the_tiles(kind: Kind, data: Any) -> None:
 
 @pytest.mark.matrix_full
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.is_complex], ids=str)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_in_every_precision_layout_and_direction(kind: Kind, data: Any) -> None:
     changes = {"precision": PRECISION_NAMES, "direction": ("forward", "reverse", "bidirectional")}
