@@ -14,19 +14,26 @@ from minrnn_gen.cli.terminal import console, duration_text, new_table, print_jso
 if TYPE_CHECKING:
     from minrnn_gen.interpret.verify import Verdict
 
-Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Interleave the threads of every call in N ways.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", metavar="N", min=1, help="Run every call N times, its threads interleaved in other ways.")
+]
 Candidates = Annotated[
     int,
-    typer.Option("--candidates", metavar="N", min=0, help="Verify N other candidates of each kernel beside the chosen one."),
+    typer.Option(
+        "--candidates",
+        metavar="N",
+        min=0,
+        help="Verify N other candidates beside the chosen kernels, whose blocks and warps work together in other ways.",
+    ),
 ]
-ReallyLong = Annotated[bool, typer.Option("--yes-really", help="Run calls that are estimated to take hours, too.")]
+ReallyLong = Annotated[bool, typer.Option("--yes-really", help="Run what is estimated to take more than ten minutes, too.")]
 
 
 def verify(
     spec: SpecPath,
     gpu: GpuName = None,
     assignments: Assignments = None,
-    seeds: Seeds = 2,
+    seeds: Seeds = 1,
     candidates: Candidates = 2,
     yes_really: ReallyLong = False,
     as_json: AsJson = False,
@@ -62,8 +69,9 @@ def _print(verdicts: list[Verdict], gpu: str, seeds: int, seconds: float) -> Non
         for finding in one.findings:
             out.print(str(finding), soft_wrap=True)
     wrong = sum(not one.is_right for one in verdicts)
+    orders = "one seed" if seeds == 1 else f"{seeds} seeds"
     said = f"{wrong} of {len(verdicts)} kernels are wrong" if wrong else f"{len(verdicts)} kernels are right"
-    out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {seeds} seeds; {duration_text(seconds)}")
+    out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {orders}; {duration_text(seconds)}")
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from minrnn_gen.arguments import Call
 from minrnn_gen.build import Target
 from minrnn_gen.built import BuiltKernel
-from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.contract import RUNS_REVERSED, Contract
 from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.host_runs import HostDense, HostScan
 from minrnn_gen.interpret.toolchain import cpp_compiler
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.spec import Spec
 from minrnn_gen.store import Store, cache_folder
 
@@ -57,10 +58,7 @@ class InterpretedKernel(Kernel):
             raise BadInput(
                 f"x is on CUDA device {call.x.device}; device='interpret' runs on host arrays, so copy it, or leave it out"
             )
-        contract = self._contract
-        steps = call.rows * call.time
-        products = contract.hidden_size * contract.head_dim * len(contract.recurrent_gates) if call.R is not None else 0
-        seconds = steps * (len(contract.gates) * contract.hidden_size * GATE_NS + products * PRODUCT_NS) * 1e-9
+        seconds = seconds_of(self._contract, call.rows, call.time)
         if seconds > SECONDS_MOST and not self._allow_long:
             raise BadInput(
                 f"x has {call.rows} rows of {call.time} steps, which would take about {seconds / 60:.0f} minutes here; "
@@ -69,13 +67,22 @@ class InterpretedKernel(Kernel):
         return self._by_the_machine
 
 
-def interpreted(spec: Spec, target: Target, *, allow_long: bool = False, share: float = 0.0) -> InterpretedKernel:
-    """Return the kernel of `spec` for `target`, to run on the host; `share`: of its candidates, the one so far down the list.
+def seconds_of(contract: Contract, rows: int, time: int) -> float:
+    """Return about how long a forward takes on the host."""
+    gates = len(contract.gates) * contract.hidden_size
+    products = contract.recurrent_rows * contract.head_dim // len(contract.runs_reversed)
+    return rows * time * len(contract.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
+
+
+def interpreted(
+    spec: Spec, target: Target, *, allow_long: bool = False, other: int = 0, sizes: Sizes | None = None
+) -> InterpretedKernel:
+    """Return the kernel of `spec` for `target`, to run on the host; `other` and `sizes` are those of `HostBuilder`.
 
     Raises ToolchainMissing where there is no C++ compiler, and what `compile` raises for the spec and its cell.
     """
     cpp_compiler()
-    builder = HostBuilder(spec, target, Store(cache_folder()), share=share)
+    builder = HostBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
     regime = builder.hinted_regime
     reversed_ = RUNS_REVERSED[spec.direction][0]
     return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -49,7 +50,16 @@ class CppCompiler:
         """Compile or link in `folder`; raises CompileFailed with the first error."""
         command = [self.program, *options, *arguments]
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS_MOST, check=False)
+            # In English, as `_UNKNOWN` is.
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=os.environ | {"LC_ALL": "C"},
+                capture_output=True,
+                text=True,
+                timeout=SECONDS_MOST,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise CompileFailed(f"{self.program} took more than {SECONDS_MOST} seconds for {arguments[-1]}") from None
         if done.returncode:
@@ -140,9 +150,21 @@ def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
     )
 
 
+# What g++ and clang++ say of a name that the header does not have.
+_UNKNOWN = re.compile(
+    r"error: (?:no member named |use of undeclared identifier |there are no arguments to )?'(?:minrnn_host::)?(\w+)'"
+    r"(?: in namespace| is not a member| was not declared| that depend|; did you mean|$)",
+    re.MULTILINE,
+)
+
+
 def _first_error(program: str, text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line or "undefined" in line]
-    missing = [line for line in lines if "minrnn_host" in line and ("not a member" in line or "no member" in line)]
-    if missing:
-        return f"the host has no twin of an instruction ({missing[0].strip()}); it belongs into {FOLDER.name}/{HEADER}"
+    if unknown := _UNKNOWN.search(text):
+        where = f"its twin belongs into {FOLDER.name}/{HEADER}"
+        return f"the host has no {unknown[1]}, which the kernel calls; {where} ({_line_with(text, unknown.start())})"
     return f"{Path(program).name} refuses the kernel: {(lines or [text.strip() or 'no reason given'])[0].strip()}"
+
+
+def _line_with(text: str, place: int) -> str:
+    return text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,30 @@ import numpy as np
 from minrnn_gen.api import target_of
 from minrnn_gen.arrays import numpy_dtype
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
-from minrnn_gen.interpret.kernel import InterpretedKernel, interpreted
+from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.solver import Solution
 from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store, cache_folder
+
+
+@dataclass(frozen=True)
+class HavingBuilder(HostBuilder):
+    """Builds, of each pass, the best candidate of those with most of the variables wanted."""
+
+    wanted: tuple[tuple[str, int], ...] = ()
+
+    def _chosen(self, solution: Solution) -> KernelPlan:
+        having = [len(set(self.wanted) & set(one.items())) for one in solution.candidates]
+        return solution.plan(having.index(max(having)))
 
 
 def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedKernel:
-    """Return the kernel of the best forward candidate of those with most of the variables wanted."""
+    """Return a kernel of the best candidates of those with most of the variables wanted."""
     loaded = load_spec({"precision": "fp32", "gpu": "h200", **spec})
-    kernel = interpreted(loaded, target_of(loaded))
-    if not wanted:
-        return kernel
-    candidates = kernel.builder.solve("forward", kernel.builder.hinted_regime).candidates
-    having = [len(wanted.items() & one.items()) for one in candidates]
-    return interpreted(loaded, target_of(loaded), share=having.index(max(having)) / max(len(having) - 1, 1))
+    builder = HavingBuilder(loaded, target_of(loaded), Store(cache_folder()), wanted=tuple((wanted or {}).items()))
+    return InterpretedKernel(builder, (builder.build("forward", builder.hinted_regime),))
 
 
 def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> InterpretedKernel:

@@ -1,22 +1,30 @@
 """What was wrong with this project's kernels once, or is now where it was right before a change, is found when it comes back.
 
-Each is an older state of a few lines, put back into the text of a kernel as it is today.
+Each is an older state of a few lines, put back into the text of a kernel as it is today, or into what launches it.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from interpreted_cases import kernel_of
 from small_problems import Prepared, prepare, problems_of
 
+from minrnn_gen import device_run
+from minrnn_gen.arguments import Given
+from minrnn_gen.arrays import Array
+from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.toolchain import has_compiler
+from minrnn_gen.plan.problem import alignment_of
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 SEEDS = 20
+ONE_GATE = {"name": "one_gate", "equations": "h[t] = 0.5 * h[t-1] + W.a"}
 
 
 def prepared(family: str, name: str, kernel_pass: str, call: str) -> Prepared:
@@ -78,3 +86,41 @@ def test_a_row_that_nobody_writes() -> None:
     assert first_found(problem, r"if \(count\[c\] > 0\) \{ +// what the last output.*?\n        \}\n", "").startswith(
         "wrong: nan"
     )
+
+
+def older_alignment_of_call(*arrays: Array) -> int:
+    offsets = [array.pointer for array in arrays]
+    for array in arrays:
+        outer = zip(array.strides[:-1], array.shape[:-1], strict=True)
+        offsets += [stride * array.itemsize for stride, size in outer if size > 1]
+    return max(alignment_of(*offsets), arrays[0].itemsize)
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("BTD", (1, 1, 1, 3)), ("BDT", (1, 1, 1, 3))])
+def test_a_row_alone_copied_beyond_its_end(layout: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until "A copy's width divides the run it is part of", rows of 12 bytes were copied and stored 16 bytes at a time."""
+    x = np.ones(shape, np.float32)
+
+    def run() -> None:
+        kernel_of(model=ONE_GATE, layout=layout, hidden_size=3 if layout == "BTD" else 1, training=False)(x)
+
+    run()
+    monkeypatch.setattr(device_run, "alignment_of_call", older_alignment_of_call)
+    with pytest.raises(KernelMisbehaved, match="out of bounds"):
+        run()
+
+
+def test_lengths_of_32_bits_read_as_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until "Lengths are beside x again", a backward from arrays alone took int32 lengths for the int64 that kernels read."""
+    kernel = kernel_of(model="min_gru", hidden_size=8)
+    x, lengths = np.ones((3, 5, 2, 8), np.float32), np.array([2, 0, 5], np.int32)
+    y, _, saved = kernel.forward(x, lengths=lengths)
+
+    def backward() -> Any:
+        from_arrays = kernel.saved_from(Given(x, lengths=lengths), y, saved.arrays())
+        return kernel.backward(from_arrays, np.ones_like(y))["x"]
+
+    np.testing.assert_array_equal(backward(), kernel.backward(saved, np.ones_like(y))["x"])
+    monkeypatch.setattr(device_run.DeviceRun, "with_sequences_beside_x", lambda _run, call: call)
+    with pytest.raises(KernelMisbehaved, match="out of bounds"):
+        backward()

@@ -1,0 +1,86 @@
+"""What `minrnn-gen verify` runs: candidates that work together in every way, in calls that reach what they count by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minrnn_gen.api import target_of
+from minrnn_gen.interpret.host_builder import TOGETHER, HostBuilder
+from minrnn_gen.interpret.trial_inputs import Trial, inputs_of, trials_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.precision import precision_of
+from minrnn_gen.raw.kernels import RawSpec
+from minrnn_gen.spec import load_spec
+from minrnn_gen.store import Store, cache_folder
+
+RAW: dict[str, Any] = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
+
+
+def plans_of(others: int, **given: Any) -> list[KernelPlan]:
+    spec = load_spec({"gpu": "h200", **given})
+    builders = (
+        HostBuilder(spec, target_of(spec), Store(cache_folder()), other=n, sizes=Sizes(1, 65536)) for n in range(others + 1)
+    )
+    return [one.build("forward", one.hinted_regime).plan for one in builders]
+
+
+def together(plan: KernelPlan) -> tuple[str, ...]:
+    return tuple(name for name in TOGETHER if plan.variables.get(name, 0) > (name != "splits_time"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "ways"),
+    [
+        ({"model": "min_gru", "hidden_size": 512, "precision": "bf16"}, {"splits_time", "cluster_blocks", "time_warps"}),
+        ({"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {"splits_time", "time_warps"}),
+        ({"model": "gru", "hidden_size": 64, "precision": "fp32"}, {"cluster_blocks", "k_warps"}),
+    ],
+)
+def test_two_others_work_together_in_other_ways(spec: dict[str, Any], ways: set[str]) -> None:
+    plans = plans_of(2, **spec)
+    assert len(set(map(together, plans))) == 3
+    assert ways <= {name for plan in plans for name in together(plan)}
+
+
+def test_more_others_than_ways_are_still_others() -> None:
+    plans = plans_of(4, model="ind_rnn", hidden_size=20)
+    assert len({tuple(plan.variables.items()) for plan in plans[1:]}) > 1
+
+
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+def test_tickets_reach_a_second_group(layout: str) -> None:
+    plans = [one for one in plans_of(3, model="min_gru", hidden_size=24, layout=layout) if one.group_tiles]
+    assert plans
+    for plan in plans:
+        for at_once in (False, True):
+            longest = trials_of([plan], at_once=at_once)[0].time
+            assert longest > plan.group_tiles * plan.tile_steps
+
+
+@pytest.mark.parametrize("batch", [3, 4, 9])
+def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
+    spec = load_spec({"model": "min_gru", "hidden_size": 4, "gpu": "h200"})
+    builder = HostBuilder(spec, target_of(spec), Store(cache_folder()))
+    trial = Trial(batch, 70, True, 16)
+    given = inputs_of(Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract, trial).forward
+    assert {16, 0, 70} <= set(given["lengths"].tolist())
+    ends = np.flatnonzero(given["resets"][2])
+    # Behind an end, before one, and none at the third.
+    assert ends.tolist() == [16, 31, 64]
+    assert given["resets"][0].any()
+
+
+def test_raw_scans_of_complex_numbers_are_given_both_parts() -> None:
+    spec = RawSpec(model=RAW, hidden_size=4, precision="complex64", gpu="h200")
+    builder = HostBuilder(spec, target_of(spec), Store(cache_folder()))
+    contract = Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract
+    inputs = inputs_of(contract, Trial(2, 5))
+    for one in (inputs.forward["x"], inputs.forward["state"]["h"], inputs.dy, inputs.dstate["h"]):
+        assert one.dtype.name == "complex64" == precision_of("complex64").storage_dtype
+        assert one.real.any() and one.imag.any()
+    assert inputs.in_float64().forward["x"].dtype == np.complex128
