@@ -83,7 +83,8 @@ EVERYDAY = {
     "time two columns": True, "time two warps": False, "time tickets": True, "time vectors": False, "time reverse": False,
     "diagonal channels": True, "diagonal time": False, "recurrent block": True, "recurrent halves": False,
     "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
-    "recurrent fma": True, "recurrent reverse": False, "alternating fp64": False, "alternating fp16": True,
+    "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True,
+    "recurrent shared cells": False, "alternating fp64": False, "alternating fp16": True,
     "own scan of channels": False, "own scan of time": True, "own diagonal cell": True, "own dense cell": False, "raw": False,
     "raw logarithms": False, "raw complex": False, "raw complex tickets": False,
 }  # fmt: skip

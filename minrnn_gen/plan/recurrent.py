@@ -18,7 +18,8 @@ COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 MAILBOX_BYTES = 8
 # A lane's part of a tile of a matrix of 16 bits, of which shared memory may hold some sixteenths.
 FRAGMENT_BYTES, SIXTEENTHS = 16, 16
-# Fragments of shared memory under way, for each row of tiles beyond four some more, and how far the estimate of registers is off.
+# Fragments of shared memory under way, of each row of tiles beyond four some more, and how far the estimate of registers is
+# off.
 REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
 # In the backward, where most registers are taken: of each result of a lane that warps add up, and its place.
 BACKWARD_REGISTERS_OF_ADDING = 7
