@@ -53,7 +53,7 @@ class WantedBuilder(HostBuilder):
     def _chosen(self, solution: Solution) -> KernelPlan:
         candidates = solution.candidates
         # Which blocks work together matters most.
-        weight = {"splits_time": 10, "cluster_blocks": 10, "grid_blocks": 10, "tells_sums": 10, "k_warps": 3}
+        weight = {"splits_time": 10, "cluster_blocks": 10, "grid_blocks": 10, "k_warps": 3}
         having = [sum(weight.get(name, 1) for name, _ in set(self.wanted) & set(one.items())) for one in candidates]
         best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
         plans = [solution.plan(rank) for rank in best]
@@ -285,12 +285,12 @@ CHANNELS = {
     "rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1,
 }  # fmt: skip
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_time": 0}
-DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2, "tells_sums": 0}
+DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
 
 # Warps that share the cells, of two sequences each.
 SHARED_CELLS = {"unit_warps": 1, "k_warps": 2, "batch_tile": 4}
-SUMS, FOUR_BLOCKS, WIDE = {"tells_sums": 1}, {"cluster_blocks": 4}, {"hidden_size": 64}
+FOUR_BLOCKS, WIDE = {"cluster_blocks": 4}, {"hidden_size": 64}
 # Each lane has more loads from the others than are under way at once.
 FIVE = {"grid_blocks": 5, "unit_warps": 1, "batch_tile": 8}
 
@@ -412,17 +412,16 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("shared cells of a grid", BF16 | {"model": "gru", "gpu": "a100"} | WIDE, DENSE | GRID | SHARED_CELLS, "resets", BOTH),
-        ("sums", LSTM | WIDE, DENSE | SUMS | SHARED_CELLS | FOUR_BLOCKS, "long resets", ("backward",)),
-        ("sums of two", LSTM, DENSE | CLUSTER | SUMS, "long resets", ("backward",)),
+        ("sums", LSTM | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "long resets", ("backward",)),
         (
             "sums of eight columns",
             FP16 | {"model": "gru"} | WIDE,
-            DENSE | SUMS | SHARED_CELLS | FOUR_BLOCKS | {"batch_tile": 8},
+            DENSE | SHARED_CELLS | FOUR_BLOCKS | {"batch_tile": 8},
             "resets",
             ("backward",),
         ),
-        ("sums tf32", {"model": "gru"} | WIDE, DENSE | SUMS | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
-        ("sums fma", FP64 | {"model": "elman"} | WIDE, DENSE | SUMS | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
+        ("sums tf32", {"model": "gru"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
+        ("sums fma", FP64 | {"model": "elman"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
         (
             "cluster of halves",
             BF16 | {"model": "gru", "hidden_size": 64},

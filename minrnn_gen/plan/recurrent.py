@@ -23,6 +23,8 @@ FRAGMENT_BYTES, SIXTEENTHS = 16, 16
 REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
 # In the backward, where most registers are taken: of each result of a lane that warps add up, and its place.
 BACKWARD_REGISTERS_OF_ADDING = 7
+# Of the sums of other blocks that are added up side by side; in float32 they are among the fixed ones.
+REGISTERS_OF_TOLD_IN_FP64 = 12
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
@@ -96,8 +98,6 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
         "ahead": (2, 4, 8),
-        # Whether blocks tell each other sums of what they multiplied, or what all of them are to multiply.
-        **({"tells_sums": (0, 1)} if problem.kernel_pass == "backward" else {}),
     }
 
 
@@ -126,20 +126,21 @@ def _width(problem: Problem) -> int:
     return len(problem.cell.recurrent_gates) if problem.kernel_pass == "backward" else 1
 
 
-def _tells_sums(candidate: Candidate) -> bool:
-    return bool(candidate.get("tells_sums", 0))
+def _tells_sums(problem: Problem, candidate: Candidate) -> bool:
+    """Whether blocks tell each other sums of what they multiplied, instead of what all of them are to multiply."""
+    return problem.kernel_pass == "backward" and candidate["cluster_blocks"] > 1
 
 
 def _tiles(problem: Problem, candidate: Candidate) -> int:
     """The rows of a warp's tiles: the products of each unit, or the blocks whose sums it makes."""
-    if _tells_sums(candidate):
+    if _tells_sums(problem, candidate):
         return max(1, candidate["cluster_blocks"] // candidate["k_warps"])
     return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
 
 
 def _operand_row(problem: Problem, candidate: Candidate) -> int:
     """The values of a sequence that a block multiplies."""
-    blocks = 1 if _tells_sums(candidate) else _group_blocks(candidate)
+    blocks = 1 if _tells_sums(problem, candidate) else _group_blocks(candidate)
     return _width(problem) * blocks * candidate["unit_warps"] * UNITS_PER_WARP
 
 
@@ -149,7 +150,7 @@ def _operand_tiles(problem: Problem, candidate: Candidate) -> int:
 
 def _tiles_per_warp(problem: Problem, candidate: Candidate) -> float:
     """The tiles of a row of them, of which warps with the same units have a part each, or each its own rows."""
-    return _operand_tiles(problem, candidate) / (1 if _tells_sums(candidate) else candidate["k_warps"])
+    return _operand_tiles(problem, candidate) / (1 if _tells_sums(problem, candidate) else candidate["k_warps"])
 
 
 def _shared_tiles(problem: Problem, candidate: Candidate) -> int:
@@ -190,7 +191,9 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
         sums += of_backward if problem.kernel_pass == "backward" else REGISTERS_OF_GATHER
     pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, _cell_columns(candidate))
     if problem.kernel_pass == "backward":
-        if candidate["k_warps"] > 1 and not _tells_sums(candidate):
+        if _tells_sums(problem, candidate):
+            sums += (words - 1) * REGISTERS_OF_TOLD_IN_FP64 * _cells(candidate)
+        elif candidate["k_warps"] > 1:
             sums += BACKWARD_REGISTERS_OF_ADDING * RESULTS * candidate["batch_tile"] // COLUMNS
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + _cells(candidate) * per_cell
@@ -226,7 +229,7 @@ def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
     }
     if in_shared := _shared_tiles(problem, candidate):
         parts["matrix"] = unit_warps * k_warps * _tiles(problem, candidate) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
-    if _tells_sums(candidate):
+    if _tells_sums(problem, candidate):
         parts["told_sums"] = 2 * _told_bytes(problem, candidate)
     elif k_warps > 1:
         results = _tiles(problem, candidate) * UNITS_PER_WARP * batch_tile
@@ -238,7 +241,7 @@ def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
 
 def _told_bytes(problem: Problem, candidate: Candidate) -> int:
     """What a block is told in a step: all that it multiplies, or of each block the sums for its units."""
-    if _tells_sums(candidate):
+    if _tells_sums(problem, candidate):
         sums = candidate["cluster_blocks"] * candidate["unit_warps"] * UNITS_PER_WARP
         return candidate["batch_tile"] * sums * problem.precision.arithmetic_bytes
     return candidate["batch_tile"] * _operand_row(problem, candidate) * problem.precision.storage_bytes
@@ -251,7 +254,7 @@ def _threads(candidate: Candidate) -> int:
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     units, every = ("cluster_blocks", "grid_blocks", "unit_warps"), tuple(variables(problem))
     of_registers = tuple(name for name in every if name != "ahead")
-    head_dim = _head_dim(problem)
+    head_dim, backward = _head_dim(problem), problem.kernel_pass == "backward"
 
     def named(names: tuple[str, ...], function: Callable[[Candidate], int]) -> Callable[..., int]:
         """A function of a candidate's variables in the order of `names`."""
@@ -280,16 +283,6 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             named(of_registers, lambda one: _registers(problem, with_less_in_shared(one)) + REGISTERS_ESTIMATE_OFF),
             "registers",
             drops_dominated=True,
-        ),
-    )
-    of_sums = (
-        Constraint(
-            "sums_within_cluster",
-            "sums are told by the blocks of a cluster, each warp those of two blocks or more",
-            ("cluster_blocks", "k_warps", "tells_sums"),
-            lambda _, k_warps, tells_sums: 2 * k_warps * tells_sums,
-            lambda cluster_blocks, *_: cluster_blocks,
-            "blocks",
         ),
     )
     return (
@@ -322,11 +315,18 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "even_columns",
             "the warps that share the columns of a matrix have equally many",
             of_registers,
-            named(of_registers, lambda one: 0 if _tells_sums(one) else _operand_tiles(problem, one) % one["k_warps"]),
+            named(of_registers, lambda one: 0 if _tells_sums(problem, one) else _operand_tiles(problem, one) % one["k_warps"]),
             lambda *_: 0,
             "tiles",
         ),
-        *(of_sums if "tells_sums" in every else ()),
+        Constraint(
+            "blocks_told",
+            "where the blocks of a cluster tell each other sums, warps with the same units make those of some blocks each",
+            ("cluster_blocks", "k_warps"),
+            lambda cluster_blocks, k_warps: k_warps if backward and cluster_blocks > 1 else 0,
+            lambda cluster_blocks, _: cluster_blocks,
+            "blocks",
+        ),
         *(in_shared if "shared_sixteenths" in every else ()),
         *scan.hardware_constraints(
             problem.gpu,
@@ -394,7 +394,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
-    adds_up = k_warps > 1 and not _tells_sums(candidate)
+    adds_up = k_warps > 1 and not _tells_sums(problem, candidate)
     terms_ns = {
         "step": model.step * scales.instruction,
         "products": warps_of_partition * product_ns,
