@@ -39,7 +39,7 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS)
-	$(BIN)/python -m pytest -m alone tests/gpu
+	@! nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -m pytest -m alone tests/gpu
 
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"

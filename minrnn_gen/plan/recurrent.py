@@ -36,7 +36,7 @@ REGISTERS_OF_PLACES = 22
 REGISTERS_OF_PIECE = 3
 
 # From a load to its value under load: what is not under way for so long is waited for.
-MEMORY_LATENCY_NS = 1500.0
+MEMORY_LATENCY_NS = 1050.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
