@@ -57,6 +57,7 @@ LAYERS = (
     Layer("plan.solver", "every candidate, and the best of them"),
     Layer("plan.scan", "what the plans of one family share"),
     Layer("plan.elementwise plan.recurrent_product", "what the plans of steps share"),
+    Layer("plan.recurrent_share", "who has what of all steps"),
     Layer("plan.*", "variables, constraints, resources and cost of a forward and its backward, or of all steps"),
     Layer("plan.families", "which of them a problem is for"),
     Layer("source preferred", "the decision as CUDA text, and what was decided by measuring"),
