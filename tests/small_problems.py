@@ -420,7 +420,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             ("backward",),
         ),
-        ("sums of eight blocks", LSTM | {"hidden_size": 128}, DENSE | SHARED_CELLS | {"cluster_blocks": 8}, "long", ("backward",)),
+        (
+            "sums of eight blocks",
+            LSTM | {"hidden_size": 128},
+            DENSE | SHARED_CELLS | {"cluster_blocks": 8},
+            "long",
+            ("backward",),
+        ),
         ("sums tf32", {"model": "gru"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
         ("sums fma", FP64 | {"model": "elman"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
         (
