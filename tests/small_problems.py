@@ -19,8 +19,8 @@ from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.host_kernel import HostKernel
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
-from minrnn_gen.interpret.verify import leaves, share_of
+from minrnn_gen.interpret.trial_inputs import DENSE_STEPS, PIECE_STEPS, Inputs, Trial, inputs_of
+from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -30,13 +30,6 @@ from minrnn_gen.raw.kernels import RawSpec
 from minrnn_gen.spec import Spec, load_spec
 from minrnn_gen.store import Store
 
-# A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or of a
-# "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end early or have
-# no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or in
-# "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the states of one sequence begin as
-# "nan", every bit of them set; or sequences, one of them without steps, are "packed" one behind the other.
-PIECE_STEPS = 16
-DENSE_STEPS = 5
 Arrays = Mapping[str, Any]
 
 
@@ -68,6 +61,12 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or
+    # of a "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end
+    # early or have no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside
+    # 16-bit storage; or in "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the states
+    # of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
+    # behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -129,15 +128,13 @@ class Prepared:
         """Return every array that the pass gives."""
         its_pass = self.problem.kernel_pass
         if its_pass == "step":
-            y, state = kernel.step(**inputs.step)
-            return {"y": y, **state}
+            return dict(step_of(kernel, inputs))
         if its_pass == "forward":
             if self.problem.call == "all":
                 y, states = kernel(**inputs.forward, all_states=True)
                 return {"y": y, **states}
             keeps = self.problem.call == "long" and kernel.spec.training
-            y, state, *_ = kernel.forward(**inputs.forward) if keeps else kernel(**inputs.forward)
-            return {"y": y, **state}
+            return dict(forward_of(kernel, inputs)[0] if keeps else inference_of(kernel, inputs))
         if saved is None:
             _, _, saved = kernel.forward(**inputs.forward)
         return dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))

@@ -18,10 +18,12 @@ def group_blocks(candidate: Candidate) -> int:
 
 
 def tiling(problem: Problem, candidate: Candidate) -> Tiling:
+    """How a warp's product is cut into tiles."""
     return tiling_of(problem, tiles(problem, candidate), candidate["batch_tile"], candidate.get("splits_once", 0))
 
 
 def head_dim(problem: Problem) -> int:
+    """The units of a head."""
     return problem.hidden_size // problem.heads
 
 
@@ -38,6 +40,7 @@ def tells_sums(problem: Problem, candidate: Candidate) -> bool:
 def tiles(problem: Problem, candidate: Candidate) -> int:
     """The rows of a warp's tiles: the products of each unit, or the blocks whose sums it makes."""
     if tells_sums(problem, candidate):
+        # Asked of candidates with more warps than blocks to tell, too, which a constraint drops.
         return max(1, candidate["cluster_blocks"] // candidate["k_warps"])
     return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
 
@@ -49,6 +52,7 @@ def operand_row(problem: Problem, candidate: Candidate) -> int:
 
 
 def operand_tiles(problem: Problem, candidate: Candidate) -> int:
+    """The tiles of what a block multiplies."""
     return operand_row(problem, candidate) // tiling(problem, candidate).depth
 
 
@@ -101,4 +105,5 @@ def told_bytes(problem: Problem, candidate: Candidate) -> int:
 
 
 def threads(candidate: Candidate) -> int:
+    """The threads of a block."""
     return candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES
