@@ -40,7 +40,7 @@ def alignment_of_call(*arrays: Array) -> int:
 
 def parts_of(plan: KernelPlan, time: int) -> int:
     """Return into how many parts a scan divides the time of a column, each with sums of its own."""
-    return _tiles(plan, time) if plan.variables.get("splits_time") else plan.variables.get("cluster_blocks", 1)
+    return _tiles(plan, time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
 
 
 def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
@@ -48,7 +48,7 @@ def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
 
     A head with the counter of tiles taken, then a composition for each tile and each group of tiles.
     """
-    if not plan.variables.get("splits_time"):
+    if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
     packets = _columns(plan, call) * (tiles + -(-tiles // plan.group_tiles)) * plan.packets_per_tile
@@ -150,14 +150,14 @@ def _tiles(plan: KernelPlan, time: int) -> int:
 
 def _blocks(plan: KernelPlan, call: Call) -> int:
     columns_per_block = plan.channels_per_block if plan.layout == "BDT" else 1
-    if plan.variables.get("splits_time"):
+    if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
         return min(plan.resident_blocks, -(-_columns(plan, call) * _tiles(plan, call.time) // columns_per_block))
     return -(-_columns(plan, call) // columns_per_block) * plan.variables.get("cluster_blocks", 1)
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> tuple[int, ...]:
-    return pointers_of((workspace,)) if plan.variables.get("splits_time") else ()
+    return pointers_of((workspace,)) if plan.variables.get("lookback") else ()
 
 
 def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:

@@ -136,8 +136,8 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
     if not plan.entry.startswith("scan"):
-        ahead = plan.variables.get("ahead", plan.variables.get("prefetch_steps", 1))
-        return (2 * ahead + 1, ahead, 1, ahead + 1, 0)
+        stages = plan.variables.get("stages", 1)
+        return (2 * stages + 1, stages, 1, stages + 1, 0)
     tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
     whole = tile * plan.variables.get("cluster_blocks", 1) * ring
     longest = (plan.group_tiles + 1) * tile if plan.group_tiles else whole

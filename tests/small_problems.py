@@ -46,7 +46,7 @@ class WantedBuilder(HostBuilder):
     def _chosen(self, solution: Solution) -> KernelPlan:
         candidates = solution.candidates
         # Which blocks work together matters most.
-        weight = {"splits_time": 10, "cluster_blocks": 10, "grid_blocks": 10, "k_warps": 3}
+        weight = {"lookback": 10, "cluster_blocks": 10, "grid_blocks": 10, "split_k_warps": 3}
         having = [sum(weight.get(name, 1) for name, _ in set(self.wanted) & set(one.items())) for one in candidates]
         best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
         plans = [solution.plan(rank) for rank in best]
@@ -279,17 +279,18 @@ def _wider(name: str, given: Any) -> Any:
 
 # Variables of plans that are as small as they may be.
 CHANNELS = {
-    "rows": 2, "channel_lanes": 16, "channels_per_lane": 2, "stages": 2, "splits_time": 0, "cluster_blocks": 1, "time_warps": 1,
+    "steps_per_lane": 2, "channel_lanes": 16, "channels_per_lane": 2,
+    "stages": 2, "lookback": 0, "cluster_blocks": 1, "time_warps": 1,
 }  # fmt: skip
-TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "splits_time": 0}
-DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "k_warps": 1, "batch_tile": 2, "ahead": 2, "unit_warps": 2}
-TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"splits_time": 1}
+TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
+DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
+TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
 
 # Warps that share the cells, of two sequences each.
-SHARED_CELLS = {"unit_warps": 1, "k_warps": 2, "batch_tile": 4}
+SHARED_CELLS = {"row_warps": 1, "split_k_warps": 2, "batch_tile": 4}
 FOUR_BLOCKS, WIDE = {"cluster_blocks": 4}, {"hidden_size": 64}
 # Each lane has more loads from the others than are under way at once.
-FIVE = {"grid_blocks": 5, "unit_warps": 1, "batch_tile": 8}
+FIVE = {"grid_blocks": 5, "row_warps": 1, "batch_tile": 8}
 
 # Hidden sizes fill no tile.
 GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
@@ -390,7 +391,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "diagonal": (
         ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "long resets bare mixed", BOTH),
         ("all", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "all nan-resets", FORWARD),
-        ("time", BDT | {"model": "ind_rnn"}, {"prefetch_steps": 4}, "long resets bare pieces pieces-resets", BOTH),
+        ("time", BDT | {"model": "ind_rnn"}, {"stages": 4}, "long resets bare pieces pieces-resets", BOTH),
         ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
         ("no parameter", LEAKING, {}, "bare", BOTH),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
@@ -398,13 +399,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
-        ("halves", LSTM | {"hidden_size": 64}, DENSE | {"k_warps": 2}, "long resets", BOTH),
+        ("halves", LSTM | {"hidden_size": 64}, DENSE | {"split_k_warps": 2}, "long resets", BOTH),
         ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
         ("shared cells", LSTM | WIDE, DENSE | CLUSTER | SHARED_CELLS, "long resets", BOTH),
         (
             "shared cells of a block",
             FP16 | {"model": "gru"} | WIDE,
-            DENSE | SHARED_CELLS | {"k_warps": 4, "batch_tile": 8},
+            DENSE | SHARED_CELLS | {"split_k_warps": 4, "batch_tile": 8},
             "resets",
             BOTH,
         ),
@@ -429,7 +430,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         (
             "cluster of halves",
             BF16 | {"model": "gru", "hidden_size": 64},
-            DENSE | CLUSTER | {"k_warps": 2},
+            DENSE | CLUSTER | {"split_k_warps": 2},
             "long resets",
             BOTH,
         ),
@@ -441,7 +442,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
         ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
-        ("shared", LSTM | {"hidden_size": 128}, DENSE | {"unit_warps": 8, "batch_tile": 8}, "resets", BOTH),
+        ("shared", LSTM | {"hidden_size": 128}, DENSE | {"row_warps": 8, "batch_tile": 8}, "resets", BOTH),
         ("grid of five", {"model": "elman", "hidden_size": 72, "gpu": "a100"}, DENSE | FIVE, "resets", BOTH),
         ("odd units", LSTM | {"hidden_size": 25}, DENSE, "long resets", BOTH),
         ("packed", LSTM | {"hidden_size": 24}, DENSE, "packed", BOTH),
@@ -450,19 +451,31 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         (
             "grid of halves",
             BF16 | {"model": "gru", "hidden_size": 64, "gpu": "a100"},
-            DENSE | GRID | {"k_warps": 2},
+            DENSE | GRID | {"split_k_warps": 2},
             "long",
             BOTH,
         ),
-        ("grid of one warp", LSTM | {"hidden_size": 24, "gpu": "a100"}, DENSE | GRID | {"unit_warps": 1}, "long resets", BOTH),
+        ("grid of one warp", LSTM | {"hidden_size": 24, "gpu": "a100"}, DENSE | GRID | {"row_warps": 1}, "long resets", BOTH),
         ("grid of eight", LSTM | {"gpu": "a100"}, DENSE | GRID | {"batch_tile": 8}, "resets", BOTH),
         ("grid of four", LSTM | {"model": "gru", "gpu": "a100"}, DENSE | GRID | {"batch_tile": 4}, "resets", BOTH),
-        ("tf32 split once", {"model": "gru", "hidden_size": 24}, DENSE | {"splits_once": 1, "batch_tile": 4}, "resets", BOTH),
+        ("tf32 split once", {"model": "gru", "hidden_size": 24}, DENSE | {"presplit_tf32": 1, "batch_tile": 4}, "resets", BOTH),
         ("tf32 of four", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("tf32 of eight", {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 8}, "resets", BOTH),
-        ("tf32 of halves", {"model": "lstm", "hidden_size": 64}, DENSE | {"k_warps": 2, "batch_tile": 4}, "long resets", BOTH),
+        (
+            "tf32 of halves",
+            {"model": "lstm", "hidden_size": 64},
+            DENSE | {"split_k_warps": 2, "batch_tile": 4},
+            "long resets",
+            BOTH,
+        ),
         ("fma of four", FP64 | {"model": "elman", "hidden_size": 40}, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
-        ("fma of eight", FP64 | {"model": "elman", "hidden_size": 20}, DENSE | {"batch_tile": 8, "k_warps": 2}, "resets", BOTH),
+        (
+            "fma of eight",
+            FP64 | {"model": "elman", "hidden_size": 20},
+            DENSE | {"batch_tile": 8, "split_k_warps": 2},
+            "resets",
+            BOTH,
+        ),
         (
             "clipped",
             BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
@@ -488,7 +501,7 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step with units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("step of whole pieces", {"model": "gru", "hidden_size": 64}, {"units": 2, "warps": 1, "batch_tile": 1}),
     ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
-    ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "pieces": 1}),
+    ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "stages": 1}),
 )
 
 

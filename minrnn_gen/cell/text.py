@@ -77,7 +77,7 @@ def _exact_number(value: Rational) -> Part:
 def _cuda_part(expression: Expr) -> Part:
     if is_number(expression):
         # The decimal is the shortest that reads back as the nearest double, so no digit is lost before the conversion to real.
-        return f"real({float(expression)!r})", _ATOM
+        return f"compute_t({float(expression)!r})", _ATOM
     name, operands = operation(expression)
     if isinstance(expression, Detach):
         return _part(operands[0], _cuda_part)

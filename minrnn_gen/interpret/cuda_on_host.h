@@ -42,14 +42,14 @@ void sync_threads();
 int sync_threads_or(int mine);
 void sync_warp(unsigned lanes);
 unsigned cluster_rank();
-void synchronize_cluster();
+void cluster_sync();
 // Each lane's value becomes that of the lane it asks for, itself where there is none such.
 void exchange(unsigned lanes, void* value, int bytes, int from_lane);
 unsigned vote(unsigned lanes, bool mine);
 // Of a value in shared memory of this block, `mailbox` beside it.
-void open_mailbox(void* mailbox);
-void expect_bytes(void* mailbox, unsigned bytes);
-void wait_for_mail(void* mailbox, int turn);
+void mbarrier_init(void* mailbox);
+void mbarrier_arrive_expect_tx(void* mailbox, unsigned bytes);
+void mbarrier_wait(void* mailbox, int turn);
 void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int bytes);
 void copy_async(void* to, const void* from, int bytes);
 void copy_async_commit();
@@ -69,7 +69,7 @@ template <typename Value> MINRNN_INLINE Value shuffled(unsigned lanes, Value val
     return value;
 }
 MINRNN_INLINE int lane() { return int(threadIdx.x % LANES); }
-template <typename Value> MINRNN_INLINE void send(Value* to, void* mailbox, unsigned rank, Value value) {
+template <typename Value> MINRNN_INLINE void st_async(Value* to, void* mailbox, unsigned rank, Value value) {
     // In units of 4 or of 8 bytes, as they are sent.
     constexpr int UNIT = sizeof(Value) == 4 ? 4 : 8;
     for (int at = 0; at < int(sizeof value); at += UNIT) {

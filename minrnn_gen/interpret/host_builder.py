@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
 
 # What blocks and warps do together, by the variables that say so.
-TOGETHER = ("splits_time", "cluster_blocks", "grid_blocks", "time_warps", "k_warps")
+TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_warps")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _various(solution: Solution, others: int) -> list[int]:
 
 def _kind(candidate: Candidate) -> tuple[bool, ...]:
     # Of blocks and warps 1 is nobody together.
-    return tuple(candidate.get(name, 0) > (name != "splits_time") for name in TOGETHER)
+    return tuple(candidate.get(name, 0) > (name != "lookback") for name in TOGETHER)
 
 
 def _differences(kind: tuple[bool, ...], other: tuple[bool, ...]) -> int:

@@ -40,32 +40,32 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "threads": (32, 64, 128, 256),
         # With time contiguous a thread's vectors are steps of one channel.
         "channels_per_lane": (1,) if problem.layout == "BDT" else (1, 2, 4, 8),
-        "prefetch_steps": (1, 2, 4, 8, 16, 32, 64),
+        "stages": (1, 2, 4, 8, 16, 32, 64),
     }
 
 
-def _vector_values(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+def _vector_values(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
     if problem.layout == "BDT":
-        return min(problem.regime.alignment_bytes // problem.precision.storage_bytes, prefetch_steps)
+        return min(problem.regime.alignment_bytes // problem.precision.storage_bytes, stages)
     return channels_per_lane
 
 
-def _vectors(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+def _vectors(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Vectors of a tile and array."""
-    return prefetch_steps * channels_per_lane // _vector_values(problem, channels_per_lane, prefetch_steps)
+    return stages * channels_per_lane // _vector_values(problem, channels_per_lane, stages)
 
 
-def _registers(problem: Problem, channels_per_lane: int, prefetch_steps: int) -> int:
+def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """The tile that is walked and the one under way, what is carried from step to step, and one step's own values."""
     cell, precision = problem.cell, problem.precision
     words = precision.arithmetic_bytes // REGISTER_BYTES
-    values = prefetch_steps * channels_per_lane
-    vectors = _vectors(problem, channels_per_lane, prefetch_steps)
+    values = stages * channels_per_lane
+    vectors = _vectors(problem, channels_per_lane, stages)
     # What is walked may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
     walked = values * max(1, precision.storage_bytes // REGISTER_BYTES)
     under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
-    resets = 2 * prefetch_steps if problem.regime.resets else 0
+    resets = 2 * stages if problem.regime.resets else 0
     carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     fixed = REGISTERS_FIXED
     if problem.kernel_pass == "backward":
@@ -76,7 +76,7 @@ def _registers(problem: Problem, channels_per_lane: int, prefetch_steps: int) ->
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
-    tile = ("channels_per_lane", "prefetch_steps")
+    tile = ("channels_per_lane", "stages")
     return (
         Constraint(
             "vector_divides_channels",
@@ -115,7 +115,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "prefetch_steps"))
+    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     return scan.resident(
         problem,
         threads=threads,
@@ -129,7 +129,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """The chain is the longer of a tile's steps, one after the other, and of the memory's latency that they have to hide."""
     cell, gpu, taken = problem.cell, problem.gpu, resources(problem, candidate)
-    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "prefetch_steps"))
+    threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     elements = steps * channels_per_lane
     vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
     instructions = elements * scan.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE

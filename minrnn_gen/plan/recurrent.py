@@ -86,18 +86,18 @@ def refusal(problem: Problem) -> str:
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     of_product: dict[MatrixProduct, dict[str, tuple[int, ...]]] = {
-        "narrow": {"shared_sixteenths": tuple(range(share.SIXTEENTHS))},
-        "tf32x3": {"splits_once": (0, 1)},
+        "narrow": {"smem_sixteenths": tuple(range(share.SIXTEENTHS))},
+        "tf32x3": {"presplit_tf32": (0, 1)},
         "fma": {},
     }
     return {
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "grid_blocks": (1, *_grids(problem)),
-        "unit_warps": (1, 2, 3, 4, 5, 6, 7, 8),
-        "k_warps": (1, 2, 4, 8),
+        "row_warps": (1, 2, 3, 4, 5, 6, 7, 8),
+        "split_k_warps": (1, 2, 4, 8),
         **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
-        "ahead": (2, 4, 8),
+        "stages": (2, 4, 8),
     }
 
 
@@ -123,7 +123,7 @@ def _registers(problem: Problem, candidate: Candidate) -> int:
     if problem.kernel_pass == "backward":
         if share.tells_sums(problem, candidate):
             sums += (words - 1) * REGISTERS_OF_TOLD_IN_FP64 * share.cells(candidate)
-        elif candidate["k_warps"] > 1:
+        elif candidate["split_k_warps"] > 1:
             sums += BACKWARD_REGISTERS_OF_ADDING * RESULTS * candidate["batch_tile"] // share.COLUMNS
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
         return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + share.cells(candidate) * per_cell
@@ -141,27 +141,29 @@ def _narrow_pieces(problem: Problem, columns: int) -> int:
 
 
 def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
-    unit_warps, k_warps, batch_tile = candidate["unit_warps"], candidate["k_warps"], candidate["batch_tile"]
+    row_warps, split_k_warps, batch_tile = candidate["row_warps"], candidate["split_k_warps"], candidate["batch_tile"]
     row = share.operand_row(problem, candidate) + share.tiling(problem, candidate).padding
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
-        "ring": unit_warps * candidate["ahead"] * share.slot_bytes(problem, batch_tile),
+        "ring": row_warps * candidate["stages"] * share.slot_bytes(problem, batch_tile),
     }
     if in_shared := share.shared_tiles(problem, candidate):
-        parts["matrix"] = unit_warps * k_warps * share.tiles(problem, candidate) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
+        parts["matrix"] = (
+            row_warps * split_k_warps * share.tiles(problem, candidate) * in_shared * scan.WARP_LANES * FRAGMENT_BYTES
+        )
     if share.tells_sums(problem, candidate):
         parts["told_sums"] = 2 * share.told_bytes(problem, candidate)
-    elif k_warps > 1:
+    elif split_k_warps > 1:
         results = share.tiles(problem, candidate) * UNITS_PER_WARP * batch_tile
-        parts["partial"] = 2 * k_warps * unit_warps * results * problem.precision.arithmetic_bytes
+        parts["partial"] = 2 * split_k_warps * row_warps * results * problem.precision.arithmetic_bytes
     if candidate["cluster_blocks"] > 1:
         parts["mailbox"] = 2 * MAILBOX_BYTES
     return parts
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    units, every = ("cluster_blocks", "grid_blocks", "unit_warps"), tuple(variables(problem))
-    of_registers = tuple(name for name in every if name != "ahead")
+    units, every = ("cluster_blocks", "grid_blocks", "row_warps"), tuple(variables(problem))
+    of_registers = tuple(name for name in every if name != "stages")
     head_dim, backward = share.head_dim(problem), problem.kernel_pass == "backward"
 
     def named(names: tuple[str, ...], function: Callable[[Candidate], int]) -> Callable[..., int]:
@@ -169,7 +171,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         return lambda *values: function(dict(zip(names, values, strict=True)))
 
     def with_less_in_shared(candidate: Candidate) -> Candidate:
-        return {**candidate, "shared_sixteenths": candidate["shared_sixteenths"] - 1}
+        return {**candidate, "smem_sixteenths": candidate["smem_sixteenths"] - 1}
 
     in_shared = (
         Constraint(
@@ -177,7 +179,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "another sixteenth in shared memory is at least another tile there",
             of_registers,
             named(
-                of_registers, lambda one: one["shared_sixteenths"] and 1 + share.shared_tiles(problem, with_less_in_shared(one))
+                of_registers, lambda one: one["smem_sixteenths"] and 1 + share.shared_tiles(problem, with_less_in_shared(one))
             ),
             named(of_registers, lambda one: share.shared_tiles(problem, one)),
             "tiles",
@@ -188,7 +190,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             of_registers,
             named(
                 of_registers,
-                lambda one: one["shared_sixteenths"] and 1 + registers_per_thread_budget(problem.gpu, share.threads(one), 1),
+                lambda one: one["smem_sixteenths"] and 1 + registers_per_thread_budget(problem.gpu, share.threads(one), 1),
             ),
             named(of_registers, lambda one: _registers(problem, with_less_in_shared(one)) + REGISTERS_ESTIMATE_OFF),
             "registers",
@@ -227,7 +229,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             of_registers,
             named(
                 of_registers,
-                lambda one: 0 if share.tells_sums(problem, one) else share.operand_tiles(problem, one) % one["k_warps"],
+                lambda one: 0 if share.tells_sums(problem, one) else share.operand_tiles(problem, one) % one["split_k_warps"],
             ),
             lambda *_: 0,
             "tiles",
@@ -235,15 +237,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "blocks_told",
             "where the blocks of a cluster tell each other sums, warps with the same units make those of some blocks each",
-            ("cluster_blocks", "k_warps"),
-            lambda cluster_blocks, k_warps: k_warps if backward and cluster_blocks > 1 else 0,
+            ("cluster_blocks", "split_k_warps"),
+            lambda cluster_blocks, split_k_warps: split_k_warps if backward and cluster_blocks > 1 else 0,
             lambda cluster_blocks, _: cluster_blocks,
             "blocks",
         ),
-        *(in_shared if "shared_sixteenths" in every else ()),
+        *(in_shared if "smem_sixteenths" in every else ()),
         *scan.hardware_constraints(
             problem.gpu,
-            Quantity(("unit_warps", "k_warps"), lambda warps, k_warps: warps * k_warps * scan.WARP_LANES),
+            Quantity(("row_warps", "split_k_warps"), lambda warps, split_k_warps: warps * split_k_warps * scan.WARP_LANES),
             Quantity(of_registers, named(of_registers, lambda one: _registers(problem, one))),
             Quantity(every, named(every, lambda one: sum(_shared_map(problem, one).values()))),
         ),
@@ -254,7 +256,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     return scan.resident(
         problem,
         threads=share.threads(candidate),
-        channels_per_block=candidate["unit_warps"] * UNITS_PER_WARP,
+        channels_per_block=candidate["row_warps"] * UNITS_PER_WARP,
         registers_estimated=_registers(problem, candidate),
         shared_map=_shared_map(problem, candidate),
     )
@@ -287,16 +289,16 @@ def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, block
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
-    gpu, k_warps = problem.gpu, candidate["k_warps"]
+    gpu, split_k_warps = problem.gpu, candidate["split_k_warps"]
     model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
     taken = resources(problem, candidate)
     wanted = groups(problem, problem.batch, candidate)
     at_once = min(wanted, groups_at_once(problem, taken.blocks_per_sm, candidate))
     # Clusters that lie in the same GPC share its SMs.
     blocks_of_busiest_sm = math.ceil(at_once / groups_at_once(problem, 1, candidate))
-    warps_of_partition = math.ceil(candidate["unit_warps"] * k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
+    warps_of_partition = math.ceil(candidate["row_warps"] * split_k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
     cells = math.ceil(
-        candidate["unit_warps"] * share.cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm
+        candidate["row_warps"] * share.cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm
     ) * share.cells(candidate)
     cycles_per_ns, its = gpu.sm_clock_hz / 1e9, share.tiling(problem, candidate)
     scales = scales_of(gpu)
@@ -307,17 +309,17 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     operations_ns = scan.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
-    adds_up = k_warps > 1 and not share.tells_sums(problem, candidate)
+    adds_up = split_k_warps > 1 and not share.tells_sums(problem, candidate)
     terms_ns = {
         "step": model.step * scales.instruction,
         "products": warps_of_partition * product_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
         "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
-        "add_up": (model.add_up + k_warps * model.added) * scales.block if adds_up else 0.0,
+        "add_up": (model.add_up + split_k_warps * model.added) * scales.block if adds_up else 0.0,
     }
-    waited_for_ns = max(0.0, MEMORY_LATENCY_NS / candidate["ahead"] - sum(terms_ns.values()))
-    terms_ns["look_ahead"] = waited_for_ns + LATE_NS / candidate["ahead"]
+    waited_for_ns = max(0.0, MEMORY_LATENCY_NS / candidate["stages"] - sum(terms_ns.values()))
+    terms_ns["look_ahead"] = waited_for_ns + LATE_NS / candidate["stages"]
     steps_us = problem.time * math.ceil(wanted / at_once) / 1e3
     return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(gpu)}
 

@@ -37,7 +37,7 @@ class Tiling:
     row_cycles: float = 0.0
 
 
-def tiling(problem: Problem, rows: int, batch_tile: int, splits_once: int = 0) -> Tiling:
+def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0) -> Tiling:
     """Return the tiling of a product with `rows` rows of tiles for each warp."""
     words = problem.precision.arithmetic_bytes // 4
     match problem.matrix_product:
@@ -47,7 +47,7 @@ def tiling(problem: Problem, rows: int, batch_tile: int, splits_once: int = 0) -
         case "tf32x3":
             # m16n8k8 in tf32 has half the multiply-adds of m16n8k16 in 16 bits, at half the rate.
             sums = 2 * RESULTS * (2 if rows == 1 else 1)
-            if splits_once:
+            if presplit_tf32:
                 return Tiling(depth=8, padding=8, matrix=8, sum=sums, products=3)
             # The parts of one tile at a time, whose registers all rows share.
             sums += -(-8 // rows)

@@ -19,7 +19,7 @@ def group_blocks(candidate: Candidate) -> int:
 
 def tiling(problem: Problem, candidate: Candidate) -> Tiling:
     """How a warp's product is cut into tiles."""
-    return tiling_of(problem, tiles(problem, candidate), candidate["batch_tile"], candidate.get("splits_once", 0))
+    return tiling_of(problem, tiles(problem, candidate), candidate["batch_tile"], candidate.get("presplit_tf32", 0))
 
 
 def head_dim(problem: Problem) -> int:
@@ -41,14 +41,14 @@ def tiles(problem: Problem, candidate: Candidate) -> int:
     """The rows of a warp's tiles: the products of each unit, or the blocks whose sums it makes."""
     if tells_sums(problem, candidate):
         # Asked of candidates with more warps than blocks to tell, too, which a constraint drops.
-        return max(1, candidate["cluster_blocks"] // candidate["k_warps"])
+        return max(1, candidate["cluster_blocks"] // candidate["split_k_warps"])
     return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
 
 
 def operand_row(problem: Problem, candidate: Candidate) -> int:
     """The values of a sequence that a block multiplies."""
     blocks = 1 if tells_sums(problem, candidate) else group_blocks(candidate)
-    return width(problem) * blocks * candidate["unit_warps"] * UNITS_PER_WARP
+    return width(problem) * blocks * candidate["row_warps"] * UNITS_PER_WARP
 
 
 def operand_tiles(problem: Problem, candidate: Candidate) -> int:
@@ -58,12 +58,12 @@ def operand_tiles(problem: Problem, candidate: Candidate) -> int:
 
 def tiles_per_warp(problem: Problem, candidate: Candidate) -> float:
     """The tiles of a row of them, of which warps with the same units have a part each, or each its own rows."""
-    return operand_tiles(problem, candidate) / (1 if tells_sums(problem, candidate) else candidate["k_warps"])
+    return operand_tiles(problem, candidate) / (1 if tells_sums(problem, candidate) else candidate["split_k_warps"])
 
 
 def shared_tiles(problem: Problem, candidate: Candidate) -> int:
     """The tiles of the operand whose part of a warp's matrix is in shared memory."""
-    if not (sixteenths := candidate.get("shared_sixteenths", 0)):
+    if not (sixteenths := candidate.get("smem_sixteenths", 0)):
         return 0
     tiles = int(tiles_per_warp(problem, candidate))
     # As many come together as there are sums under way.
@@ -78,7 +78,7 @@ def cells(candidate: Candidate) -> int:
 
 def cell_warps(candidate: Candidate) -> int:
     """The warps with the same units that compute their cells, each for some of the sequences, two at least."""
-    return min(candidate["k_warps"], candidate["batch_tile"] // 2)
+    return min(candidate["split_k_warps"], candidate["batch_tile"] // 2)
 
 
 def cell_columns(candidate: Candidate) -> int:
@@ -99,11 +99,11 @@ def slot_bytes(problem: Problem, columns: int) -> int:
 def told_bytes(problem: Problem, candidate: Candidate) -> int:
     """What a block is told in a step: all that it multiplies, or of each block the sums for its units."""
     if tells_sums(problem, candidate):
-        sums = candidate["cluster_blocks"] * candidate["unit_warps"] * UNITS_PER_WARP
+        sums = candidate["cluster_blocks"] * candidate["row_warps"] * UNITS_PER_WARP
         return candidate["batch_tile"] * sums * problem.precision.arithmetic_bytes
     return candidate["batch_tile"] * operand_row(problem, candidate) * problem.precision.storage_bytes
 
 
 def threads(candidate: Candidate) -> int:
     """The threads of a block."""
-    return candidate["unit_warps"] * candidate["k_warps"] * scan.WARP_LANES
+    return candidate["row_warps"] * candidate["split_k_warps"] * scan.WARP_LANES

@@ -44,8 +44,8 @@ def _pieces_of_row(problem: Problem) -> int:
     return -(-_head_dim(problem) // (_values(problem) * scan.WARP_LANES))
 
 
-def _rounds(problem: Problem, pieces: int) -> int:
-    return -(-_pieces_of_row(problem) // pieces)
+def _rounds(problem: Problem, stages: int) -> int:
+    return -(-_pieces_of_row(problem) // stages)
 
 
 def _rows(problem: Problem, units: int) -> int:
@@ -54,26 +54,26 @@ def _rows(problem: Problem, units: int) -> int:
 
 
 def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
-    return {"units": (1, 2, 4), "warps": (1, 2, 4, 8), "batch_tile": (1, 2, 4, 8, 16), "pieces": (1, 2, 4, 8)}
+    return {"units": (1, 2, 4), "warps": (1, 2, 4, 8), "batch_tile": (1, 2, 4, 8, 16), "stages": (1, 2, 4, 8)}
 
 
-def _registers(problem: Problem, units: int, batch_tile: int, pieces: int) -> int:
+def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> int:
     cell, precision, rows = problem.cell, problem.precision, _rows(problem, units)
     words = precision.arithmetic_bytes // 4
-    under_way = rows * pieces * max(1, _values(problem) * precision.storage_bytes // 4)
+    under_way = rows * stages * max(1, _values(problem) * precision.storage_bytes // 4)
     # Of 16 bits, a piece of each row once more, widened; and of a sequence's output, of any width.
     widened = (rows if precision.storage_bytes == 2 else 0) * _values(problem) + words * _values(problem)
     of_cell = words * (len(cell.gates) + len(cell.recurrent_gates) + len(cell.parameters) + 2 * len(cell.states))
     return REGISTERS_FIXED + under_way + widened + words * rows * batch_tile + of_cell
 
 
-def _shared_map(problem: Problem, batch_tile: int, pieces: int) -> dict[str, int]:
-    row_values = _rounds(problem, pieces) * pieces * scan.WARP_LANES * _values(problem)
+def _shared_map(problem: Problem, batch_tile: int, stages: int) -> dict[str, int]:
+    row_values = _rounds(problem, stages) * stages * scan.WARP_LANES * _values(problem)
     return {"operand": batch_tile * row_values * problem.precision.storage_bytes}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    values, of_registers = _values(problem), ("units", "batch_tile", "pieces")
+    values, of_registers = _values(problem), ("units", "batch_tile", "stages")
     return (
         Constraint(
             "one_cell_per_lane",
@@ -93,17 +93,17 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "pieces_of_row",
-            "with half as many pieces under way a lane would have its whole part of a row as well",
-            ("pieces",),
-            lambda pieces: pieces // 2 + 1,
+            "with half as many stages under way a lane would have its whole part of a row as well",
+            ("stages",),
+            lambda stages: stages // 2 + 1,
             lambda _: _pieces_of_row(problem),
-            "pieces",
+            "stages",
         ),
         Constraint(
             "unrolled_operations",
             "the products of a round are unrolled, so that sums stay in registers; beyond this the compiler takes too long",
             of_registers,
-            lambda units, batch_tile, pieces: _rows(problem, units) * batch_tile * pieces * values,
+            lambda units, batch_tile, stages: _rows(problem, units) * batch_tile * stages * values,
             lambda *_: UNROLLED_PRODUCTS_MAX,
             "operations",
             "split the cell's equations into fewer products",
@@ -112,19 +112,19 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             problem.gpu,
             Quantity(("warps",), lambda warps: warps * scan.WARP_LANES),
             Quantity(of_registers, lambda *of: _registers(problem, *of)),
-            Quantity(("batch_tile", "pieces"), lambda *of: sum(_shared_map(problem, *of).values())),
+            Quantity(("batch_tile", "stages"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    units, warps, batch_tile, pieces = (candidate[name] for name in ("units", "warps", "batch_tile", "pieces"))
+    units, warps, batch_tile, stages = (candidate[name] for name in ("units", "warps", "batch_tile", "stages"))
     return scan.resident(
         problem,
         threads=warps * scan.WARP_LANES,
         channels_per_block=warps * units,
-        registers_estimated=_registers(problem, units, batch_tile, pieces),
-        shared_map=_shared_map(problem, batch_tile, pieces),
+        registers_estimated=_registers(problem, units, batch_tile, stages),
+        shared_map=_shared_map(problem, batch_tile, stages),
     )
 
 
@@ -139,7 +139,7 @@ def _sequences(problem: Problem, batch_tile: int) -> int:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """A step is bound by its launch and a few trips through L2; what is left is spreading R and the products over all SMs."""
     gpu, precision, head_dim = problem.gpu, problem.precision, _head_dim(problem)
-    units, warps, batch_tile, pieces = (candidate[name] for name in ("units", "warps", "batch_tile", "pieces"))
+    units, warps, batch_tile, stages = (candidate[name] for name in ("units", "warps", "batch_tile", "stages"))
     rows, values, sequences = _rows(problem, units), _values(problem), _sequences(problem, batch_tile)
     blocks = math.ceil(problem.batch / batch_tile) * problem.heads * math.ceil(head_dim / (warps * units))
     blocks_of_busiest_sm = math.ceil(blocks / gpu.sm_count)
@@ -158,7 +158,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     warps_of_partition = math.ceil(blocks_of_busiest_sm * warps / gpu.partitions_per_sm)
     cycles = warps_of_partition * (of_warp + INSTRUCTIONS_PER_WARP + scan.operations_per_element(problem))
 
-    trips = math.ceil(fills / FILLS_UNDER_WAY) + _rounds(problem, pieces) - 1
+    trips = math.ceil(fills / FILLS_UNDER_WAY) + _rounds(problem, stages) - 1
     cycles_per_us = gpu.sm_clock_hz / 1e6
     return {
         "memory": blocks * block_bytes / bandwidth * 1e6,

@@ -51,10 +51,10 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "channels_per_lane": (1, 2, 4, 8),
         "time_warps": (1, 2, 4, 8, 16),
         # Longer segments were slower wherever measured: their unrolled code and registers cost more than they save.
-        "rows": (2, 4, 8, 16),
+        "steps_per_lane": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
-        "splits_time": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.regime.few_channels else (0,),
     }
 
 
@@ -65,12 +65,12 @@ def _registers(
     time_warps: int,
     rows: int,
     cluster_blocks: int,
-    splits_time: int,
+    lookback: int,
 ) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
-    if splits_time:
+    if lookback:
         reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
         per_channel += REGISTERS_PER_PACKET * reads * len(cell.states)
     if problem.kernel_pass == "backward":
@@ -102,7 +102,7 @@ def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows:
 
 
 def _exchange_bytes(
-    problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, cluster_blocks: int, splits_time: int
+    problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, cluster_blocks: int, lookback: int
 ) -> int:
     """What warps tell each other: compositions (a, b) of their parts of two tiles, where there is more than one warp.
 
@@ -111,7 +111,7 @@ def _exchange_bytes(
     """
     channels, real = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
     states = len(problem.cell.states)
-    if splits_time:
+    if lookback:
         sums = time_warps if problem.kernel_pass == "backward" else 0
         return channels * real * (4 * time_warps * states + states + sums)
     blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
@@ -120,14 +120,14 @@ def _exchange_bytes(
     return 4 * (warps + blocks) * states * channels * real + max(8 * mailboxes, 2 * real if mailboxes else 0)
 
 
-def _ticket_bytes(problem: Problem, stages: int, splits_time: int) -> int:
+def _ticket_bytes(problem: Problem, stages: int, lookback: int) -> int:
     """The numbers of the tiles under way, rounded up to the alignment of a composition."""
     unit = 2 * problem.precision.arithmetic_bytes
-    return -(-4 * (stages + 2) // unit) * unit if splits_time else 0
+    return -(-4 * (stages + 2) // unit) * unit if lookback else 0
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("channels_per_lane", "time_warps", "rows", "stages")
+    ring = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
     asynchronous, backward = can_copy_asynchronously(problem), problem.kernel_pass == "backward"
 
@@ -138,11 +138,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         stages: int,
         channel_lanes: int,
         cluster_blocks: int,
-        splits_time: int,
+        lookback: int,
     ) -> int:
-        exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, cluster_blocks, splits_time)
+        exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, cluster_blocks, lookback)
         ring = _ring_bytes(problem, channels_per_lane, time_warps, rows, stages)
-        return ring + exchange + _ticket_bytes(problem, stages, splits_time)
+        return ring + exchange + _ticket_bytes(problem, stages, lookback)
 
     def in_flight(channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
         return _ring_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
@@ -167,7 +167,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "whole_copies",
             "a copy instruction moves a piece per lane; a segment with fewer rows leaves lanes idle",
-            ("channels_per_lane", "rows"),
+            ("channels_per_lane", "steps_per_lane"),
             lambda *_: problem.regime.alignment_bytes,
             lambda channels_per_lane, rows: channels_per_lane * rows * storage_bytes,
             "bytes",
@@ -219,16 +219,16 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "one_split_of_time",
             "time is split over the blocks of a cluster, or over any blocks that take tickets",
-            ("cluster_blocks", "splits_time"),
-            lambda cluster_blocks, splits_time: cluster_blocks if splits_time else 1,
+            ("cluster_blocks", "lookback"),
+            lambda cluster_blocks, lookback: cluster_blocks if lookback else 1,
             lambda *_: 1,
             "blocks",
         ),
         Constraint(
             "packets_per_segment",
             "where time is split the segments of a tile read the compositions of a group of tiles, each a few at once",
-            ("channel_lanes", "time_warps", "splits_time"),
-            lambda lanes, warps, splits_time: GROUP_TILES // _segments(lanes, warps) if splits_time else 0,
+            ("channel_lanes", "time_warps", "lookback"),
+            lambda lanes, warps, lookback: GROUP_TILES // _segments(lanes, warps) if lookback else 0,
             lambda *_: PACKETS_PER_SEGMENT_MAX,
             "packets",
         ),
@@ -236,44 +236,46 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             problem.gpu,
             Quantity(("time_warps",), lambda time_warps: time_warps * scan.WARP_LANES),
             Quantity(
-                ("channel_lanes", "channels_per_lane", "time_warps", "rows", "cluster_blocks", "splits_time"),
+                ("channel_lanes", "channels_per_lane", "time_warps", "steps_per_lane", "cluster_blocks", "lookback"),
                 lambda *values: _registers(problem, *values),
             ),
-            Quantity((*ring, "channel_lanes", "cluster_blocks", "splits_time"), shared_bytes),
+            Quantity((*ring, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
         ),
         *scan.copy_constraints(problem, Quantity(ring, in_flight)),
-        scan.unrolled_constraint(problem, Quantity(("channels_per_lane", "rows"), lambda channels, rows: channels * rows)),
+        scan.unrolled_constraint(
+            problem, Quantity(("channels_per_lane", "steps_per_lane"), lambda channels, rows: channels * rows)
+        ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     channel_lanes, channels_per_lane = candidate["channel_lanes"], candidate["channels_per_lane"]
-    time_warps, rows = candidate["time_warps"], candidate["rows"]
+    time_warps, rows = candidate["time_warps"], candidate["steps_per_lane"]
     shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
-    splits_time = candidate["splits_time"]
+    lookback = candidate["lookback"]
     segments = _segments(channel_lanes, time_warps)
     if exchange := _exchange_bytes(
-        problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], splits_time
+        problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], lookback
     ):
         shared_map["exchange"] = exchange
-    if tickets := _ticket_bytes(problem, candidate["stages"], splits_time):
+    if tickets := _ticket_bytes(problem, candidate["stages"], lookback):
         shared_map["tickets"] = tickets
     return scan.resident(
         problem,
         threads=time_warps * scan.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
         registers_estimated=_registers(
-            problem, channel_lanes, channels_per_lane, time_warps, rows, candidate["cluster_blocks"], splits_time
+            problem, channel_lanes, channels_per_lane, time_warps, rows, candidate["cluster_blocks"], lookback
         ),
         shared_map=shared_map,
         tile_steps=segments * rows,
-        group_tiles=max(GROUP_TILES, segments) if splits_time else 0,
+        group_tiles=max(GROUP_TILES, segments) if lookback else 0,
     )
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
-    time_warps, rows, stages = candidate["time_warps"], candidate["rows"], candidate["stages"]
+    time_warps, rows, stages = candidate["time_warps"], candidate["steps_per_lane"], candidate["stages"]
     channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
     segments_per_warp = scan.WARP_LANES // candidate["channel_lanes"]
     # Doublings to compose the segments of a warp, and one shuffle more to shift the result by a segment.
@@ -293,7 +295,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
     blocks, walked_at_once = cluster_blocks * columns, cluster_blocks * taken.tile_steps
     at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, taken.blocks_per_sm)
-    if candidate["splits_time"]:
+    if candidate["lookback"]:
         blocks = min(at_once, columns * -(-problem.time // taken.tile_steps))
         walked_at_once = max(1, taken.tile_steps * blocks // columns)
         latency_cycles += CYCLES_PER_HANDOVER

@@ -57,11 +57,11 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         "steps_per_lane": (1, 2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
-        "splits_time": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.regime.few_channels else (0,),
     }
 
 
-def _registers(problem: Problem, steps_per_lane: int, splits_time: int) -> int:
+def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
     cell = problem.cell
     words = problem.precision.arithmetic_bytes // 4
     per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
@@ -71,7 +71,7 @@ def _registers(problem: Problem, steps_per_lane: int, splits_time: int) -> int:
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
         return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
-    return fixed + splits_time * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
+    return fixed + lookback * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
 
 
 def _result_count(problem: Problem) -> int:
@@ -108,15 +108,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "vectors_per_lane",
             f"a lane holds its steps as one {VECTOR_BYTES}-byte vector, where time is split as up to {SPLIT_VECTORS_MAX}",
-            ("steps_per_lane", "splits_time"),
+            ("steps_per_lane", "lookback"),
             lambda steps_per_lane, _: steps_per_lane * storage_bytes,
-            lambda _, splits_time: VECTOR_BYTES * (SPLIT_VECTORS_MAX if splits_time else 1),
+            lambda _, lookback: VECTOR_BYTES * (SPLIT_VECTORS_MAX if lookback else 1),
             "bytes",
         ),
         *scan.hardware_constraints(
             problem.gpu,
             Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * scan.WARP_LANES),
-            Quantity(("steps_per_lane", "splits_time"), lambda steps, splits_time: _registers(problem, steps, splits_time)),
+            Quantity(("steps_per_lane", "lookback"), lambda steps, lookback: _registers(problem, steps, lookback)),
             Quantity(
                 ring,
                 lambda warps, time_warps, steps, stages: (
@@ -142,8 +142,8 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "one_split_of_time",
             "time is split over the warps of a block, or over any warps that take tickets",
-            ("time_warps", "splits_time"),
-            lambda time_warps, splits_time: time_warps if splits_time else 1,
+            ("time_warps", "lookback"),
+            lambda time_warps, lookback: time_warps if lookback else 1,
             lambda *_: 1,
             "warps",
         ),
@@ -169,17 +169,17 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=warps * time_warps * scan.WARP_LANES,
         channels_per_block=warps,
-        registers_estimated=_registers(problem, steps_per_lane, candidate["splits_time"]),
+        registers_estimated=_registers(problem, steps_per_lane, candidate["lookback"]),
         shared_map=shared_map,
         tile_steps=time_warps * scan.WARP_LANES * steps_per_lane,
-        group_tiles=GROUP_TILES if candidate["splits_time"] else 0,
+        group_tiles=GROUP_TILES if candidate["lookback"] else 0,
     )
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
-    splits_time, stages, storage_bytes = candidate["splits_time"], candidate["stages"], problem.precision.storage_bytes
+    lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
     streams = problem.cell.read_count + problem.cell.written_count
     pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
     shuffles = SHUFFLES * len(problem.cell.states)
@@ -190,18 +190,18 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
         + shuffles * INSTRUCTIONS_PER_SHUFFLE
         + folds * INSTRUCTIONS_PER_FOLD
-        + splits_time * INSTRUCTIONS_PER_HANDOVER
+        + lookback * INSTRUCTIONS_PER_HANDOVER
     )
     latency_cycles = (
         CYCLES_PER_TILE
         + instructions * CYCLES_PER_INSTRUCTION
         + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
-        + splits_time * 2 * CYCLES_PER_L2_TRIP
+        + lookback * 2 * CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
     tickets = columns * -(-problem.time // taken.tile_steps)
     blocks, walked_at_once = -(-columns // warps), taken.tile_steps
-    if splits_time:
+    if lookback:
         # All resident warps share the tiles of all columns: so many steps of every column are walked at once.
         blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, -(-tickets // warps))
         walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
@@ -220,7 +220,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             row_bytes=taken.tile_steps * storage_bytes,
         ),
     )
-    if not splits_time:
+    if not lookback:
         return terms
     first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
     return {

@@ -148,7 +148,7 @@ class CutMeasurer(FakeMeasurer):
 def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: list[str], tmp_path: Path) -> None:
     kernels = kernels_of([TunerProblem("min_gru", 2, 100, 8, "fp32"), TunerProblem("elman", 2, 40, 16, "bf16")], "h200")
     path, measurer = tmp_path / "folder" / "results.jsonl", CutMeasurer()
-    measurer.wrong = lambda one: dict(one[1]).get("rows") == 8
+    measurer.wrong = lambda one: dict(one[1]).get("steps_per_lane") == 8
     assert not sweep(kernels, measurer, ResultsFile(path), 0.0)
     for left in (40, 400):
         measurer.left = left

@@ -36,13 +36,13 @@ class Way:
     def built(self, kernel_pass: KernelPass, is_debug: bool) -> BuiltKernel:
         builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
         builder = replace(builder, waits_are_bounded=is_debug)
-        splits_time = dict(self.variables).get("splits_time") == 1
-        solution = builder.solve(kernel_pass, replace(builder.hinted_regime, few_channels=splits_time, short=False))
+        lookback = dict(self.variables).get("lookback") == 1
+        solution = builder.solve(kernel_pass, replace(builder.hinted_regime, few_channels=lookback, short=False))
         ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
         return builder.build_candidate(solution, next(ranks))
 
 
-CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("splits_time", 1),)
+CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("lookback", 1),)
 # What waits for mail, for memory, and for tiles, with lanes along the channels and along time.
 WAITING = (
     Way("lstm", "h100", "bf16", "BTD", CLUSTER),
@@ -56,7 +56,7 @@ WAITING = (
 )
 NOT_WAITING = (
     Way("lstm", "a100", "bf16", "BTD", (("cluster_blocks", 1), ("grid_blocks", 1))),
-    Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("splits_time", 0))),
+    Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("lookback", 0))),
     Way("ind_rnn", "h200", "fp32", "BTD", ()),
 )
 OF_DEBUG_BUILDS = ("check_patience", "give_up", "printf", "trap", "globaltimer", "debug build")
@@ -77,7 +77,7 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
             assert len(differing) == 1
         else:
             assert all(word in debug.source for word in OF_DEBUG_BUILDS)
-            assert all("wait_for_mail(" in line or "await(" in line or "is_empty()" in line for line in removed)
+            assert all("mbarrier_wait(" in line or "await(" in line or "is_empty()" in line for line in removed)
 
 
 @pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")

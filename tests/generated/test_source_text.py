@@ -145,7 +145,7 @@ PREFIXES = r"(W|state|previous|parameter|initial|final|a|b|let|carried)_"
 
 
 @pytest.mark.parametrize("key", ["name", "parameters", "gates", "states"])
-@pytest.mark.parametrize("text", [*HOSTILE, "int", "real", "asm", "x; int y", "h\n", "__global__", "carry"])
+@pytest.mark.parametrize("text", [*HOSTILE, "int", "compute_t", "asm", "x; int y", "h\n", "__global__", "carry"])
 def test_names_are_names(key: str, text: str) -> None:
     """Names do reach the code: only identifiers get there, and they have prefixes of their own."""
 

@@ -27,14 +27,14 @@ class Strategy:
 
     @property
     def takes_tickets(self) -> bool:
-        return bool(self.variables["splits_time"])
+        return bool(self.variables["lookback"])
 
     def __str__(self) -> str:
         return self.name
 
 
 def _strategy(name: str, **variables: int) -> Strategy:
-    return Strategy(name, {"splits_time": 0, **variables})
+    return Strategy(name, {"lookback": 0, **variables})
 
 
 # With lanes along the channels (BTD and TBD), and with lanes along time (BDT).
@@ -44,13 +44,13 @@ _OF_CHANNELS = (
     _strategy("cluster_of_2", cluster_blocks=2, time_warps=1),
     _strategy("cluster_of_8", cluster_blocks=8, time_warps=2),
     _strategy("cluster_of_16", cluster_blocks=16, time_warps=2),
-    _strategy("tickets", splits_time=1, time_warps=4),
+    _strategy("tickets", lookback=1, time_warps=4),
 )
 _OF_TIME = (
     _strategy("one_warp", time_warps=1),
     _strategy("warps", time_warps=4),
     # More than one vector per lane where steps have 4 bytes or more.
-    _strategy("tickets", splits_time=1, steps_per_lane=8),
+    _strategy("tickets", lookback=1, steps_per_lane=8),
 )
 STRATEGIES = {"BTD": _OF_CHANNELS, "TBD": _OF_CHANNELS, "BDT": _OF_TIME}
 # (layout, strategy), for `parametrize`; and those in which no block waits for another.

@@ -213,7 +213,7 @@ raise SystemExit("it came to its end")
 @pytest.mark.parametrize(
     ("head_dim", "call", "said_of_it"),
     (
-        (256, "expect_bytes(&shared", "block 1, thread"),
+        (256, "mbarrier_arrive_expect_tx(&shared", "block 1, thread"),
         (1024, "publish(packets", "waits for the outputs of other blocks in turn 1"),
     ),
 )

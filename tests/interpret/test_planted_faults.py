@@ -29,14 +29,14 @@ def without(old: str, new: str = "", count: int = -1, after: str = "") -> Callab
 
 TOLD = "tell_block(lane, composed, shared"
 PARTED = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
-TICKETS = {"channel_lanes": 16, "time_warps": 2, "splits_time": 1}
+TICKETS = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
 LONG = SCAN | {"batch": 1, "time": 65536, "wanted": TICKETS}
 GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", "training": False, "wanted": {"grid_blocks": 2}}
 # A long time, in which nobody writes anything.
 SLOWLY = "const volatile unsigned* slow = shared.ticket; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
-OPENED = "open_mailbox(&shared.mailbox[1]);"
-BARRIERS = "}\n    __syncthreads();\n    synchronize_cluster();"
+OPENED = "mbarrier_init(&shared.mbarrier[1]);"
+BARRIERS = "}\n    __syncthreads();\n    cluster_sync();"
 SHUFFLE = "const Affine earlier = shuffle_up"
 # What is planted: (spec, batch, steps, the change, the kind of what is found, where it is told).
 FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
@@ -50,8 +50,20 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         "race",
     ),
     "a row too many": (SCAN, 2, 37, without("|| row < steps_left) && has", "|| row <= steps_left) && has"), "out of bounds"),
-    "a mailbox that is told nothing": (LSTM, 2, 4, without("t + 1 < steps) expect", "t + 1 < 2) expect"), "deadlock"),
-    "a word that is not told": (LSTM, 2, 4, without("RANK_STEP) send(", "RANK_STEP) if (threadIdx.x != 8) send("), "deadlock"),
+    "a mailbox that is told nothing": (
+        LSTM,
+        2,
+        4,
+        without("t + 1 < steps) mbarrier_arrive", "t + 1 < 2) mbarrier_arrive"),
+        "deadlock",
+    ),
+    "a word that is not told": (
+        LSTM,
+        2,
+        4,
+        without("RANK_STEP) st_async(", "RANK_STEP) if (threadIdx.x != 8) st_async("),
+        "deadlock",
+    ),
     "a composition that is not told": (LONG, 1, 300, without("&& !is_last) publish(", "&& tile > 0) publish("), "deadlock"),
     "an operand that is not told": (
         GRID,
@@ -60,7 +72,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         without(") publish(packets", " && threadIdx.x != 8) publish(packets"),
         "deadlock",
     ),
-    "mailboxes that may not be open yet": (LSTM, 2, 4, without("synchronize_cluster();", count=1, after=OPENED), "race"),
+    "mailboxes that may not be open yet": (LSTM, 2, 4, without("cluster_sync();", count=1, after=OPENED), "race"),
     "a mailbox opened too late": (
         LSTM,
         2,
@@ -68,7 +80,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         without(f"{OPENED}\n    {BARRIERS}", f"{BARRIERS} if (threadIdx.x == 0) {OPENED}"),
         "race",
     ),
-    "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) wait_for_mail", "if (t > 9) wait_for_mail"), "race"),
+    "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
     "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
     "a shuffle for some": (PARTED, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }

@@ -30,15 +30,15 @@ def plans_of(others: int, **given: Any) -> list[KernelPlan]:
 
 
 def together(plan: KernelPlan) -> tuple[str, ...]:
-    return tuple(name for name in TOGETHER if plan.variables.get(name, 0) > (name != "splits_time"))
+    return tuple(name for name in TOGETHER if plan.variables.get(name, 0) > (name != "lookback"))
 
 
 @pytest.mark.parametrize(
     ("spec", "ways"),
     [
-        ({"model": "min_gru", "hidden_size": 512, "precision": "bf16"}, {"splits_time", "cluster_blocks", "time_warps"}),
-        ({"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {"splits_time", "time_warps"}),
-        ({"model": "gru", "hidden_size": 64, "precision": "fp32"}, {"cluster_blocks", "k_warps"}),
+        ({"model": "min_gru", "hidden_size": 512, "precision": "bf16"}, {"lookback", "cluster_blocks", "time_warps"}),
+        ({"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {"lookback", "time_warps"}),
+        ({"model": "gru", "hidden_size": 64, "precision": "fp32"}, {"cluster_blocks", "split_k_warps"}),
     ],
 )
 def test_two_others_work_together_in_other_ways(spec: dict[str, Any], ways: set[str]) -> None:

@@ -92,12 +92,12 @@ def check(kernel: Kernel, load: Any, case: Case, without: set[str], gap: int, ke
 
 # (layout, direction, hidden size, variables of the kernels, lengths around their tiles); in fp64 16 bytes are two values.
 WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
-    ("BTD", "forward", 3, {"threads": 32, "channels_per_lane": 1, "prefetch_steps": 4}, (0, 1, 2, 3, 4, 5, 8, 9)),
-    ("BTD", "reverse", 70, {"threads": 32, "channels_per_lane": 2, "prefetch_steps": 2}, (0, 1, 2, 3, 5)),
-    ("TBD", "reverse", 4, {"threads": 64, "channels_per_lane": 2, "prefetch_steps": 1}, (0, 1, 2, 3)),
+    ("BTD", "forward", 3, {"threads": 32, "channels_per_lane": 1, "stages": 4}, (0, 1, 2, 3, 4, 5, 8, 9)),
+    ("BTD", "reverse", 70, {"threads": 32, "channels_per_lane": 2, "stages": 2}, (0, 1, 2, 3, 5)),
+    ("TBD", "reverse", 4, {"threads": 64, "channels_per_lane": 2, "stages": 1}, (0, 1, 2, 3)),
     ("TBD", "forward", 3, {}, (1, 63, 64, 65, 129)),
-    ("BDT", "forward", 3, {"threads": 32, "prefetch_steps": 4}, (0, 1, 2, 4, 6, 7, 8, 9)),
-    ("BDT", "reverse", 40, {"threads": 32, "prefetch_steps": 4}, (0, 1, 3, 4, 5, 6, 10)),
+    ("BDT", "forward", 3, {"threads": 32, "stages": 4}, (0, 1, 2, 4, 6, 7, 8, 9)),
+    ("BDT", "reverse", 40, {"threads": 32, "stages": 4}, (0, 1, 3, 4, 5, 6, 10)),
 )
 
 

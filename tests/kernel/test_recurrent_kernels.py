@@ -31,14 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def way(
     model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int, grid_blocks: int = 1
 ) -> Any:
-    names = ("cluster_blocks", "unit_warps", "k_warps", "batch_tile", "ahead", "splits_once")
+    names = ("cluster_blocks", "row_warps", "split_k_warps", "batch_tile", "stages", "presplit_tf32")
     wanted = {"grid_blocks": grid_blocks, **dict(zip(names, variables, strict=False))}
     return (model, head_dim, heads, precision, gap, flags.split(), wanted)
 
 
-# Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, unit_warps,
-# k_warps, batch_tile, ahead, and in fp32 by tensor cores splits_once. Heads of less than a warp has, of a part of a tile, and
-# of several warps and blocks.
+# Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, row_warps,
+# split_k_warps, batch_tile, stages, and in fp32 by tensor cores presplit_tf32. Heads of less than a warp, of a part of a
+# tile, and of several warps and blocks.
 WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
     way("lstm", 5, 2, "fp16", 1, "reverse arithmetic", 1, 1, 1, 2, 8),

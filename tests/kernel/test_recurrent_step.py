@@ -51,11 +51,11 @@ class Way:
     units: int
     warps: int
     batch_tile: int
-    pieces: int
+    stages: int
 
     @property
     def variables(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("units", "warps", "batch_tile", "pieces")}
+        return {name: getattr(self, name) for name in ("units", "warps", "batch_tile", "stages")}
 
 
 # Heads of less than a warp has, of a part of a piece of every lane, of several rounds and blocks; rows anywhere.
@@ -201,7 +201,7 @@ def test_a_step_is_its_equations(way: Way, folder: Path, data: st.DataObject) ->
 def test_neither_the_plan_nor_the_batch_changes_a_bit(way: Way, folder: Path, data: st.DataObject) -> None:
     kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way, batch=5))
     results = []
-    for other in (way, replace(way, units=2, warps=1, batch_tile=2, pieces=1)):
+    for other in (way, replace(way, units=2, warps=1, batch_tile=2, stages=1)):
         y, state = step_on_device(kernel, loading(kernel, folder, *other.variables.items()), **call)
         results.append((y, *state.values()))
     alone = dict(call, x_t=call["x_t"][3:4], state=call["state"] and {n: one[3:4].copy() for n, one in call["state"].items()})

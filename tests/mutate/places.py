@@ -17,16 +17,16 @@ OUT_OF_SCOPE = ("rulers/", "ptx/bounded_wait.cuh.j2")
 REMOVED = {
     "__syncthreads": "no barrier",
     "__syncwarp": "no barrier",
-    "synchronize_cluster": "no barrier",
+    "cluster_sync": "no barrier",
     "wait_copy_groups": "no wait",
-    "wait_for_mail": "no wait",
+    "mbarrier_wait": "no wait",
     "gather": "no wait",
     "close_copy_group": "no commit",
-    "open_mailbox": "no mailbox",
-    "expect_bytes": "no expectation",
+    "mbarrier_init": "no mailbox",
+    "mbarrier_arrive_expect_tx": "no expectation",
     "publish": "no news",
     "store_unit": "no news",
-    "send": "no news",
+    "st_async": "no news",
     "copy_piece": "no copy",
     "copy_piece_where": "no copy",
     "load_units": "no load",
@@ -140,7 +140,7 @@ def _calls(code: str) -> Iterator[tuple[str, int, int, str]]:
         yield REMOVED[call[1]], call.start(), end, "(void)0"
         if call[1] == "wait_copy_groups":
             yield "weaker wait", call.end() - 2, call.end() - 2, " + 1"
-        if call[1] == "expect_bytes":
+        if call[1] == "mbarrier_arrive_expect_tx":
             yield "weaker expectation", end - 1, end - 1, " - 4"
     for call in re.finditer(rf"(?<![\w:.])({'|'.join(PLAIN)})\(", code):
         inside, last = call.end(), _closed(code, call.end() - 1)

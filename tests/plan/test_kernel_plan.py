@@ -56,12 +56,12 @@ def test_a_plan_cannot_be_changed() -> None:
         assert not isinstance(value, list | dict | set)
     assert PLAN.runners_up
     with pytest.raises(TypeError):
-        PLAN.runners_up[0].variables["rows"] = 1  # type: ignore[index]
+        PLAN.runners_up[0].variables["steps_per_lane"] = 1  # type: ignore[index]
 
 
 def test_the_json_of_a_plan_is_a_copy() -> None:
     before = json.dumps(PLAN.to_json())
-    PLAN.to_json()["variables"]["rows"] = 0
+    PLAN.to_json()["variables"]["steps_per_lane"] = 0
     assert json.dumps(PLAN.to_json()) == before
 
 

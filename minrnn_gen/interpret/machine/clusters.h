@@ -4,7 +4,7 @@
 
 namespace minrnn_host {
 unsigned cluster_rank() { return current->block->rank; }
-void synchronize_cluster() {
+void cluster_sync() {
     Cluster& cluster = *current->block->cluster;
     ++steps;
     if (++cluster.barrier.arrived < int(cluster.fibers.size())) return wait_in(cluster.barrier, "the barrier of its cluster", CALLER);
@@ -40,7 +40,7 @@ static void check_full(Mail& mail) {
     mail.heard.clear();
     release(mail);
 }
-void open_mailbox(void* mailbox) {
+void mbarrier_init(void* mailbox) {
     access(mailbox, 8, 8, WRITE, CALLER);
     Block& block = *current->block;
     Mail& mail = block.mail[mailbox];
@@ -48,7 +48,7 @@ void open_mailbox(void* mailbox) {
     if (sent.number) race("opens", "sends to", *block.region, mailbox, sent.number, place_in_code(CALLER), sent.at, false);
     mail.opened = deed(CALLER);
 }
-void expect_bytes(void* mailbox, unsigned bytes) {
+void mbarrier_arrive_expect_tx(void* mailbox, unsigned bytes) {
     ++steps;
     Mail& mail = own_mail(mailbox, "tells what to expect to", CALLER);
     if (!mail.arrivals_left) {
@@ -60,7 +60,7 @@ void expect_bytes(void* mailbox, unsigned bytes) {
     tell(mail, told_by(*current));
     check_full(mail);
 }
-void wait_for_mail(void* mailbox, int turn) {
+void mbarrier_wait(void* mailbox, int turn) {
     ++steps;
     let_others_run();
     Mail& mail = own_mail(mailbox, "waits for", CALLER);
