@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen import cuda
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
+from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
+from minrnn_gen.gpu import cuda
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.spec import Spec, load_spec
-from minrnn_gen.store import Store, cache_folder
 
 if TYPE_CHECKING:
-    from minrnn_gen.preferred import Preferred
+    from minrnn_gen.build.tuned_choice import Preferred
 
 
 def compile(
@@ -51,7 +51,7 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
-        from minrnn_gen.tune.remembered import JustMeasured, remembered
+        from minrnn_gen.tune.lookup import JustMeasured, remembered
         from minrnn_gen.tune.session import tune_here
 
         builder = builder_of(loaded, target)
@@ -99,6 +99,6 @@ def target_of(spec: Spec) -> Target:
 
 
 def _remembered() -> Preferred:
-    from minrnn_gen.tune.remembered import remembered  # only where the cache has no answer
+    from minrnn_gen.tune.lookup import remembered  # only where the cache has no answer
 
     return remembered()

@@ -12,14 +12,14 @@ from pathlib import Path
 from minrnn_gen.api import builder_of, target_of
 from minrnn_gen.bench.regret import Quality, Ranked, quality_of
 from minrnn_gen.bench.tuner_problems import PASSES, TunerProblem
-from minrnn_gen.build import Builder
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.spec import load_spec
-from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.history import append_results, read_results, times_of
 from minrnn_gen.tune.measurer import Measurer
-from minrnn_gen.tune.memory import append_results, read_results, times_of
 from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, median_us, setting_of
 
 # Of each candidate: a median that leaves an outlier out. What is slow is run once.

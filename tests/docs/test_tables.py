@@ -11,14 +11,14 @@ from test_layering import MODULES, level_of
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.config.gpu_profile import load_profile, profile_names
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import MinrnnError
-from minrnn_gen.gpu_profile import load_profile, profile_names
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
-from minrnn_gen.spec import Spec
 
 README, ARCHITECTURE, KERNELS = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
 PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
