@@ -11,7 +11,7 @@ import numpy as np
 from small_problems import BDT, CHANNELS, CLUSTER, DENSE, FAMILIES, LONG, TICKETS, TIME, TWO_WARPS, WantedBuilder
 
 import minrnn_gen
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import load_spec

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import RUNS_REVERSED

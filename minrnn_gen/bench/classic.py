@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.bench import reference
 from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem

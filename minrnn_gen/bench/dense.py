@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrnn_gen.api import kernel_from, target_of
+from minrnn_gen.assemble import kernel_from, target_of
 from minrnn_gen.bench import flash, torch_cells
 from minrnn_gen.bench.dense_inputs import Inputs
 from minrnn_gen.bench.gpu import Gpu

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from minrnn_gen.api import builder_of, target_of
+from minrnn_gen.assemble import builder_of, target_of
 from minrnn_gen.bench.regret import Quality, Ranked, quality_of
 from minrnn_gen.bench.tuner_problems import PASSES, TunerProblem
 from minrnn_gen.build.builder import Builder
@@ -19,6 +19,7 @@ from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.tune.candidates import Lineup
 from minrnn_gen.tune.history import append_results, read_results, times_of
+from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import Measurer
 from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, median_us, setting_of
 
@@ -74,7 +75,7 @@ class SweptKernel:
     def builder(self) -> Builder:
         """What builds its candidates."""
         spec = load_spec(self.problem.spec, gpu=self.gpu)
-        return builder_of(spec, target_of(spec))
+        return builder_of(spec, target_of(spec), remembered)
 
     def lineup(self, measurer: Measurer, file: ResultsFile) -> Lineup:
         """Return its candidates."""

@@ -75,7 +75,7 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
 
     A relative path in `gpu` starts at the working directory, others where the spec's own do. Raises BadInput.
     """
-    from minrnn_gen.api import target_of
+    from minrnn_gen.assemble import target_of
     from minrnn_gen.build.builder import Target
     from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
     from minrnn_gen.config.spec import load_spec

@@ -10,11 +10,12 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen.api import builder_of, target_of
+from minrnn_gen.assemble import builder_of, target_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 from minrnn_gen.gpu.driver import device_count
+from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.session import tune_here
 from minrnn_gen.tune.tuner import DEFAULT_LIMITS, Limits, TunedKernel
@@ -50,7 +51,7 @@ def task_of(spec: Spec, limits: Limits = DEFAULT_LIMITS) -> Task:
 def run_task(task: Task) -> Tuned:
     """Tune a spec on the first GPU that this process sees; raises what `tune_here` does."""
     spec = spec_from(task.recipe)
-    return tuned_of(tuple(tune_here(builder_of(spec, target_of(spec)), task.limits)))
+    return tuned_of(tuple(tune_here(builder_of(spec, target_of(spec), remembered), task.limits)))
 
 
 def tuned_of(kernels: Sequence[TunedKernel]) -> Tuned:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from documentation import ROOT, code, table
-from test_layering import MODULES, level_of
+from test_layering import ROOMS
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names
@@ -63,16 +63,9 @@ def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:
     return {code(name)[0]: set(owners.split(", ")) for name, owners, *_ in rows}
 
 
-def test_every_module_is_explained_once() -> None:
-    listed = [code(row[0])[0] for row in table(ARCHITECTURE, "module")]
-    present = sorted(["__init__.py", *(f"{name.replace('.', '/')}.py" for name in MODULES)])
-    assert sorted(listed) == present, "give every module one row in docs/architecture.md"
-
-
-def test_modules_stand_in_the_order_of_the_layers() -> None:
-    names = [code(row[0])[0].removesuffix(".py").replace("/", ".") for row in table(ARCHITECTURE, "module")]
-    levels = [level_of(name) for name in names if name != "__init__"]
-    assert levels == sorted(level for level in levels if level is not None)
+def test_every_room_is_explained_once_and_in_the_order_of_the_floors() -> None:
+    listed = [code(row[0])[0].removesuffix("/").removesuffix(".py") for row in table(ARCHITECTURE, "room")]
+    assert listed == list(ROOMS), "give every room one row in docs/architecture.md"
 
 
 def test_every_template_is_explained_once() -> None:

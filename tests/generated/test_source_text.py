@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import MODELS, Rendered, builder_of, rendered_case
 
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build import builder as build
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store

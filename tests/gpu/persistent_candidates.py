@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from strategies import having
 
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder, digest

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minrnn_gen import api
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
@@ -60,7 +60,7 @@ def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuMeasurer]:
 
 def builder_of(store: Store, **spec: Any) -> Builder:
     loaded = load_spec(spec)
-    return Builder(loaded, api.target_of(loaded), store)
+    return Builder(loaded, target_of(loaded), store)
 
 
 def trial_of(builder: Builder, built: BuiltKernel, cubin: bytes | None = None) -> Trial:

@@ -9,7 +9,7 @@ import pytest
 from interpreted_cases import arguments_of, kernel_of
 
 from minrnn_gen import compile
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.interpret.toolchain import has_compiler

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.builder import TOGETHER, HostBuilder
