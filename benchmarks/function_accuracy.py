@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrnn_gen import __version__, cuda
+from minrnn_gen import __version__
 from minrnn_gen.bench.functions import (
     ARGUMENT_COUNTS,
     PUBLISHED_FUNCTIONS,
@@ -19,14 +19,15 @@ from minrnn_gen.bench.functions import (
     error_of,
     samples_of,
 )
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.compiler import compile_source, nvrtc_version
-from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.render import environment
+from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.gpu import cuda
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.precision import FunctionAccuracy
-from minrnn_gen.source import environment
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 CHOICES: tuple[FunctionAccuracy, ...] = ("accurate", "fast")

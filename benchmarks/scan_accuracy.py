@@ -13,7 +13,7 @@ import cupy
 import numpy
 
 import minrnn_gen
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import precision_of
 from tests.oracle import CELLS, RAW_CELL, oracle
 

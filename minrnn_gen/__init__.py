@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minrnn_gen.api import compile
+    from minrnn_gen.config.spec import Spec
     from minrnn_gen.errors import BadInput, CompileFailed, Infeasible, MinrnnError, ToolchainMissing
     from minrnn_gen.kernel import Kernel
-    from minrnn_gen.raw.scan import scan, scan_backward
-    from minrnn_gen.spec import Spec
+    from minrnn_gen.raw_scan.scan import scan, scan_backward
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,13 @@ __all__ = [
     "scan_backward",
 ]
 
-_MODULES = {"compile": "api", "Kernel": "kernel", "Spec": "spec", "scan": "raw.scan", "scan_backward": "raw.scan"}
+_MODULES = {
+    "compile": "api",
+    "Kernel": "kernel",
+    "Spec": "config.spec",
+    "scan": "raw_scan.scan",
+    "scan_backward": "raw_scan.scan",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,19 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen import cuda
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.assemble import builder_of, kernel_from, target_of
+from minrnn_gen.build.builder import Target
+from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.spec import Spec, load_spec
-from minrnn_gen.store import Store, cache_folder
 
 if TYPE_CHECKING:
-    from minrnn_gen.preferred import Preferred
+    from minrnn_gen.build.tuned_choice import Preferred
 
 
 def compile(
@@ -51,10 +46,10 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
-        from minrnn_gen.tune.remembered import JustMeasured, remembered
+        from minrnn_gen.tune.lookup import JustMeasured, remembered
         from minrnn_gen.tune.session import tune_here
 
-        builder = builder_of(loaded, target)
+        builder = builder_of(loaded, target, remembered)
         tuned = tuple(tune_here(builder))
         if tuned and tuned[-1].ended == "interrupted":
             raise KeyboardInterrupt
@@ -63,42 +58,12 @@ def compile(
     return kernel_of(loaded, target)
 
 
-def builder_of(spec: Spec, target: Target) -> Builder:
-    """Return what builds the kernels of `spec` for `target`, with what was measured before."""
-    return Builder(spec, target, Store(cache_folder()), preferred=_remembered)
-
-
 def kernel_of(spec: Spec, target: Target) -> Kernel:
-    """Compile `spec` for `target`."""
-    return kernel_from(builder_of(spec, target))
-
-
-def kernel_from(builder: Builder) -> Kernel:
-    """Compile the spec of `builder`: what is made ahead of the first call."""
-    spec, regime = builder.spec, builder.hinted_regime
-    if builder.kind == "dense":
-        # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([("forward", regime)]))
-    wanted: list[tuple[KernelPass, Regime]] = [
-        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
-    ]
-    if len(wanted) == 1:
-        wanted.append(("step", regime))
-    return Kernel(builder, builder.build_all(wanted))
-
-
-def target_of(spec: Spec) -> Target:
-    """Return the GPU to compile for: the spec's, the live one, or the default."""
-    asked = spec.gpu_asked
-    if asked is not None:
-        return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
-    live = cuda.live_device()
-    if live is not None:
-        return Target(live.profile, live.profile.model_dump_json().encode(), "device")
-    return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
+    """Compile `spec` for `target`, with what was measured before."""
+    return kernel_from(builder_of(spec, target, _remembered))
 
 
 def _remembered() -> Preferred:
-    from minrnn_gen.tune.remembered import remembered  # only where the cache has no answer
+    from minrnn_gen.tune.lookup import remembered  # only where the cache has no answer
 
     return remembered()

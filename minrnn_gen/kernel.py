@@ -8,30 +8,30 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen import cuda
-from minrnn_gen.arguments import Call, Given, Outputs, check_call, check_gradient
-from minrnn_gen.array_checks import check_place, check_plain
-from minrnn_gen.arrays import Array
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.call_forms import numbered_call, numbered_gradient, read_call, read_gradient
-from minrnn_gen.compiler import KernelResources
-from minrnn_gen.contract import Contract
-from minrnn_gen.dense_run import DenseRun
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.explain import explain
+from minrnn_gen.build.nvrtc import KernelResources
+from minrnn_gen.build.recipe import recipe_of
+from minrnn_gen.call.arguments import Call, Given, Outputs, check_call, check_gradient
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.gradients import gradients_by_name
+from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.key import Reading, read
+from minrnn_gen.call.validate import check_place, check_plain
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.explain import explain
-from minrnn_gen.forms import Reading, read
-from minrnn_gen.gradients import gradients_by_name
+from minrnn_gen.gpu import cuda
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
-from minrnn_gen.prepared import Played
-from minrnn_gen.recipe import recipe_of
-from minrnn_gen.saved import Forward, Saved, played_again
-from minrnn_gen.spec import Spec
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.replay import Played
+from minrnn_gen.run.saved import Forward, Saved, played_again
+from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.run.slots import numbered_call, numbered_gradient, read_call, read_gradient
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
-    from minrnn_gen.host_run import HostRun
+    from minrnn_gen.run.cpu import HostRun
 
 State = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Kernel:
 
     @cached_property
     def _on_host(self) -> HostRun:
-        from minrnn_gen.host_run import HostRun
+        from minrnn_gen.run.cpu import HostRun
 
         return HostRun(self._contract, self._builder)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from minrnn_gen.preferred import Trial
+from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.tune.measurer import MeasurementFailed
 from minrnn_gen.tune.results import CandidateKey, key_of
 
@@ -63,6 +63,6 @@ class FakeMeasurer:
 
 
 if __name__ == "__main__":  # what a child process serves
-    from minrnn_gen.tune.child import serve
+    from minrnn_gen.tune.subprocess import serve
 
     serve(FakeMeasurer(), sys.stdin, sys.stdout)

@@ -12,7 +12,7 @@ import pytest
 from oracle import RAW_CELL
 
 import minrnn_gen
-from minrnn_gen import build
+from minrnn_gen.build import builder
 from minrnn_gen.errors import ToolchainMissing
 
 
@@ -24,7 +24,7 @@ def nothing_compiled() -> Iterator[None]:
         raise ToolchainMissing("planned and rendered only")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "compile_source", missing)
+        patch.setattr(builder, "compile_source", missing)
         yield
     if "minrnn_gen.torch.kernels" in sys.modules:
         sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()  # others want them compiled

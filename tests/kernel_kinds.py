@@ -11,17 +11,17 @@ import numpy as np
 from small_problems import BDT, CHANNELS, CLUSTER, DENSE, FAMILIES, LONG, TICKETS, TIME, TWO_WARPS, WantedBuilder
 
 import minrnn_gen
-from minrnn_gen.api import target_of
-from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.interpret.cases import Inputs, Trial, inputs_of
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.trial_inputs import Inputs, Trial, inputs_of
 from minrnn_gen.interpret.verify import Arrays, backward_of, forward_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
-from minrnn_gen.raw.kernels import RawSpec
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
+from minrnn_gen.raw_scan.kernels import RawSpec
 
 RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 LOG_RAW = {"name": "log_raw", "equations": "h[t] = exp(W.a) * h[t-1] + W.b", "gates": ["a", "b"]}

@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.api import target_of
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.contract import RUNS_REVERSED
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.store import Store
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.interpret.builder import HostBuilder
+from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Inputs, Trial, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
-from minrnn_gen.interpret.host_builder import HostBuilder
-from minrnn_gen.interpret.host_kernel import HostKernel
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.trial_inputs import DENSE_STEPS, PIECE_STEPS, Inputs, Trial, inputs_of
+from minrnn_gen.interpret.library import HostKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
-from minrnn_gen.raw.kernels import RawSpec
-from minrnn_gen.spec import Spec, load_spec
-from minrnn_gen.store import Store
+from minrnn_gen.raw_scan.kernels import RawSpec
 
 Arrays = Mapping[str, Any]
 
@@ -94,7 +94,7 @@ class Prepared:
 
     def render(self, plan: KernelPlan) -> str:
         """Render the kernel of a plan from the templates as they are now."""
-        from minrnn_gen.source import render
+        from minrnn_gen.codegen.render import render
 
         builder = self.kernel.builder
         return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_the_installed_wheel_finds_its_files_from_anywhere(wheel: Path, tmp_path
     run(sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(place), str(wheel), cwd=elsewhere)
     program = f"""
 import minrnn_gen
-from minrnn_gen.package_files import package_folder
+from minrnn_gen.config.package_files import package_folder
 print(minrnn_gen.__file__)
 for name in {MOVED!r}:
     folder = package_folder(name)

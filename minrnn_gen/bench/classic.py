@@ -8,15 +8,15 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.api import target_of
+from minrnn_gen.assemble import target_of
 from minrnn_gen.bench import reference
 from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
-from minrnn_gen.build import Builder
-from minrnn_gen.cpu_recurrence import ScanMethod
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.cpu.recurrence import ScanMethod
 
 ON_CPU: Mapping[str, ScanMethod] = {"CPU, step by step": "sequential", "CPU, parallel scan": "parallel"}
 # Where the kernels of one call are told apart: long enough that launching is not all there is.
@@ -73,8 +73,8 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
     """Return the CPU target's layer, its recurrence computed by `method`: y [B, T, H] of x [B, T, I] and weight [G H, I]."""
     import numpy
 
-    from minrnn_gen import cpu
     from minrnn_gen.cell.lowering import LoweredScan
+    from minrnn_gen.cpu import scan
 
     spec = load_spec(problem.spec)
     lowered = Builder(spec, target_of(spec), Store(cache_folder())).lowered
@@ -82,9 +82,9 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
     initial = {name: numpy.zeros((problem.batch, problem.channels), numpy.float32) for name in lowered.states}
 
     def run() -> Arrays:
-        gates = cpu.project(x, weight, numpy.float32).reshape(*x.shape[:2], len(lowered.gates), problem.channels)
+        gates = scan.project(x, weight, numpy.float32).reshape(*x.shape[:2], len(lowered.gates), problem.channels)
         y = numpy.empty((*x.shape[:2], problem.channels), numpy.float32)
-        cpu.run_scan(
+        scan.run_scan(
             lowered, gates.swapaxes(0, 1), bias=None, parameters={}, initial=initial, arithmetic=numpy.float32,
             y=y.swapaxes(0, 1), method=method,
         )  # fmt: skip

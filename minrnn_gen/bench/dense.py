@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrnn_gen.api import kernel_from, target_of
+from minrnn_gen.assemble import kernel_from, target_of
 from minrnn_gen.bench import flash, torch_cells
 from minrnn_gen.bench.dense_inputs import Inputs
 from minrnn_gen.bench.gpu import Gpu
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
 from minrnn_gen.bench.tables import FIRST_CALL, PATH
-from minrnn_gen.build import Builder
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import families_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution, solve
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, digest
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from minrnn_gen import cuda
 from minrnn_gen.bench.dense_inputs import Inputs
 from minrnn_gen.bench.dense_problems import is_of_cells
 from minrnn_gen.bench.gpu import Gpu
@@ -29,8 +28,9 @@ from minrnn_gen.bench.peers import NOT_INSTALLED, failure_in_process, is_install
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Run
 from minrnn_gen.bench.tables import FIRST_CALL
+from minrnn_gen.build.store import digest
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.store import digest
+from minrnn_gen.gpu import cuda
 
 DISTRIBUTION = "flashrnn"
 # Its backends by the names of the peers: all steps in one launch, and products and pointwise kernels in turn.

@@ -20,7 +20,7 @@ from minrnn_gen.bench.flash import LIBRARY_FILE, Build, function_of, its_module,
 from minrnn_gen.bench.gpu import Gpu, open_gpu
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import failure_of
-from minrnn_gen.store import digest
+from minrnn_gen.build.store import digest
 
 # Enough steps for every part of a kernel; its own trial takes two.
 TIME = 32

@@ -9,8 +9,8 @@ from minrnn_gen.bench.gpu import FLUSH_BYTES, Gpu, versions
 from minrnn_gen.bench.problems import Problem, TableName
 from minrnn_gen.bench.record import Record, Row
 from minrnn_gen.bench.rounds import Contender, Limits, contest, failure_of
-from minrnn_gen.driver import driver_release
 from minrnn_gen.errors import MinrnnError
+from minrnn_gen.gpu.driver import driver_release
 
 # A peer that compiled or tuned itself for longer than this at one shape is left out at the next ones.
 PREPARE_SECONDS = 60.0

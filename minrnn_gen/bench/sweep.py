@@ -9,17 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from minrnn_gen.api import builder_of, target_of
+from minrnn_gen.assemble import builder_of, target_of
 from minrnn_gen.bench.regret import Quality, Ranked, quality_of
 from minrnn_gen.bench.tuner_problems import PASSES, TunerProblem
-from minrnn_gen.build import Builder
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.spec import load_spec
-from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.history import append_results, read_results, times_of
+from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import Measurer
-from minrnn_gen.tune.memory import append_results, read_results, times_of
 from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, median_us, setting_of
 
 # Of each candidate: a median that leaves an outlier out. What is slow is run once.
@@ -74,7 +75,7 @@ class SweptKernel:
     def builder(self) -> Builder:
         """What builds its candidates."""
         spec = load_spec(self.problem.spec, gpu=self.gpu)
-        return builder_of(spec, target_of(spec))
+        return builder_of(spec, target_of(spec), remembered)
 
     def lineup(self, measurer: Measurer, file: ResultsFile) -> Lineup:
         """Return its candidates."""

@@ -11,7 +11,7 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.text import equation_text
+from minrnn_gen.cell.printing import equation_text
 
 Kind = Literal["affine-diagonal", "diagonal", "dense"]
 

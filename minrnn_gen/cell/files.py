@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from minrnn_gen.documents import Document, document_from_mapping, document_of, read_bytes, validated
+from minrnn_gen.config.documents import Document, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.errors import nearest_name, shown
 
 _LIBRARY = Path(__file__).resolve().parent / "library"

@@ -8,7 +8,7 @@ from itertools import takewhile
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
-from minrnn_gen.cell.numbering import ProgramBuilder
+from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 Guard = tuple[tuple[Expr, bool], ...]
 """Conditions, outermost first, each with the outcome under which a gradient counts."""

@@ -7,7 +7,7 @@ from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.functions import Quotient
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps_backward
-from minrnn_gen.cell.text import equation_text
+from minrnn_gen.cell.printing import equation_text
 
 # Names with a dot, of which the language has only W.<gate> and R.<gate>, so that none meets a name of the author's.
 _PREFIXES = (

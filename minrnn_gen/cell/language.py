@@ -12,6 +12,7 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
 from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, CellFunction, Comparison, Where, argument_count
+from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
     OPERATION_LIMIT,
@@ -22,8 +23,7 @@ from minrnn_gen.cell.syntax import (
     node_text,
     output_expression,
 )
-from minrnn_gen.cell.uses import check_all_is_read, names_in_order
-from minrnn_gen.documents import validated
+from minrnn_gen.config.documents import validated
 from minrnn_gen.errors import BadInput, nearest_name
 
 # Beyond these the arithmetic of fp32 has only infinity and denormals (IEEE 754-2019, table 3.5: 1.2e-38 to 3.4e38).

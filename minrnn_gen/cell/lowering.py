@@ -13,7 +13,6 @@ from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, output_state
-from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
@@ -26,6 +25,7 @@ from minrnn_gen.cell.program_names import (
     shown_definitions,
     shown_states,
 )
+from minrnn_gen.cell.value_numbering import ProgramBuilder
 from minrnn_gen.errors import BadInput
 
 __all__ = [

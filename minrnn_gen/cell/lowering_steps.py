@@ -9,7 +9,6 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
@@ -19,6 +18,7 @@ from minrnn_gen.cell.program_names import (
     shown_states,
     step_inputs,
 )
+from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 
 @dataclass(frozen=True)

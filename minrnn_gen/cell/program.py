@@ -11,7 +11,7 @@ import numpy as np
 
 from minrnn_gen.cell.expressions import Expr, is_number, operation
 from minrnn_gen.cell.functions import CellFunction, Quotient
-from minrnn_gen.cell.text import cuda_text
+from minrnn_gen.cell.printing import cuda_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from minrnn_gen.documents import SIZE_LIMIT_BYTES, Document
+from minrnn_gen.config.documents import SIZE_LIMIT_BYTES, Document
 from minrnn_gen.errors import BadInput
 
 OPERATION_LIMIT = 2_000

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.precision import precision_of
-from minrnn_gen.spec import Spec
 
 # Roundings of the arithmetic that may add up in one element, in units of the largest value. A step makes about eight (sigmoid,
 # product, sum), and with gates sigma(N(0, 1)) a state remembers fewer than eight steps' worth of them.

@@ -18,7 +18,7 @@ app = typer.Typer(help="The cache of compiled kernels: path, list, clear.", rich
 @app.command()
 def path(as_json: AsJson = False) -> None:
     """Print the cache's folder (MINRNN_CACHE_DIR chooses another)."""
-    from minrnn_gen.store import cache_folder
+    from minrnn_gen.build.store import cache_folder
 
     folder = str(cache_folder())
     if as_json:
@@ -30,7 +30,7 @@ def path(as_json: AsJson = False) -> None:
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
     """List the compiled kernels in the cache."""
-    from minrnn_gen.store import Store, cache_folder
+    from minrnn_gen.build.store import Store, cache_folder
 
     store = Store(cache_folder())
     entries = [
@@ -59,7 +59,7 @@ def list_entries(as_json: AsJson = False) -> None:
 @app.command()
 def clear(as_json: AsJson = False) -> None:
     """Remove every compiled kernel from the cache; they are made again when asked for."""
-    from minrnn_gen.store import Store, cache_folder
+    from minrnn_gen.build.store import Store, cache_folder
 
     store = Store(cache_folder())
     before_bytes = store.size_bytes()

@@ -47,7 +47,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
 def show(name: CellName, as_json: AsJson = False) -> None:
     """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
     from minrnn_gen.cell.gradient_text import gradient_equations
-    from minrnn_gen.cell.text import equation_text
+    from minrnn_gen.cell.printing import equation_text
 
     entry, file, cell = _entry(name)
     equations, gradient = cell.equations.strip("\n").splitlines(), gradient_equations(cell)
@@ -99,9 +99,9 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
     from minrnn_gen.cell.language import parse_cell
     from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
     from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
-    from minrnn_gen.cell.text import equation_text
-    from minrnn_gen.cell.work import backward_work, forward_work
-    from minrnn_gen.documents import validated
+    from minrnn_gen.cell.operation_counts import backward_work, forward_work
+    from minrnn_gen.cell.printing import equation_text
+    from minrnn_gen.config.documents import validated
 
     source = find_cell(name, Path.cwd(), "cells show")
     cell = parse_cell(source)

@@ -75,7 +75,7 @@ def _cupy() -> Finding:
 
 
 def _nvrtc() -> Finding:
-    from minrnn_gen.compiler import nvrtc_version
+    from minrnn_gen.build.nvrtc import nvrtc_version
     from minrnn_gen.errors import ToolchainMissing
 
     try:
@@ -85,7 +85,7 @@ def _nvrtc() -> Finding:
 
 
 def _driver(nvrtc: str) -> Finding:
-    from minrnn_gen.driver import driver_version
+    from minrnn_gen.gpu.driver import driver_version
 
     version = driver_version()
     if version is None:
@@ -98,8 +98,8 @@ def _driver(nvrtc: str) -> Finding:
 
 def _gpu() -> Finding:
     from minrnn_gen.cli.request import why_no_gpu
-    from minrnn_gen.cuda import live_device
     from minrnn_gen.errors import MinrnnError
+    from minrnn_gen.gpu.cuda import live_device
 
     try:
         live = live_device()
@@ -115,7 +115,7 @@ def _cache() -> Finding:
     import os
     import tempfile
 
-    from minrnn_gen.store import cache_folder
+    from minrnn_gen.build.store import cache_folder
 
     folder = cache_folder()
     try:

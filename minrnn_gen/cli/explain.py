@@ -9,7 +9,7 @@ from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPa
 
 def explain(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
     """Say what was decided, and why."""
-    from minrnn_gen.explain import explain as in_words
+    from minrnn_gen.build.explain import explain as in_words
 
     request = read_request(spec, gpu, assignments)
     built = kernel_of_pass(request.compile(), which)

@@ -7,9 +7,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from minrnn_gen.built import BuiltKernel
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.spec import Spec
 
 
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen.built import BuiltKernel
+from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.cli.terminal import new_table
 
 if TYPE_CHECKING:

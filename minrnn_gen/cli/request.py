@@ -13,10 +13,10 @@ from minrnn_gen.cli.terminal import print_note, progress
 from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where a request is answered: other commands do without
-    from minrnn_gen.build import Target
-    from minrnn_gen.built import BuiltKernel
+    from minrnn_gen.build.artifact import BuiltKernel
+    from minrnn_gen.build.builder import Target
+    from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
-    from minrnn_gen.spec import Spec
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
 GpuName = Annotated[
@@ -75,10 +75,10 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
 
     A relative path in `gpu` starts at the working directory, others where the spec's own do. Raises BadInput.
     """
-    from minrnn_gen.api import target_of
-    from minrnn_gen.build import Target
-    from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
-    from minrnn_gen.spec import load_spec
+    from minrnn_gen.assemble import target_of
+    from minrnn_gen.build.builder import Target
+    from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
+    from minrnn_gen.config.spec import load_spec
 
     overrides = _assigned(assignments or ())
     if gpu is None:
@@ -100,13 +100,13 @@ def kernel_of_pass(kernel: Kernel, wanted: Pass) -> BuiltKernel:
 
 def why_no_gpu() -> str:
     """Say why no live GPU serves."""
-    from minrnn_gen import driver
+    from minrnn_gen.gpu import driver
 
     return "the GPU here needs CuPy, which is not installed" if driver.has_device() else "no GPU found"
 
 
 def _assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    from minrnn_gen.documents import parse_document
+    from minrnn_gen.config.documents import parse_document
 
     overrides: dict[str, Any] = {}
     for assignment in assignments:

@@ -91,7 +91,7 @@ def run(
 
 def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
     """Return where to run, and the reason in words where it was not asked for."""
-    from minrnn_gen import cuda
+    from minrnn_gen.gpu import cuda
 
     if asked is Device.CPU:
         return Device.CPU, "on the CPU, as asked for"
@@ -108,8 +108,8 @@ def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
 def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Outcome:
     import numpy
 
-    from minrnn_gen import cuda
     from minrnn_gen.cli.accuracy import compare
+    from minrnn_gen.gpu import cuda
 
     arguments = _random_arguments(kernel, batch, steps, seed)
     # A cell of the user's own may overflow; that shows in the comparison, not as warnings.
@@ -131,7 +131,7 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
     """Return the arrays of a call: standard normal, except matrices, which keep the variance of what they multiply."""
     import numpy
 
-    from minrnn_gen.arrays import numpy_dtype
+    from minrnn_gen.call.array import numpy_dtype
 
     contract = kernel.contract
     precision = contract.precision

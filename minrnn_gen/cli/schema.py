@@ -27,13 +27,13 @@ def schema(kind: Annotated[Kind, typer.Argument(help="Of which file.")] = Kind.S
 
 def _schema(kind: Kind) -> dict[str, Any]:
     if kind is Kind.SPEC:
-        from minrnn_gen.spec import spec_schema
+        from minrnn_gen.config.spec import spec_schema
 
         return spec_schema()
     if kind is Kind.CELL:
         from minrnn_gen.cell.files import CellFile
 
         return {"$schema": _DIALECT, **CellFile.model_json_schema(), "title": "minrnn-gen cell"}
-    from minrnn_gen.gpu_profile import GpuProfile
+    from minrnn_gen.config.gpu_profile import GpuProfile
 
     return {"$schema": _DIALECT, **GpuProfile.model_json_schema(), "title": "minrnn-gen GPU profile"}

@@ -15,8 +15,8 @@ from minrnn_gen.cli.terminal import console, duration_text, new_table, print_jso
 from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:
+    from minrnn_gen.tune.pool import Tuned
     from minrnn_gen.tune.tuner import Limits, Progress
-    from minrnn_gen.tune.workers import Tuned
 
 DEFAULT_TOP = 16
 INTERRUPTED = 130
@@ -110,9 +110,10 @@ def seconds_of(text: str) -> float:
 
 def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
     """Tune spec after spec on the GPU here, and yield what came of each."""
-    from minrnn_gen.api import builder_of
+    from minrnn_gen.assemble import builder_of
+    from minrnn_gen.tune.lookup import remembered
+    from minrnn_gen.tune.pool import tuned_of
     from minrnn_gen.tune.session import tune_here
-    from minrnn_gen.tune.workers import tuned_of
 
     for number, (path, request) in enumerate(zip(specs, requests, strict=True)):
         with progress_bar(path, quiet) as show:
@@ -121,7 +122,7 @@ def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limit
                 # A race ends when all are measured and one is ahead, or when its time is over.
                 show(f"{path}: {at.kernel_pass}, {at.measured} of {at.at_most}", at.spent, f"best {_time(at.best_us)}")
 
-            tuned = tuned_of(tuple(tune_here(builder_of(request.spec, request.target), limits, watch)))
+            tuned = tuned_of(tuple(tune_here(builder_of(request.spec, request.target, remembered), limits, watch)))
         yield number, tuned
         if tuned.is_interrupted:
             return
@@ -129,7 +130,7 @@ def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limit
 
 def _tuned_on(devices: str, requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
     """Tune specs at once, each on a GPU of its own, and yield what came of each when it is done."""
-    from minrnn_gen.tune.workers import executor_of_gpus, gpus_named, task_of, tune_specs
+    from minrnn_gen.tune.pool import executor_of_gpus, gpus_named, task_of, tune_specs
 
     gpus = gpus_named(devices)[: len(requests)]
     limits = replace(limits, compilers=max(1, limits.compilers // len(gpus)))
@@ -156,16 +157,16 @@ def _time(microseconds: float | None) -> str:
 
 
 def _import(path: str) -> int:
-    from minrnn_gen.store import Store, cache_folder
-    from minrnn_gen.tune.exchange import import_results
-    from minrnn_gen.tune.memory import open_memory
+    from minrnn_gen.build.store import Store, cache_folder
+    from minrnn_gen.tune.history import open_memory
+    from minrnn_gen.tune.import_export import import_results
 
     return import_results(open_memory(Store(cache_folder())), path)
 
 
 def _export(path: str, form: Format, gpu: str | None) -> int:
-    from minrnn_gen.store import Store, cache_folder
-    from minrnn_gen.tune.exchange import export_results
-    from minrnn_gen.tune.memory import open_memory
+    from minrnn_gen.build.store import Store, cache_folder
+    from minrnn_gen.tune.history import open_memory
+    from minrnn_gen.tune.import_export import export_results
 
     return export_results(open_memory(Store(cache_folder())), path, form=form.value, gpu=gpu)

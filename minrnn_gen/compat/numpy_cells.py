@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minrnn_gen import cuda
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
+from minrnn_gen.gpu import cuda
 from minrnn_gen.kernel import Kernel
 
 

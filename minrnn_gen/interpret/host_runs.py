@@ -7,18 +7,18 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from minrnn_gen.arguments import Call, IncomingGradient
-from minrnn_gen.arrays import Array
-from minrnn_gen.dense_run import DenseRun
-from minrnn_gen.device_run import DeviceRun
-from minrnn_gen.forms import Reading
-from minrnn_gen.interpret.host_builder import HostBuilder
-from minrnn_gen.interpret.host_kernel import HostKernel, host_kernel
-from minrnn_gen.interpret.host_steps import HostSteps, HostWalk, Seed
+from minrnn_gen.call.arguments import Call, IncomingGradient
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import Reading
+from minrnn_gen.interpret.backend import HostSteps, HostWalk, Seed
+from minrnn_gen.interpret.builder import HostBuilder
+from minrnn_gen.interpret.library import HostKernel, host_kernel
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.prepared import Steps
-from minrnn_gen.saved import Forward
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.replay import Steps
+from minrnn_gen.run.saved import Forward
+from minrnn_gen.run.scan import DeviceRun
 
 # Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2

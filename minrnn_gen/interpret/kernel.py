@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from minrnn_gen.arguments import Call
-from minrnn_gen.build import Target
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.contract import RUNS_REVERSED, Contract
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.interface import RUNS_REVERSED, Contract
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.interpret.host_builder import HostBuilder
+from minrnn_gen.interpret.builder import HostBuilder
 from minrnn_gen.interpret.host_runs import HostDense, HostScan
 from minrnn_gen.interpret.toolchain import cpp_compiler
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.spec import Spec
-from minrnn_gen.store import Store, cache_folder
 
 # What it costs, measured on a core of 2.5 GHz: a gate of one step, and of a dense cell a product of two numbers.
 GATE_NS, PRODUCT_NS = 2000.0, 40.0

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.package_files import PACKAGE_FOLDER
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
-from minrnn_gen.package_files import PACKAGE_FOLDER
-from minrnn_gen.store import Store, digest
 
 FOLDER = PACKAGE_FOLDER / "interpret"
 # What a kernel's text sees, then the machine from the ground up: each includes some of those before it. The last one has all.

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.build import Target
+from minrnn_gen.build.builder import Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
+from minrnn_gen.interpret.cases import SLOW, Inputs, Trial, inputs_of, trials_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
-from minrnn_gen.interpret.trial_inputs import SLOW, Inputs, Trial, inputs_of, trials_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import ASSUMED_TIME, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, precision_of, remembered_error
-from minrnn_gen.spec import Spec, load_spec
-from minrnn_gen.store import Store, cache_folder
 
 # Results that are larger hide the errors of small ones; the largest number of float16 is 16 times as large.
 LARGEST_RESULT = 4096.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from minrnn_gen.plan import scan
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import Quantity
+from minrnn_gen.plan.scan import cost
+from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 
@@ -16,7 +16,7 @@ def elementwise_family(
     """Return the family of the template `name`, whose threads need an estimate of `registers` each."""
 
     def constraints(problem: Problem) -> tuple[Constraint, ...]:
-        return scan.hardware_constraints(
+        return cost.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
             Quantity(("threads",), lambda _: registers(problem)),
@@ -25,7 +25,7 @@ def elementwise_family(
 
     def resources(problem: Problem, candidate: Candidate) -> Resources:
         threads = candidate["threads"]
-        return scan.resident(problem, threads, threads, registers(problem), {})
+        return cost.resident(problem, threads, threads, registers(problem), {})
 
     return Family(
         name=name,

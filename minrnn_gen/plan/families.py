@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import alternating, diagonal, recurrent, recurrent_step, scan_channels, scan_time, step
+from minrnn_gen.plan import diagonal, step
+from minrnn_gen.plan.dense import decode, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import channels, time
 from minrnn_gen.plan.solver import Family, Solution, solve
 
 FAMILIES: tuple[Family, ...] = (
-    scan_channels.FORWARD,
-    scan_channels.BACKWARD,
-    scan_time.FORWARD,
-    scan_time.BACKWARD,
+    channels.FORWARD,
+    channels.BACKWARD,
+    time.FORWARD,
+    time.BACKWARD,
     step.SCAN,
-    recurrent.FORWARD,
-    recurrent.BACKWARD,
-    recurrent_step.STEP,
-    alternating.FORWARD,
-    alternating.BACKWARD,
+    persistent.FORWARD,
+    persistent.BACKWARD,
+    decode.STEP,
+    stepwise.FORWARD,
+    stepwise.BACKWARD,
     diagonal.FORWARD,
     diagonal.BACKWARD,
     step.DIAGONAL,
@@ -64,18 +66,18 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         case "dense":
             if problem.kernel_pass == "step":
                 # What does not fit is a forward of one step.
-                return recurrent_step.STEP, alternating.FORWARD
+                return decode.STEP, stepwise.FORWARD
             backward = problem.kernel_pass == "backward"
-            any_size = alternating.BACKWARD if backward else alternating.FORWARD
+            any_size = stepwise.BACKWARD if backward else stepwise.FORWARD
             if _refusal(problem):
                 return (any_size,)
-            return recurrent.BACKWARD if backward else recurrent.FORWARD, any_size
+            return persistent.BACKWARD if backward else persistent.FORWARD, any_size
 
 
 def _refusal(problem: Problem) -> str:
     """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
     is_over_time = problem.cell.kind == "dense" and problem.kernel_pass != "step"
-    return recurrent.refusal(problem) if is_over_time else ""
+    return persistent.refusal(problem) if is_over_time else ""
 
 
 def family_of(problem: Problem) -> Family:
@@ -87,8 +89,8 @@ def _family_of_scan(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
         return step.SCAN
     if problem.kernel_pass == "backward":
-        return scan_time.BACKWARD if problem.layout == "BDT" else scan_channels.BACKWARD
-    return scan_time.FORWARD if problem.layout == "BDT" else scan_channels.FORWARD
+        return time.BACKWARD if problem.layout == "BDT" else channels.BACKWARD
+    return time.FORWARD if problem.layout == "BDT" else channels.FORWARD
 
 
 def _family_of_diagonal(problem: Problem) -> Family:

@@ -6,7 +6,7 @@ oracle it is tested against.
 
 from __future__ import annotations
 
-from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.config.gpu_profile import GpuProfile
 
 # A cluster lies within a GPC, whose SMs are 16 or 18 on an H200. A profile does not know how many GPCs there are; with these
 # numbers no more clusters are expected at once than were seen to be.

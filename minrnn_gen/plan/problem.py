@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from minrnn_gen.gpu_profile import GpuProfile
+from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.precision import Precision
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from minrnn_gen.plan import scan
 from minrnn_gen.plan.elementwise import elementwise_family
+from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.rates import launch_us
+from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate
 
 REGISTERS_FIXED = 24
@@ -25,8 +25,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     elements = problem.batch * problem.hidden_size
     blocks = math.ceil(elements / candidate["threads"])
     blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
-    warps = blocks_of_busiest_sm * candidate["threads"] / scan.WARP_LANES
-    instructions = warps * (scan.operations_per_element(problem) + scan.INSTRUCTIONS_PER_THREAD)
+    warps = blocks_of_busiest_sm * candidate["threads"] / cost.WARP_LANES
+    instructions = warps * (cost.operations_per_element(problem) + cost.INSTRUCTIONS_PER_THREAD)
     return {
         "issue": instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6),
         "launch": launch_us(problem.gpu),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.cell.language import parse_cell
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import PRECISION_NAMES
-from minrnn_gen.recipe import cell_source_of, recipe_of
-from minrnn_gen.spec import load_spec
 
 DIRECTION_SUFFIXES = ("", "_reverse")
 

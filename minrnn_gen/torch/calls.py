@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.arguments import Given
+from minrnn_gen.call.arguments import Given
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.recorded import Tensors

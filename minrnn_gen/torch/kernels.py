@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minrnn_gen.api import compile
+from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.recipe import spec_from
 
 _KERNELS: dict[str, Kernel] = {}
 

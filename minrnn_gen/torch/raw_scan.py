@@ -9,8 +9,8 @@ import torch
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_storing
-from minrnn_gen.raw.scan import scan as run_scan
-from minrnn_gen.raw.scan import scan_backward as run_scan_backward
+from minrnn_gen.raw_scan.scan import scan as run_scan
+from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.recorded import Recorded, RecordedOnce, Tensors
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from minrnn_gen import cuda
-from minrnn_gen.driver import has_device
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.tune.child import ChildMeasurer
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.driver import has_device
 from minrnn_gen.tune.measurer import Measurer
+from minrnn_gen.tune.subprocess import ChildMeasurer
 
 # Not imported here: what measures is another process.
-CHILD = (sys.executable, "-m", "minrnn_gen.tune.gpu")
+CHILD = (sys.executable, "-m", "minrnn_gen.tune.worker")
 
 
 def open_measurer() -> Measurer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.errors import MinrnnError
-from minrnn_gen.preferred import Trial
 
 
 class MeasurementFailed(MinrnnError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from minrnn_gen.build import Builder
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.errors import BadInput
 from minrnn_gen.tune.device import open_measurer
-from minrnn_gen.tune.memory import open_memory
+from minrnn_gen.tune.history import open_memory
 from minrnn_gen.tune.tuner import DEFAULT_LIMITS, Limits, Progress, TunedKernel, tune
 
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.contract import RUNS_REVERSED
-from minrnn_gen.debug_build import debug_build_is_asked_for
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
-from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.history import Memory
 from minrnn_gen.tune.measurer import Measurer
-from minrnn_gen.tune.memory import Memory
-from minrnn_gen.tune.race import Ended, Race, run_race
+from minrnn_gen.tune.racing import Ended, Race, run_race
 from minrnn_gen.tune.results import CandidateKey, Outcome, Setting
 
 DEFAULT_BUDGET_S = 30.0

@@ -13,7 +13,6 @@ from fake_measurer import FakeMeasurer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen import build
 from minrnn_gen.bench.pages import filled_sections
 from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
 from minrnn_gen.bench.regret_record import (
@@ -27,10 +26,11 @@ from minrnn_gen.bench.regret_record import (
 )
 from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
 from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
-from minrnn_gen.compiler import CompiledSource, KernelResources
+from minrnn_gen.build import builder
+from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
+from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.preferred import Trial
-from minrnn_gen.tune import lineup
+from minrnn_gen.tune import candidates as lineup
 
 RECORDS = Path(__file__).parents[2] / "benchmarks"
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=12)
@@ -123,8 +123,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.shared_bytes, 0, 0),))
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "compile_source", compile_source)
-    for module in (build, lineup):
+    monkeypatch.setattr(builder, "compile_source", compile_source)
+    for module in (builder, lineup):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     return seen
 

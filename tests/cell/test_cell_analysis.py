@@ -15,7 +15,7 @@ from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering import lower_scan
 from minrnn_gen.cell.lowering_steps import lower_step
-from minrnn_gen.cell.text import equation_text
+from minrnn_gen.cell.printing import equation_text
 
 KINDS = {
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from cells_for_tests import cell_of
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.documents import parse_document
+from minrnn_gen.config.documents import parse_document
 from minrnn_gen.errors import BadInput
 
 EQUATIONS = "z = sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.h\n"

@@ -26,9 +26,9 @@ from minrnn_gen.bench.functions import (
     samples_of,
 )
 from minrnn_gen.bench.pages import filled_functions
-from minrnn_gen.compiler import compile_source, toolchain_version
+from minrnn_gen.build.nvrtc import compile_source, toolchain_version
+from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu_profile import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = 20_000

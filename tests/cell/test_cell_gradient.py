@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
+from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.cell.program import Program
-from minrnn_gen.cell.text import equation_text
 
 SYMBOLS = ("W.x", "W.y", "R.x", "R.y", "h[t-1]", "c[t-1]", "n[t-1]", "p", "q")
 LEAVES = (*SYMBOLS, "early")

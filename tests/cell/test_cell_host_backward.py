@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cell_lowering import SCANS, scan_cells
 
-from minrnn_gen import cpu
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
 from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
-from minrnn_gen.cpu import run_scan
-from minrnn_gen.cpu_backward import run_scan_backward
+from minrnn_gen.cpu import scan
+from minrnn_gen.cpu.scan import run_scan
+from minrnn_gen.cpu.scan_backward import run_scan_backward
 
 Array = Any
 Problem = dict[str, Any]
@@ -151,7 +151,7 @@ def test_blocks_and_methods_make_no_difference(name: str, block: int, method: st
     cell = scan_cells()[name]
     problem = drawn_problem(cell, 1, 33)
     expected = gradients_by_steps(cell, problem)
-    monkeypatch.setattr(cpu, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(scan, "BLOCK_ELEMENTS", block)
     assert_close(gradients_by_scan(cell, problem, method=method), expected, 1e-11)
 
 

@@ -16,7 +16,19 @@ from cells_for_tests import built_in, cell_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minrnn_gen.cell import analysis, expressions, files, functions, language, lowering, numbering, program, syntax, text, uses
+from minrnn_gen.cell import (
+    analysis,
+    expressions,
+    files,
+    functions,
+    language,
+    liveness,
+    lowering,
+    printing,
+    program,
+    syntax,
+    value_numbering,
+)
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering import lower_scan
@@ -176,7 +188,7 @@ def test_what_is_too_large_says_so() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [analysis, expressions, files, functions, language, lowering, numbering, program, syntax, text, uses],
+    [analysis, expressions, files, functions, language, lowering, value_numbering, program, syntax, printing, liveness],
     ids=lambda m: m.__name__,
 )
 def test_no_module_of_cells_can_execute_text(module: ModuleType) -> None:

@@ -15,7 +15,7 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.lowering_steps import lower_step
-from minrnn_gen.cell.text import equation_text
+from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.errors import BadInput
 
 # W gates | R gates | states | parameters, from docs/cells.md.

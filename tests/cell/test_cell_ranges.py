@@ -16,8 +16,8 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_step_backward
-from minrnn_gen.cell.numbering import ProgramBuilder
 from minrnn_gen.cell.ranges import Range
+from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 LEAVES = ("W.x", "W.y", "p")
 

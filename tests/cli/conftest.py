@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from commands_for_tests import EXAMPLES, Answer, Command
 
+from minrnn_gen.build.nvrtc import nvrtc_version
 from minrnn_gen.cli.main import main
-from minrnn_gen.compiler import nvrtc_version
 from minrnn_gen.errors import ToolchainMissing
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from commands_for_tests import Command
 
-from minrnn_gen import cuda
-from minrnn_gen.calibration import calibrated, calibration_path, with_rates
-from minrnn_gen.cuda import LiveDevice
-from minrnn_gen.gpu_profile import MEASURED, load_profile
-from minrnn_gen.tune import calibrate
-from minrnn_gen.tune.lineup import Lineup
+from minrnn_gen.calibrate import calibrate
+from minrnn_gen.config.gpu_profile import MEASURED, load_profile
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.calibration import calibrated, calibration_path, with_rates
+from minrnn_gen.gpu.cuda import LiveDevice
+from minrnn_gen.tune.candidates import Lineup
 from minrnn_gen.tune.results import Result
 
 RATES = {"copy_bandwidth_bytes_per_s": 4.2e12, "launch_us": 2.25}

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from minrnn_gen.cli.main import main
+from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu_profile import load_profile
 
 SPEC = str(EXAMPLES / "min_gru.yaml")
 
@@ -87,8 +87,8 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
         raise ToolchainMissing("NVRTC cannot be loaded (no such library)")
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("minrnn_gen.build.compile_source", missing)
-    monkeypatch.setattr("minrnn_gen.compiler.nvrtc_version", missing)
+    monkeypatch.setattr("minrnn_gen.build.builder.compile_source", missing)
+    monkeypatch.setattr("minrnn_gen.build.nvrtc.nvrtc_version", missing)
     answer = command("compile", SPEC, "--gpu", "h100")
     assert (answer.status, answer.out) == (1, "")
     assert "pip install 'minrnn-gen[cuda13]'" in answer.error
@@ -103,8 +103,8 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
 
 
 def test_cuda_without_a_gpu_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minrnn_gen.driver.has_device", lambda: False)
-    monkeypatch.setattr("minrnn_gen.cuda.live_device", lambda: None)
+    monkeypatch.setattr("minrnn_gen.gpu.driver.has_device", lambda: False)
+    monkeypatch.setattr("minrnn_gen.gpu.cuda.live_device", lambda: None)
     answer = command("run", SPEC, "--device", "cuda", "--gpu", "h100")
     assert (answer.status, answer.out) == (1, "")
     assert "no GPU found" in answer.error

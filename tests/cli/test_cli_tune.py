@@ -10,12 +10,12 @@ import pytest
 from commands_for_tests import Command
 from fake_measurer import FakeMeasurer
 
-from minrnn_gen import build
+from minrnn_gen.build import builder
+from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.cli.tune import INTERRUPTED, seconds_of
-from minrnn_gen.compiler import CompiledSource, KernelResources
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.tune import lineup, remembered, session, tuner, workers
+from minrnn_gen.tune import candidates, lookup, pool, session, tuner
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMeasurer:
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("MINRNN_DEBUG", raising=False)
-    monkeypatch.setattr(build, "compile_source", compiled)
-    for module in (build, lineup, tuner, remembered):
+    monkeypatch.setattr(builder, "compile_source", compiled)
+    for module in (builder, candidates, tuner, lookup):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     monkeypatch.setattr(session, "open_measurer", lambda: fake)
     return fake
@@ -57,8 +57,8 @@ def test_an_interruption_prints_what_is_known(command: Command, gpu: FakeMeasure
 def test_specs_are_tuned_at_once_on_all_gpus(
     command: Command, gpu: FakeMeasurer, min_gru: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "device_count", lambda: 2)
-    monkeypatch.setattr(workers, "executor_of_gpus", lambda gpus: ThreadPoolExecutor(len(gpus)))
+    monkeypatch.setattr(pool, "device_count", lambda: 2)
+    monkeypatch.setattr(pool, "executor_of_gpus", lambda gpus: ThreadPoolExecutor(len(gpus)))
     said = command("tune", min_gru, "--devices", "all", "--top", 2, "--set", "gpu=h200", "--json").json
     assert {one["ended"] for one in said["kernels"]} == {"decided"} and gpu.timed
     assert {one["spec"] for one in said["kernels"]} == {str(min_gru)}

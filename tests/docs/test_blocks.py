@@ -15,8 +15,8 @@ from documentation import PAGES, ROOT, Block, blocks, name_of
 
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.documents import document_from_mapping, parse_document
-from minrnn_gen.spec import load_spec
+from minrnn_gen.config.documents import document_from_mapping, parse_document
+from minrnn_gen.config.spec import load_spec
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 # A block is for a GPU when it imports CuPy, moves a tensor there, or uses a variable that is called after a GPU or torch.

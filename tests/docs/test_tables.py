@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from typing import get_args
 
 from documentation import ROOT, code, table
-from test_layering import MODULES, level_of
+from test_layering import ROOMS
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.config.gpu_profile import load_profile, profile_names
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import MinrnnError
-from minrnn_gen.gpu_profile import load_profile, profile_names
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
-from minrnn_gen.spec import Spec
 
 README, ARCHITECTURE, KERNELS = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
 PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
@@ -63,16 +63,9 @@ def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:
     return {code(name)[0]: set(owners.split(", ")) for name, owners, *_ in rows}
 
 
-def test_every_module_is_explained_once() -> None:
-    listed = [code(row[0])[0] for row in table(ARCHITECTURE, "module")]
-    present = sorted(["__init__.py", *(f"{name.replace('.', '/')}.py" for name in MODULES)])
-    assert sorted(listed) == present, "give every module one row in docs/architecture.md"
-
-
-def test_modules_stand_in_the_order_of_the_layers() -> None:
-    names = [code(row[0])[0].removesuffix(".py").replace("/", ".") for row in table(ARCHITECTURE, "module")]
-    levels = [level_of(name) for name in names if name != "__init__"]
-    assert levels == sorted(level for level in levels if level is not None)
+def test_every_room_is_explained_once_and_in_the_order_of_the_floors() -> None:
+    listed = [code(row[0])[0].removesuffix("/").removesuffix(".py") for row in table(ARCHITECTURE, "room")]
+    assert listed == list(ROOMS), "give every room one row in docs/architecture.md"
 
 
 def test_every_template_is_explained_once() -> None:

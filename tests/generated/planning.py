@@ -8,13 +8,13 @@ from typing import Any
 
 from plain_loops import DIAGONAL_CELLS
 
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.render import header_lines, render
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.source import header_lines, render
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
 
 # What no built-in cell has: two states, an output that looks back, a parameter in it, and a value carried from a gate to it.
 TWIN_CELL = {

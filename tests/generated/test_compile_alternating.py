@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from planning import builder_of
 
+from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering_steps import LoweredSteps
-from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.gpu_profile import profile_names
+from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES
 

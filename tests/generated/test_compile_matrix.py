@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 from planning import MODELS, builder_of
 
-from minrnn_gen.build import ATTEMPTS
-from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.gpu_profile import profile_names
+from minrnn_gen.build.builder import ATTEMPTS
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES, precision_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from planning import profile
 
-from minrnn_gen.build import Target
-from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.gpu_profile import profile_bytes
+from minrnn_gen.build.builder import Target
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.raw.arrangement import RawLayout
-from minrnn_gen.raw.kernels import TYPICAL_TIME, RawPrecision, raw_builder
+from minrnn_gen.raw_scan.arrangement import RawLayout
+from minrnn_gen.raw_scan.kernels import TYPICAL_TIME, RawPrecision, raw_builder
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from planning import builder_of
 
-from minrnn_gen.compiler import toolchain_version
+from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 

@@ -9,9 +9,9 @@ import pytest
 from planning import builder_of
 from test_compile_alternating import MODELS
 
-from minrnn_gen.compiler import toolchain_version
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.errors import PromiseBroken
-from minrnn_gen.gpu_profile import profile_names
 from minrnn_gen.precision import PRECISION_NAMES
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")

@@ -9,9 +9,9 @@ import pytest
 from planning import builder_of
 from test_templates import TEMPLATES, code_lines
 
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.compiler import toolchain_version
-from minrnn_gen.debug_build import debug_build_is_asked_for
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import KernelPass
 

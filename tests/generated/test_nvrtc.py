@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import rendered_case
 
-from minrnn_gen import compiler
-from minrnn_gen.compiler import KernelResources, broken_promises, compile_source, parse_resources, toolchain_version
+from minrnn_gen.build import nvrtc
+from minrnn_gen.build.nvrtc import KernelResources, broken_promises, compile_source, parse_resources, toolchain_version
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 
 needs_nvrtc = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
@@ -99,7 +99,7 @@ def test_the_private_class_is_as_it_was() -> None:
     assert issubclass(cupy_compiler.CompileException, Exception)
     log = io.StringIO()
     program = cupy_compiler._NVRTCProgram(TINY, "tiny.cu", method="cubin")
-    cubin, _ = program.compile(("-arch=sm_90", *compiler.OPTIONS), log)
+    cubin, _ = program.compile(("-arch=sm_90", *nvrtc.OPTIONS), log)
     assert "Compiling entry function 'tiny'" in log.getvalue()
     # An ELF file ends with its tables (ELF64 header: their offsets at 32 and 40, entry sizes and counts at 54 and 58).
     program_offset, section_offset = struct.unpack_from("<QQ", cubin, 32)

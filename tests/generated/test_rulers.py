@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minrnn_gen.compiler import compile_source
-from minrnn_gen.gpu_profile import load_profile, profile_names
-from minrnn_gen.source import Ruler, render_ruler
+from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.codegen.render import Ruler, render_ruler
+from minrnn_gen.config.gpu_profile import load_profile, profile_names
 
 ENTRIES = {
     "every_gpu": {"nothing", "chase", "block_exchange", "grid_exchange", "transcendentals"},

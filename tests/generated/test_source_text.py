@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import MODELS, Rendered, builder_of, rendered_case
 
-from minrnn_gen import build
-from minrnn_gen.api import target_of
-from minrnn_gen.build import Builder
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build import builder as build
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store
+from minrnn_gen.codegen.render import comment
+from minrnn_gen.config.gpu_profile import profile_bytes
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.gpu_profile import profile_bytes
-from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
-from minrnn_gen.source import comment
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store
 
 
 def code_of(source: str) -> list[str]:

@@ -13,11 +13,11 @@ import jinja2.meta
 import jinja2.nodes
 import pytest
 
-from minrnn_gen.package_files import package_folder
+from minrnn_gen.codegen.render import CellBackwardText, CellText, StepsBackwardText, StepsText, environment
+from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Family
-from minrnn_gen.source import CellBackwardText, CellText, StepsBackwardText, StepsText, environment
 
 FOLDER = package_folder("templates")
 TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}

@@ -12,9 +12,9 @@ import pytest
 from strategies import Strategy, kernel_taking
 
 import minrnn_gen
+from minrnn_gen.build.store import Store
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.store import Store
 
 
 @pytest.fixture(scope="session")

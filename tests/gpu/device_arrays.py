@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import precision_of
 
 X_AXES = {"BTD": (1, 0, 2, 3), "TBD": (0, 1, 2, 3), "BDT": (3, 0, 1, 2)}

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from strategies import having
 
-from minrnn_gen.api import target_of
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store, cache_folder, digest
+from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
-from minrnn_gen.spec import Spec, load_spec
-from minrnn_gen.store import Store, cache_folder, digest
 
 CELLS = ("lstm", "gru", "elman", "slstm")
 # A warp's units, less than two warps', whole and uneven numbers of warps and blocks, up to all of a cluster, and of a grid.

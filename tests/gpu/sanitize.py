@@ -14,11 +14,11 @@ import numpy as np
 from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
 import minrnn_gen
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
-from minrnn_gen.store import Store, cache_folder
 
 BATCH = 2
 # A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minrnn_gen.api import target_of
-from minrnn_gen.build import Builder
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.plan.solver import Solution
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, digest
 
 
 @dataclass(frozen=True)

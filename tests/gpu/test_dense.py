@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_gradients import DTYPES, X_ORDER, Y_ORDER, assert_near
 
-from minrnn_gen.alternating_walk import GRAPH_STEPS
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.stepwise import GRAPH_STEPS
 
 pytestmark = pytest.mark.gpu
 

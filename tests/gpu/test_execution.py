@@ -16,8 +16,8 @@ from device_arrays import X_AXES, Y_AXES, from_time_major, same_bits, time_major
 from oracle import RAW_CELL
 
 import minrnn_gen
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.errors import BadInput, PromiseBroken
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.solver import Solution

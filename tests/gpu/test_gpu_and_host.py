@@ -11,10 +11,10 @@ import pytest
 from kernel_kinds import KINDS, Call, Kind, made, results_of, times_of
 from small_problems import WantedBuilder
 
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.compiler import compile_source
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.interpret.cases import PIECE_STEPS, Inputs
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.interpret.trial_inputs import PIECE_STEPS, Inputs
 from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime

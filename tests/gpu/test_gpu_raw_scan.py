@@ -10,7 +10,7 @@ import pytest
 from device_arrays import poison
 
 import minrnn_gen
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 
 pytestmark = pytest.mark.gpu

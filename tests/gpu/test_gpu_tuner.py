@@ -11,25 +11,26 @@ from typing import Any
 
 import pytest
 
-from minrnn_gen import api, cuda
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.calibration import calibrated, calibration_path, write_calibration
-from minrnn_gen.compiler import compile_source
-from minrnn_gen.cuda_clock import ColdClock, poison, repeated
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.build.store import Store
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.calibrate.calibrate import calibrate
+from minrnn_gen.config.gpu_profile import MEASURED
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import PromiseBroken
-from minrnn_gen.gpu_profile import MEASURED
-from minrnn_gen.preferred import Trial
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store
-from minrnn_gen.tune.calibrate import calibrate
-from minrnn_gen.tune.child import ChildMeasurer
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.calibration import calibrated, calibration_path, write_calibration
+from minrnn_gen.gpu.timer import ColdClock, poison, repeated
 from minrnn_gen.tune.device import CHILD
-from minrnn_gen.tune.gpu import GpuMeasurer, gpu_measurer
+from minrnn_gen.tune.history import Memory
 from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung
-from minrnn_gen.tune.memory import Memory
 from minrnn_gen.tune.session import tune_here
+from minrnn_gen.tune.subprocess import ChildMeasurer
 from minrnn_gen.tune.tuner import Limits, kernels_of
+from minrnn_gen.tune.worker import GpuMeasurer, gpu_measurer
 
 # Times, and how long something takes that hangs, say little while others use the GPU.
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -59,7 +60,7 @@ def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuMeasurer]:
 
 def builder_of(store: Store, **spec: Any) -> Builder:
     loaded = load_spec(spec)
-    return Builder(loaded, api.target_of(loaded), store)
+    return Builder(loaded, target_of(loaded), store)
 
 
 def trial_of(builder: Builder, built: BuiltKernel, cubin: bytes | None = None) -> Trial:

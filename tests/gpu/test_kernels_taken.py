@@ -9,9 +9,9 @@ from host_kernels import nothing_compiled
 from persistent_candidates import CELLS, HEAD_DIMS, PASSES, PRECISIONS, everything, kernel_of_sample, sampled
 from strategies import EVERY_WAY, Strategy, kernel_taking
 
+from minrnn_gen.build.store import Store
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.store import Store
 
 
 @pytest.mark.parametrize(("layout", "strategy"), EVERY_WAY, ids=str)

@@ -12,7 +12,7 @@ from device_arrays import Y_AXES, from_time_major, poison, random_gates, time_ma
 from oracle import RAW_CELL, assert_within, oracle
 from plain_loops import DIAGONAL_CELLS
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
 

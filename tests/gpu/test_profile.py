@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minrnn_gen import cuda
-from minrnn_gen.gpu_profile import profile_from_attributes, profile_mismatches
+from minrnn_gen.config.gpu_profile import profile_from_attributes, profile_mismatches
+from minrnn_gen.gpu import cuda
 
 pytestmark = pytest.mark.gpu
 

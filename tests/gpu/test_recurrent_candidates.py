@@ -6,9 +6,9 @@ import pytest
 from persistent_candidates import PASSES, kernel_of_sample, sampled
 from test_dense import Y_TOLERANCE, check_call
 
+from minrnn_gen.build.store import Store
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.store import Store
 
 pytestmark = pytest.mark.gpu
 

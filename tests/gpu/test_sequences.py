@@ -11,7 +11,7 @@ import pytest
 from plain_loops import DIAGONAL_CELLS, TWO_STATES
 from strategies import EVERY_WAY, Strategy
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
 

@@ -13,7 +13,7 @@ from inputs import RAW_KINDS, arranged, by_time, drawn_coefficients, drawn_gates
 from oracle import CELLS, RAW_CELL, assert_within, oracle, raw_gradients
 from strategies import EVERY_WAY, SERIAL, Strategy, round_steps, telling_lengths
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 

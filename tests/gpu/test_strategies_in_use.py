@@ -12,8 +12,8 @@ import pytest
 from device_arrays import same_bits
 from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
+from minrnn_gen.build.store import Store
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.store import Store
 
 pytestmark = pytest.mark.gpu
 

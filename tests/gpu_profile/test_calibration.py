@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen import cuda
-from minrnn_gen.calibration import calibrated, calibration_path, profile_text, with_rates, write_calibration
+from minrnn_gen.calibrate import calibrate as calibrate_module
+from minrnn_gen.calibrate.calibrate import calibrate
+from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile, profile_names
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.gpu_profile import MEASURED, GpuProfile, load_profile, profile_names
-from minrnn_gen.plan.rates import scales_of
-from minrnn_gen.tune import calibrate as calibrate_module
-from minrnn_gen.tune.calibrate import calibrate
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.calibration import calibrated, calibration_path, profile_text, with_rates, write_calibration
+from minrnn_gen.plan.gpu_rates import scales_of
 
 RATES = st.fixed_dictionaries({field: st.floats(1e-3, 1e9) for field in MEASURED})
 SOURCE = "measured: on a GPU, #1: with \"quotes\" and 'others'"
@@ -76,7 +76,7 @@ def test_models_scale_by_what_was_measured_on_both_gpus_else_by_clock_and_archit
     slower = h200.sm_clock_hz / a100.sm_clock_hz
     assert scales_of(a100).block == scales_of(a100).transcendental == slower
     assert scales_of(a100).product == 2 * slower
-    from minrnn_gen.plan import rates
+    from minrnn_gen.plan import gpu_rates as rates
 
     fitted = measured(h200, block_exchange_ns=20.0, products_per_sm_cycle=1000.0)
     monkeypatch.setattr(rates, "load_profile", lambda _: fitted)

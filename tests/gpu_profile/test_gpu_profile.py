@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from minrnn_gen.config.gpu_profile import (
+    DEFAULT_GPU,
+    GpuProfile,
+    load_profile,
+    profile_bytes,
+    profile_for_device,
+    profile_names,
+)
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile, profile_bytes, profile_for_device, profile_names
 
 NAMES = profile_names()
 Broken = Callable[[str, str], str]
@@ -190,6 +197,6 @@ def test_a_device_of_another_name_or_capability_has_no_profile(device_name: str,
 
 def test_importing_it_loads_no_gpu_library() -> None:
     heavy = ["cupy", "numpy", "torch", "sympy", "jinja2", "constraint"]
-    code = f"import sys, minrnn_gen.gpu_profile; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, minrnn_gen.config.gpu_profile; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"

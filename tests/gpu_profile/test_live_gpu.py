@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minrnn_gen.config.gpu_profile import load_profile, profile_from_attributes, profile_mismatches
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu_profile import load_profile, profile_from_attributes, profile_mismatches
 
 # What CuPy reports on an H200, of its attributes those used here.
 H200 = {

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from minrnn_gen.api import target_of
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.interpret.builder import HostBuilder
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
-from minrnn_gen.interpret.host_builder import HostBuilder
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Solution
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
 
 
 @dataclass(frozen=True)

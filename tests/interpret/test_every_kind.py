@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
 
 from minrnn_gen.errors import Infeasible
+from minrnn_gen.interpret.cases import PIECE_STEPS, SLOW
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.interpret.trial_inputs import PIECE_STEPS, SLOW
 from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.precision import PRECISION_NAMES
 

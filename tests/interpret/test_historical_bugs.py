@@ -14,12 +14,12 @@ import pytest
 from interpreted_cases import kernel_of
 from small_problems import Prepared, prepare, problems_of
 
-from minrnn_gen import device_run
-from minrnn_gen.arguments import Given
-from minrnn_gen.arrays import Array
+from minrnn_gen.call.arguments import Given
+from minrnn_gen.call.array import Array
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import alignment_of
+from minrnn_gen.run import scan
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
@@ -105,7 +105,7 @@ def test_a_row_alone_copied_beyond_its_end(layout: str, shape: tuple[int, ...], 
         kernel_of(model=ONE_GATE, layout=layout, hidden_size=3 if layout == "BTD" else 1, training=False)(x)
 
     run()
-    monkeypatch.setattr(device_run, "alignment_of_call", older_alignment_of_call)
+    monkeypatch.setattr(scan, "alignment_of_call", older_alignment_of_call)
     with pytest.raises(KernelMisbehaved, match="out of bounds"):
         run()
 
@@ -121,6 +121,6 @@ def test_lengths_of_32_bits_read_as_64(monkeypatch: pytest.MonkeyPatch) -> None:
         return kernel.backward(from_arrays, np.ones_like(y))["x"]
 
     np.testing.assert_array_equal(backward(), kernel.backward(saved, np.ones_like(y))["x"])
-    monkeypatch.setattr(device_run.DeviceRun, "with_sequences_beside_x", lambda _run, call: call)
+    monkeypatch.setattr(scan.DeviceRun, "with_sequences_beside_x", lambda _run, call: call)
     with pytest.raises(KernelMisbehaved, match="out of bounds"):
         backward()

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minrnn_gen.api import target_of
-from minrnn_gen.interpret.host_builder import TOGETHER, HostBuilder
-from minrnn_gen.interpret.trial_inputs import Trial, inputs_of, trials_of
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.interpret.builder import TOGETHER, HostBuilder
+from minrnn_gen.interpret.cases import Trial, inputs_of, trials_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import precision_of
-from minrnn_gen.raw.kernels import RawSpec
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
+from minrnn_gen.raw_scan.kernels import RawSpec
 
 RAW: dict[str, Any] = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 

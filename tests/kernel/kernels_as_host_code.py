@@ -10,14 +10,14 @@ from typing import Any
 
 from numpy.lib.array_utils import byte_bounds
 
-from minrnn_gen.build import Builder
-from minrnn_gen.device_run import DeviceRun
-from minrnn_gen.interpret.host_kernel import HostKernel, Memory, host_kernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store
+from minrnn_gen.codegen.render import render
+from minrnn_gen.interpret.library import HostKernel, Memory, host_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.source import render
-from minrnn_gen.store import Store
+from minrnn_gen.run.scan import DeviceRun
 
 HAS_COMPILER = has_compiler()
 

@@ -30,16 +30,16 @@ from dense_cases import (
 )
 from kernels_as_host_code import HostCode, compiled
 
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.dense_launch import workspace_bytes_of
-from minrnn_gen.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.render import render
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
-from minrnn_gen.prepared import ALL_ONES
-from minrnn_gen.source import render
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store, cache_folder
+from minrnn_gen.run.dense_launch import workspace_bytes_of
+from minrnn_gen.run.replay import ALL_ONES
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import plain_loops
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from minrnn_gen import cublas, cuda
-from minrnn_gen.arrays import as_numpy
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.call.array import as_numpy
+from minrnn_gen.gpu import cublas, cuda
 from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.run.scan import DeviceRun
 
 
 def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:

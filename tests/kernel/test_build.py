@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 import minrnn_gen
-from minrnn_gen import build, store
-from minrnn_gen.build import ATTEMPTS, Builder, Target
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.compiler import CompiledSource, KernelResources, toolchain_version
+from minrnn_gen.build import builder as build
+from minrnn_gen.build import store
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import ATTEMPTS, Builder, Target
+from minrnn_gen.build.explain import explain
+from minrnn_gen.build.nvrtc import CompiledSource, KernelResources, toolchain_version
+from minrnn_gen.build.store import Store
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.explain import explain
-from minrnn_gen.gpu_profile import load_profile, profile_bytes
-from minrnn_gen.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store
 
 needs_nvrtc = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 REGIME = Regime(16)

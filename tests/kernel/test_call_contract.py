@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inputs import LAYOUTS, arranged, drawn_gates, drawn_parameters, drawn_state
 
 from minrnn_gen import Kernel
-from minrnn_gen.arrays import inspect_array, numpy_dtype
+from minrnn_gen.call.array import inspect_array, numpy_dtype
 from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 

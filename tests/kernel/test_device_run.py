@@ -14,10 +14,10 @@ from inputs import LAYOUTS
 from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, assert_close, cases, kernel_of
 
-from minrnn_gen import cuda
-from minrnn_gen.arguments import Given
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.call.arguments import Given
 from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import cuda
+from minrnn_gen.run.scan import DeviceRun
 
 INPUTS = 4
 

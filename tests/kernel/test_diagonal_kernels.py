@@ -19,7 +19,7 @@ from plain_loops import backward, forward
 from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import KINDS, X_ORDERS, Y_ORDERS, Case, assert_close, assert_same, cases, kernel_of
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PRECISION_NAMES, Precision, precision_of
 

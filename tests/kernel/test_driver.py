@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen import driver
-from minrnn_gen.addresses import Address
+from minrnn_gen.call.address import Address
+from minrnn_gen.gpu import driver
 
 C_TYPES = {int: ctypes.c_int64, Address: ctypes.c_int64, np.uint32: ctypes.c_uint32, np.float32: ctypes.c_float}
 C_TYPES |= {np.float64: ctypes.c_double, np.int64: ctypes.c_int64}

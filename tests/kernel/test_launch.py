@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minrnn_gen.arguments import Call, Gradients, IncomingGradient, Outputs
-from minrnn_gen.arrays import DTYPE_BYTES, Array, contiguous_strides
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.contract import X_AXES, Y_AXES
-from minrnn_gen.dense_launch import persistent_launches
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
+from minrnn_gen.call.interface import X_AXES, Y_AXES
+from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.config.gpu_profile import load_profile
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu_profile import load_profile
-from minrnn_gen.launch import alignment_of_call, backward_launch_of, forward_launch_of
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
 from minrnn_gen.precision import precision_of
-from minrnn_gen.sequences import Sequences
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store
+from minrnn_gen.run.dense_launch import persistent_launches
+from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of
 
 sizes = st.integers(1, 20)
 

@@ -21,20 +21,22 @@ from scan_kernels_on_host import as_if_on_a_device
 from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, assert_close, cell_named, kernel_of
 from torch_on_host import Device, Parameter, Tensor, as_arrays, as_tensors, torch_on_host
 
-from minrnn_gen import cublas, cuda, kernel, prepared
-from minrnn_gen.addresses import Address, Gap
-from minrnn_gen.alternating_walk import AlternatingWalk
-from minrnn_gen.arguments import Given
-from minrnn_gen.arrays import Array
-from minrnn_gen.call_forms import read_call
-from minrnn_gen.cublas import Product, factor
-from minrnn_gen.dense_run import DenseRun
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen import kernel
+from minrnn_gen.call.address import Address, Gap
+from minrnn_gen.call.arguments import Given
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import read
 from minrnn_gen.errors import BadInput
-from minrnn_gen.forms import read
-from minrnn_gen.launch import Launch
+from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.gpu.cublas import Product, factor
 from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.prepared import Steps, Tapes
+from minrnn_gen.run import replay
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.replay import Steps, Tapes
+from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.run.scan_launch import Launch
+from minrnn_gen.run.slots import read_call
+from minrnn_gen.run.stepwise import AlternatingWalk
 
 INPUTS = 4
 
@@ -366,7 +368,7 @@ def test_memory_that_is_aligned_otherwise_gets_another_kernel(checked: list[str]
 
 
 def test_forms_are_held_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "TAPES_HELD", 3)
+    monkeypatch.setattr(replay, "TAPES_HELD", 3)
     one, tapes = kernel_of("min_gru"), Tapes()
     monkeypatch.setattr(one._on_device, "_tapes", tapes)
     for steps in (1, 2, 3, 4, 5, 6, 1, 2, 6):

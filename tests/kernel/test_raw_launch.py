@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_on_host import Tensor, as_arrays, as_tensors, torch_on_host
 
-from minrnn_gen.arrays import Array, contiguous_strides, numpy_dtype
+from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
-from minrnn_gen.prepared import Steps, Tapes
-from minrnn_gen.raw import arrangement, device, host, scan
-from minrnn_gen.raw.arguments import BackwardCall, Recurrence, ScanCall
-from minrnn_gen.raw.arrangement import arrangement_of
+from minrnn_gen.raw_scan import arrangement, device, host, scan
+from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
+from minrnn_gen.raw_scan.arrangement import arrangement_of
+from minrnn_gen.run.replay import Steps, Tapes
 
 
 def on_device(values: Any, name: str = "array") -> Array:

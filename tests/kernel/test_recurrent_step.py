@@ -20,12 +20,12 @@ from kernels_as_host_code import HAS_COMPILER
 from scan_kernels_on_host import as_if_on_a_device
 
 from minrnn_gen.cell.lowering_steps import lower_step
-from minrnn_gen.dense_run import DenseRun
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, step_sequences_max
-from minrnn_gen.source import render
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.scan import DeviceRun
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

@@ -12,16 +12,17 @@ import pytest
 from host_kernels import compiled_for_host
 from scan_kernels_on_host import as_if_on_a_device
 
-from minrnn_gen import cublas, cuda, dense_run
-from minrnn_gen.alternating_walk import AlternatingWalk
-from minrnn_gen.arrays import numpy_dtype
-from minrnn_gen.build import Builder
-from minrnn_gen.built import BuiltKernel
-from minrnn_gen.device_run import DeviceRun
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import CompileFailed
-from minrnn_gen.plan import recurrent
+from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.plan.dense import persistent
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run import dense
+from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.run.stepwise import AlternatingWalk
 
 CALLS = 200
 # Few channels or enough, short sequences or not.
@@ -71,7 +72,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     why_not_persistent: str, precision: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
-    monkeypatch.setattr(recurrent, "refusal", lambda _: why_not_persistent)
+    monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
     compiled, cell = Counter[str](), kernel.built[0].cell
 
@@ -84,7 +85,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(dense_run, "copy_heads_first", lambda *_: None)
+    monkeypatch.setattr(dense, "copy_heads_first", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from minrnn_gen.package_files import package_folder
+from minrnn_gen.config.package_files import package_folder
 
 # What measures GPUs and no kernel has, and what debug builds alone have, whose clock stands still on the host.
 OUT_OF_SCOPE = ("rulers/", "ptx/bounded_wait.cuh.j2")

@@ -23,11 +23,11 @@ import jinja2
 from places import Mutant, mutants_of, templates
 from small_problems import Prepared
 
-from minrnn_gen import source
+from minrnn_gen.build.store import Store
+from minrnn_gen.codegen import render
 from minrnn_gen.errors import CompileFailed
-from minrnn_gen.interpret import host_kernel as host_kernels
+from minrnn_gen.interpret import library as host_kernels
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.store import Store
 
 SEEDS = tuple(range(3, 11))
 # For all seeds of a problem, but two at least.
@@ -48,7 +48,7 @@ class Templates:
 
     def __init__(self) -> None:
         self.texts = templates()
-        environment = source.environment()
+        environment = render.environment()
         environment.loader = jinja2.FunctionLoader(self._load)
         assert environment.cache is not None
         environment.cache.clear()

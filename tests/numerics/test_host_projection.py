@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inputs import LAYOUTS
 from sequence_cases import HIDDEN, Y_ORDERS, Case, assert_close, assert_same, cases, kernel_of
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 INPUTS = 5

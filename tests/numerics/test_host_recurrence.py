@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from inputs import RAW_KINDS, drawn_coefficients, drawn_state
 from oracle import assert_within, oracle
 
-from minrnn_gen import cpu_recurrence
-from minrnn_gen.cpu_recurrence import scan
+from minrnn_gen.cpu import recurrence
+from minrnn_gen.cpu.recurrence import scan
 from minrnn_gen.precision import precision_of
 
 seeds = st.integers(0, 2**32 - 1)
@@ -35,7 +35,7 @@ def test_within_the_bound(precision_name: str, method: Any, kind: str, seed: int
     a, b, initial = drawn(kind, seed, time, precision.arithmetic_dtype)
     expected = oracle(np, "raw", {"a": a, "b": b}, {"h": initial}, {}, precision)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_recurrence, "PARALLEL_BLOCK_ELEMENTS", block)
+        patch.setattr(recurrence, "PARALLEL_BLOCK_ELEMENTS", block)
         states = scan(a, b, initial, method)
     assert states.dtype == initial.dtype and np.array_equal(states[0], initial)
     assert_within(expected.y, expected.y_bound, states[1:])

@@ -27,7 +27,7 @@ from sequence_cases import (
     kernel_of,
 )
 
-from minrnn_gen import cpu
+from minrnn_gen.cpu import scan
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 ALL_MODELS = (*MODELS, *STEP_MODELS)
@@ -46,7 +46,7 @@ def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block:
     if not problem.cell.parameters:
         del gradients["parameters"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "BLOCK_ELEMENTS", block)
+        patch.setattr(scan, "BLOCK_ELEMENTS", block)
         y, final, saved = kernel.forward(**case.arguments)
         assert_close(y, expected.y, "y")
         assert_close(final, expected.final, "state")
@@ -236,7 +236,7 @@ def test_resets_in_the_parallel_scan(method_steps: int) -> None:
 @pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
 def test_dtypes_of_results(precision: str, direction: str) -> None:
     """y and x's gradient in storage, every state and its gradient in the arithmetic dtype."""
-    from minrnn_gen.arrays import numpy_dtype
+    from minrnn_gen.call.array import numpy_dtype
 
     named = precision_of(precision)
     storage, carried = numpy_dtype(named.storage_dtype), numpy_dtype(named.arithmetic_dtype)

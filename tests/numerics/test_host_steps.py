@@ -10,7 +10,7 @@ from host_kernels import compiled_for_host, host_kernel
 from sequence_cases import DENSE_MODELS, assert_same, cell_named
 
 from minrnn_gen import BadInput
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 MODELS = (*DENSE_MODELS, "ind_rnn")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inputs import GATE_KINDS, arranged, by_time, drawn_gates
 from oracle import CELLS, FUNCTION_ROUNDINGS, Arithmetic, assert_within
 
-from minrnn_gen.cpu_recurrence import scan, scan_in_logarithms
+from minrnn_gen.cpu.recurrence import scan, scan_in_logarithms
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_of
 

@@ -23,7 +23,7 @@ from inputs import (
 )
 from oracle import CELLS, Arithmetic, Expected, assert_within, oracle, raw_gradients
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 BUILT_IN = tuple(name for name in CELLS if name != "raw")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minrnn_gen
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 

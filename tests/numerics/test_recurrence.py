@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from inputs import RAW_KINDS, drawn_coefficients, drawn_state
 from oracle import assert_within, oracle
 
-from minrnn_gen import cpu_recurrence
-from minrnn_gen.cpu_recurrence import scan, scan_parallel, scan_sequential
+from minrnn_gen.cpu import recurrence
+from minrnn_gen.cpu.recurrence import scan, scan_parallel, scan_sequential
 from minrnn_gen.precision import precision_of
 
 seeds = st.integers(0, 2**32 - 1)
@@ -42,7 +42,7 @@ def test_the_parallel_scan_is_within_the_bound_of_any_order(kind: str, seed: int
 
 @pytest.mark.parametrize("block", [1, 6, 36, 600, 1 << 16])
 def test_blocks_of_time_are_carried_on(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_recurrence, "PARALLEL_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(recurrence, "PARALLEL_BLOCK_ELEMENTS", block)
     random = np.random.default_rng(0)
     a, b, initial = random.choice([-1, 0, 1, 1], (101, 2, 3)), random.integers(-9, 10, (101, 2, 3)), np.full((2, 3), 5)
     assert np.array_equal(scan_parallel(a, b, initial), scan_sequential(a, b, initial))
@@ -79,7 +79,7 @@ def test_the_sizes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(*shape: int) -> str:
         called: list[str] = []
         for name in ("scan_sequential", "scan_parallel"):
-            monkeypatch.setattr(cpu_recurrence, name, lambda *given, name=name: called.append(name) or scan_sequential(*given))
+            monkeypatch.setattr(recurrence, name, lambda *given, name=name: called.append(name) or scan_sequential(*given))
         scan(np.ones(shape), np.ones(shape), np.ones(shape[1:]))
         return " ".join(called)
 

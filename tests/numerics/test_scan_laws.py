@@ -24,7 +24,7 @@ from inputs import (
 )
 from oracle import CELLS, assert_within, oracle
 
-from minrnn_gen.arrays import numpy_dtype
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 Affine = tuple[Any, Any]

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.gpu_profile import load_profile, profile_bytes, profile_names
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
+from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.plan.families import solutions
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
-from minrnn_gen.spec import SIZE_LIMIT, load_spec
-from minrnn_gen.store import Store, cache_folder
 
 DENSE_CELLS = ("elman", "gru", "lstm", "slstm")
 SCAN_CELLS = ("hgrn", "min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "qrnn", "rg_lru")

@@ -9,7 +9,7 @@ import pytest
 from golden_plans import CASES, FOLDER, decision, file_of
 from planning_problems import GENERATED_CELLS
 
-from minrnn_gen.gpu_profile import profile_names
+from minrnn_gen.config.gpu_profile import profile_names
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: file_of(case).stem)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.gpu_profile import GpuProfile, load_profile
+from minrnn_gen.config.gpu_profile import GpuProfile, load_profile
 from minrnn_gen.plan.occupancy import blocks_per_sm, clusters_at_once, registers_per_thread_budget, shared_bytes_allocated
 
 # One profile for each of 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and one where a block may not have all the registers.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from minrnn_gen.documents import (
+from minrnn_gen.config.documents import (
     DEPTH_LIMIT,
     SIZE_LIMIT_BYTES,
     Document,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.documents import parse_document
+from minrnn_gen.config.documents import parse_document
+from minrnn_gen.config.spec import Spec, load_spec, spec_schema
 from minrnn_gen.errors import BadInput
-from minrnn_gen.spec import Spec, load_spec, spec_schema
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = [path for path in sorted((CHECKOUT / "examples").glob("*.yaml")) if "model:" in path.read_text()]  # not the cells
@@ -255,7 +255,7 @@ def test_specs_are_equal_just_when_their_keys_are(one: dict[str, Any], other: di
 
 def test_the_canonical_form_is_the_same_under_any_hash_seed_and_loading_stays_light() -> None:
     program = (
-        "import sys; from minrnn_gen.spec import load_spec; "
+        "import sys; from minrnn_gen.config.spec import load_spec; "
         "print(*(load_spec(path).canonical() for path in sys.argv[1:]), sep='\\n'); "
         "print(sorted({'numpy', 'sympy', 'cupy', 'torch', 'jinja2', 'constraint'} & set(sys.modules)))"
     )

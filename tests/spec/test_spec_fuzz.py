@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minrnn_gen.documents import parse_document, validated
+from minrnn_gen.config.documents import parse_document, validated
+from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.spec import Spec, load_spec
 
 EXAMPLES = [path.read_text() for path in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))]
 PUNCTUATION = list("\n\t :-?#|>'\"{}[],%@`&*!~")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen import store
-from minrnn_gen.store import cache_folder, digest, package_digest
+from minrnn_gen.build import store
+from minrnn_gen.build.store import cache_folder, digest, package_digest
 
 parts = st.lists(st.binary(max_size=8) | st.text(max_size=8), max_size=4)
 
@@ -88,12 +88,13 @@ def test_the_package_digest_follows_every_template(monkeypatch: pytest.MonkeyPat
 def test_the_package_digest_follows_every_module_and_cell(tmp_path: Path) -> None:
     copy = tmp_path / "minrnn_gen"
     (copy / "cell" / "library").mkdir(parents=True)
-    package = Path(store.__file__).parent
-    for name in ("__init__.py", "store.py", "package_files.py"):
+    package = Path(store.__file__).parent.parent
+    for name in ("__init__.py", "build/__init__.py", "build/store.py", "config/__init__.py", "config/package_files.py"):
+        (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_bytes((package / name).read_bytes())
 
     def fresh_digest() -> str:
-        command = [sys.executable, "-c", "from minrnn_gen.store import package_digest; print(package_digest())"]
+        command = [sys.executable, "-c", "from minrnn_gen.build.store import package_digest; print(package_digest())"]
         return subprocess.run(command, cwd=tmp_path, env={}, check=True, capture_output=True, text=True).stdout
 
     plain = fresh_digest()
@@ -114,5 +115,5 @@ def test_the_package_digest_is_quick() -> None:
 
 def test_importing_the_store_loads_nothing_heavy() -> None:
     heavy = {"numpy", "cupy", "sympy", "torch", "jinja2", "pydantic", "platformdirs", "filelock"}
-    program = f"import sys, minrnn_gen.store; print(sorted({heavy!r} & set(sys.modules)))"
+    program = f"import sys, minrnn_gen.build.store; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 KEY = digest("a kernel")
 FILES = {"kernel.cu": b"// text\n", "kernel.cubin": bytes(range(256)) * 4, "empty": b""}
@@ -258,7 +258,7 @@ def test_locks_of_different_keys_are_independent_and_an_error_releases(store: St
 def test_a_stuck_holder_is_not_waited_for_forever(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("minrnn_gen.store._LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("minrnn_gen.build.store._LOCK_SECONDS", 0.1)
     entered = threading.Event()
 
     def wait_behind() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 KEY = digest("a kernel")
 FILES = {"kernel.cu": b"// text\n", "kernel.cubin": bytes(range(256)) * 4}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 PROCESSES = 16
 # Several files, so that there are many moments between the first byte and the rename.
@@ -27,7 +27,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
 COMPETE = """
 import sys
 from pathlib import Path
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 store, name = Store(Path(sys.argv[1])), sys.argv[2]
 sys.stdin.readline()
@@ -65,7 +65,7 @@ def test_the_same_keys_put_by_many_processes(tmp_path: Path) -> None:
 MAKE_ONCE = """
 import sys, time
 from pathlib import Path
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 store, key = Store(Path(sys.argv[1])), digest("the kernel")
 with store.lock(key):
@@ -86,7 +86,7 @@ def test_under_its_lock_a_thing_is_made_once(tmp_path: Path) -> None:
 PUT_FOR_EVER = f"""
 import itertools, sys
 from pathlib import Path
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 store = Store(Path(sys.argv[1]))
 for number in itertools.count(int(sys.argv[2])):
@@ -135,7 +135,7 @@ def test_killing_at_any_moment_loses_nothing(tmp_path: Path, caplog: pytest.LogC
 FILL_THE_DISK = """
 import resource, sys
 from pathlib import Path
-from minrnn_gen.store import Store, digest
+from minrnn_gen.build.store import Store, digest
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 store, key = Store(Path(sys.argv[1])), digest("large")

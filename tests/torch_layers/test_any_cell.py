@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import minrnn_gen
+from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.cell.files import library_names
-from minrnn_gen.recipe import spec_from
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from minrnn_gen.build import Builder
-from minrnn_gen.compiler import CompiledSource, KernelResources
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 BuilderOf = Callable[..., Builder]

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from compiler_for_tests import BuilderOf, Compiler
 
-from minrnn_gen import api, build
-from minrnn_gen.build import Builder, Target
-from minrnn_gen.gpu_profile import load_profile, profile_bytes
-from minrnn_gen.spec import load_spec
-from minrnn_gen.store import Store
-from minrnn_gen.tune import lineup, remembered, tuner
+from minrnn_gen import api
+from minrnn_gen.build import builder
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.tune import candidates, lookup, tuner
 
 SPEC = {"model": "min_gru", "hidden_size": 64, "training": False}
 
@@ -21,8 +22,8 @@ SPEC = {"model": "min_gru", "hidden_size": 64, "training": False}
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr(build, "compile_source", made)
-    for module in (build, lineup, tuner, remembered):
+    monkeypatch.setattr(builder, "compile_source", made)
+    for module in (builder, candidates, tuner, lookup):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     return made
 

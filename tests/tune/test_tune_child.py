@@ -11,9 +11,9 @@ import pytest
 from compiler_for_tests import BuilderOf
 from fake_measurer import FakeMeasurer, key, spread_us
 
-from minrnn_gen.preferred import Trial
-from minrnn_gen.tune.child import ChildMeasurer
+from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung
+from minrnn_gen.tune.subprocess import ChildMeasurer
 
 FAKE = str(Path(__file__).parents[1] / "fake_measurer.py")
 GREETING = json.dumps({"gpu": "h200", "device": "NVIDIA H200", "driver": "1"})

@@ -13,14 +13,14 @@ from compiler_for_tests import BuilderOf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minrnn_gen import cuda, cuda_clock
-from minrnn_gen.cuda import LiveDevice
-from minrnn_gen.cuda_clock import FLUSH_SECONDS, ColdClock, repeated
-from minrnn_gen.gpu_profile import load_profile
-from minrnn_gen.preferred import Trial
-from minrnn_gen.tune import gpu as gpu_module
-from minrnn_gen.tune.gpu import VISIT_US, GpuMeasurer
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.config.gpu_profile import load_profile
+from minrnn_gen.gpu import cuda, timer
+from minrnn_gen.gpu.cuda import LiveDevice
+from minrnn_gen.gpu.timer import FLUSH_SECONDS, ColdClock, repeated
+from minrnn_gen.tune import worker as gpu_module
 from minrnn_gen.tune.tuner import kernels_of
+from minrnn_gen.tune.worker import VISIT_US, GpuMeasurer
 
 
 class HostArray(numpy.ndarray):
@@ -59,7 +59,7 @@ class FakeCupy:
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     made = FakeCupy(0.25)
-    monkeypatch.setattr(cuda_clock, "cupy_module", lambda: made)
+    monkeypatch.setattr(timer, "cupy_module", lambda: made)
     monkeypatch.setattr(cuda, "synchronize", lambda: None)
     # Calls take plain arrays.
     monkeypatch.setattr(gpu_module, "repeated", lambda *given: numpy.asarray(repeated(*given)))

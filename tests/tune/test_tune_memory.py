@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from results_for_tests import RESULTS, SETTING, measured
 
+from minrnn_gen.build.store import Store, templates_digest
+from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput
-from minrnn_gen.package_files import package_folder
-from minrnn_gen.store import Store, templates_digest
-from minrnn_gen.tune import memory as memory_module
-from minrnn_gen.tune.exchange import export_results, import_results
-from minrnn_gen.tune.memory import DISTANCE_MOST, SHIPPED, Memory, append_results, read_results
+from minrnn_gen.tune import history as memory_module
+from minrnn_gen.tune.history import DISTANCE_MOST, SHIPPED, Memory, append_results, read_results
+from minrnn_gen.tune.import_export import export_results, import_results
 from minrnn_gen.tune.results import Result, Setting, result_from
-from minrnn_gen.tune.t4 import t4_of
+from minrnn_gen.tune.t4_format import t4_of
 
 WRITERS, LINES_OF_EACH = 4, 25
 # Each example has a file of its own.
@@ -95,9 +95,9 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from results_for_tests import measured
-from minrnn_gen.package_files import package_folder
-from minrnn_gen.store import Store, templates_digest
-from minrnn_gen.tune.memory import Memory
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.build.store import Store, templates_digest
+from minrnn_gen.tune.history import Memory
 memory, writer = Memory(Store(Path({str(memory.store.folder)!r}))), int(sys.argv[1])
 print("ready", flush=True)
 number = 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.tune.race import ALIKE, ROUNDS_MOST, noise_of, run_race
+from minrnn_gen.tune.racing import ALIKE, ROUNDS_MOST, noise_of, run_race
 
 TRUTHS = st.lists(st.floats(1, 1000), min_size=1, max_size=24)
 FOREVER = 1e9

@@ -11,13 +11,13 @@ import numpy
 import pytest
 from compiler_for_tests import BuilderOf
 
-from minrnn_gen.gpu_profile import load_profile
+from minrnn_gen.build.store import Store
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes, alignment_of
-from minrnn_gen.preferred import Trial
-from minrnn_gen.store import Store
-from minrnn_gen.tune.subject import CHECKED_ELEMENTS, Subject, checked_sizes, demand_regime, on_host
 from minrnn_gen.tune.tuner import kernels_of
+from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Subject, checked_sizes, demand_regime, on_host
 
 SubjectOf = Callable[..., Subject]
 CASES = (

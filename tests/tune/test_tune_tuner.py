@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minrnn_gen import api
-from minrnn_gen.build import Builder
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.explain import explain
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.explain import explain
-from minrnn_gen.tune import device, remembered, session, tuner
-from minrnn_gen.tune.lineup import Lineup
-from minrnn_gen.tune.memory import Memory, open_memory
-from minrnn_gen.tune.race import ALIKE
-from minrnn_gen.tune.remembered import Remembered
+from minrnn_gen.tune import device, lookup, session, tuner
+from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.history import Memory, open_memory
+from minrnn_gen.tune.lookup import Remembered
+from minrnn_gen.tune.racing import ALIKE
 from minrnn_gen.tune.results import CandidateKey, key_of
 from minrnn_gen.tune.tuner import KernelRace, Limits, TunedKernel, kernels_of, tune
 
@@ -191,7 +191,7 @@ def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
     def remember() -> Remembered:
         return Remembered(memory, here.gpu, here.device, here.driver, lambda: here)
 
-    monkeypatch.setattr(remembered, "remembered", remember)
+    monkeypatch.setattr(lookup, "remembered", remember)
     assert taken(builder_of()) == first and here.checked == [other]
     # The next in line is taken from then on, without asking for what is wrong.
     builder_of().store.clear()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fake_measurer import FakeMeasurer
 
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.spec import load_spec
-from minrnn_gen.tune import session, workers
+from minrnn_gen.tune import pool, session
+from minrnn_gen.tune.pool import executor_of_gpus, gpus_named, task_of, tune_specs
 from minrnn_gen.tune.tuner import Limits
-from minrnn_gen.tune.workers import executor_of_gpus, gpus_named, task_of, tune_specs
 
 SPECS = [{"model": model, "hidden_size": 64, "training": False, "gpu": "h200"} for model in ("min_gru", "min_lstm", "hgrn")]
 
@@ -67,7 +67,7 @@ def test_an_interruption_keeps_what_had_begun(monkeypatch: pytest.MonkeyPatch) -
         yield next(iter(futures))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "as_completed", interrupted)
+    monkeypatch.setattr(pool, "as_completed", interrupted)
     tasks = [task_of(load_spec(spec), Limits(60.0, 2, 1)) for spec in SPECS]
     found = list(tune_specs(tasks, Interrupted()))
     assert [number for number, _ in found] == [0, 1] and found[1][1] == "what was known"
@@ -75,14 +75,14 @@ def test_an_interruption_keeps_what_had_begun(monkeypatch: pytest.MonkeyPatch) -
 
 def test_gpus_are_named_as_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(workers, "device_count", lambda: 3)
+    monkeypatch.setattr(pool, "device_count", lambda: 3)
     assert gpus_named("all") == ("0", "1", "2") and gpus_named("2, 0") == ("2", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,5, 7")
     assert gpus_named("all") == ("GPU-a", "5", "7") and gpus_named("1") == ("5",)
     for wrong in ("3", "-1", "a", "0,0", "", "0;1"):
         with pytest.raises(BadInput, match="allowed: all, or different numbers from 0 to 2"):
             gpus_named(wrong)
-    monkeypatch.setattr(workers, "device_count", lambda: 0)
+    monkeypatch.setattr(pool, "device_count", lambda: 0)
     with pytest.raises(ToolchainMissing, match="none is found here"):
         gpus_named("all")
 

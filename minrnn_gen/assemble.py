@@ -1,0 +1,50 @@
+"""A spec and a GPU to a `Kernel`: what is planned, compiled and put together ahead of the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
+from minrnn_gen.config.spec import Spec
+from minrnn_gen.gpu import cuda
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass
+
+if TYPE_CHECKING:
+    from minrnn_gen.build.tuned_choice import Preferred
+
+
+def target_of(spec: Spec) -> Target:
+    """Return the GPU to compile for: the spec's, the live one, or the default."""
+    asked = spec.gpu_asked
+    if asked is not None:
+        return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
+    live = cuda.live_device()
+    if live is not None:
+        return Target(live.profile, live.profile.model_dump_json().encode(), "device")
+    return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
+
+
+def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:
+    """Return the builder of the kernels of `spec` for `target`; `preferred` opens what was measured before."""
+    return Builder(spec, target, Store(cache_folder()), preferred=preferred)
+
+
+def kernel_from(builder: Builder) -> Kernel:
+    """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
+    spec, regime = builder.spec, builder.hinted_regime
+    if builder.kind == "dense":
+        # One kernel runs in either direction, and a single step too.
+        return Kernel(builder, builder.build_all([("forward", regime)]))
+    wanted: list[tuple[KernelPass, Regime]] = [
+        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+    ]
+    if len(wanted) == 1:
+        wanted.append(("step", regime))
+    return Kernel(builder, builder.build_all(wanted))

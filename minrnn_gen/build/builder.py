@@ -1,0 +1,359 @@
+"""From a spec to compiled kernels: ask the cache, else plan, render, compile and check, candidate after candidate."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from minrnn_gen.build.artifact import BuiltKernel, built_from, kept
+from minrnn_gen.build.nvrtc import OPTIONS, broken_promises, compile_source, toolchain_version
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.build.store import Store, digest, package_digest
+from minrnn_gen.cell.files import CellSource
+from minrnn_gen.config.environment import debug_build_is_asked_for
+from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.config.spec import Spec
+from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.problem import (
+    ASSUMED_BATCH,
+    ASSUMED_TIME,
+    CellKind,
+    CellShape,
+    KernelPass,
+    Problem,
+    Sizes,
+    alignment_of,
+    typical_sizes,
+)
+from minrnn_gen.precision import precision_of
+
+if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has no answer
+    from minrnn_gen.build.tuned_choice import Preferred
+    from minrnn_gen.cell.analysis import Recurrence
+    from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.plan.solver import Solution
+
+LOG = logging.getLogger("minrnn_gen")
+# A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
+ATTEMPTS = 16
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU that is compiled for; `origin` says who chose it: "spec", "device" (the live GPU) or "default"."""
+
+    profile: GpuProfile
+    profile_bytes: bytes
+    origin: str
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the kernels of one spec for one GPU; may be used from several threads.
+
+    `waits_are_bounded`: a debug build, as the environment asks for when the builder is made; the same kernels otherwise.
+    `preferred` opens what knows faster candidates than the first pick; it is asked only for what the cache does not have.
+    """
+
+    spec: Spec
+    target: Target
+    store: Store
+    waits_are_bounded: bool = field(default_factory=debug_build_is_asked_for)
+    preferred: Callable[[], Preferred] | None = None
+
+    @cached_property
+    def cell_source(self) -> CellSource:
+        """The cell's text, found but not parsed."""
+        return cell_source_of(self.spec)
+
+    @cached_property
+    def _proved(self) -> tuple[Cell, Recurrence]:
+        """The cell, parsed and classified."""
+        from minrnn_gen.cell.analysis import classify
+        from minrnn_gen.cell.language import parse_cell
+
+        cell = parse_cell(self.cell_source)
+        return cell, classify(cell)
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        """The cell's forward, lowered; raises BadInput for a cell that the spec's scan_arithmetic does not fit."""
+        from minrnn_gen.cell.lowering import lower_scan
+        from minrnn_gen.cell.lowering_steps import lower_steps
+
+        cell, recurrence = self._proved
+        if recurrence.kind != "affine-diagonal":
+            if self.spec.scan_arithmetic == "log":
+                why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
+                raise self.spec.error("scan_arithmetic", why)
+            return lower_steps(cell)
+        try:
+            return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
+        except BadInput as refused:
+            raise self.spec.error("scan_arithmetic", str(refused)) from None
+
+    @cached_property
+    def lowered_backward(self) -> LoweredBackward:
+        """The cell's backward, lowered."""
+        from minrnn_gen.cell.lowering import lower_scan_backward
+        from minrnn_gen.cell.lowering_steps import lower_steps_backward
+
+        cell, recurrence = self._proved
+        return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
+
+    @property
+    def takes_recurrent_bias(self) -> bool:
+        """Whether the recurrent product has a bias: as the spec says, else as the cell's file does."""
+        asked = self.spec.recurrent_bias
+        return self.cell_source.recurrent_bias if asked is None else asked
+
+    @property
+    def kind(self) -> CellKind:
+        """The class of the cell."""
+        found = self._find("forward", self.hinted_regime)
+        return found.cell.kind if found else self._proved[1].kind
+
+    @property
+    def hinted_sizes(self) -> Sizes:
+        """The spec's typical sizes."""
+        return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
+
+    @property
+    def hinted_regime(self) -> Regime:
+        """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
+        spec, sizes = self.spec, self.hinted_sizes
+        contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
+        alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
+        return self.regime_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
+
+    def regime_of(
+        self,
+        sizes: Sizes,
+        alignment_bytes: int,
+        reverse: bool = False,
+        resets: bool = False,
+        kept_states: KeptStates = "none",
+        packed: bool = False,
+    ) -> Regime:
+        """Return the regime of a call. Of these there are few: four by the sizes, whatever they are.
+
+        Where sequences are `packed` their tiles are not known before the launch, so that time is not split over any blocks.
+        """
+        few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
+        return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
+
+    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+        """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
+        from minrnn_gen.plan.families import solutions
+
+        return solutions(self._problem(kernel_pass, regime))
+
+    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+        """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
+        return next(self.solutions(kernel_pass, regime))
+
+    def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
+        """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
+        found = [self._find(*one) for one in wanted]
+        if all(found):
+            return tuple(one for one in found if one)
+        _ = self.lowered  # before the threads, so that it is made once
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            return tuple(pool.map(lambda one: self.build(*one), wanted))
+
+    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        """Return the kernel for `kernel_pass` and `regime`, from the cache where it is there.
+
+        Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
+        """
+        if found := self._find(kernel_pass, regime):
+            return found
+        key = self._request_key(kernel_pass, regime)
+        with self.store.lock(key):
+            return self._find(kernel_pass, regime) or self._make(key, kernel_pass, regime)
+
+    def _find(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+        started = time.perf_counter()
+        request = self.store.find_request(self._request_key(kernel_pass, regime))
+        entry = self.store.find(request["content"]) if request else None
+        return built_from(request, entry, time.perf_counter() - started) if request and entry else None
+
+    def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
+        """Render, compile and check one candidate, whatever its rank, without the cache.
+
+        Raises PromiseBroken where the compiled kernel takes more than its plan promised, CompileFailed where NVRTC refuses it.
+        """
+        from minrnn_gen.codegen.render import header_lines, render
+
+        started = time.perf_counter()
+        plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
+        spec = self._spec_without_paths(plan)
+        header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
+        text = render(plan, self._lowered_for(solution.problem.kernel_pass), header)
+        cubin, resources = None, None
+        try:
+            compiled = compile_source(text, plan)
+        except ToolchainMissing:
+            pass  # a kernel without a cubin still serves host arrays
+        else:
+            cubin, resources = compiled.cubin, compiled.kernels
+            if broken := broken_promises(plan, resources):
+                raise PromiseBroken(f"{dict(plan.variables)}: {', '.join(broken)}")
+        return BuiltKernel(
+            plan=plan,
+            cell=solution.problem.cell,
+            source=text,
+            digest=digest(text, " ".join(OPTIONS), plan.arch, toolchain_version() or ""),
+            cubin=cubin,
+            resources=resources,
+            dropped=(),
+            cached=False,
+            seconds=time.perf_counter() - started,
+            folder=None,
+        )
+
+    def _spec_without_paths(self, plan: KernelPlan) -> str:
+        """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
+        named = json.loads(self.spec.canonical()) | {"gpu": plan.gpu}
+        if isinstance(self.spec.model, str):
+            named["model"] = plan.model
+        return json.dumps(named, sort_keys=True, separators=(",", ":"))
+
+    def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        started = time.perf_counter()
+        if chosen := self._make_preferred(kernel_pass, regime):
+            return self.keep(kernel_pass, replace(chosen, seconds=time.perf_counter() - started))
+        dropped: list[str] = []
+        for solution in self.solutions(kernel_pass, regime):
+            for ranks in solution.attempts(ATTEMPTS):
+                for built in self._build_candidates(solution, ranks):
+                    if isinstance(built, PromiseBroken):
+                        dropped.append(str(built))
+                        continue
+                    if built.plan.passed_over:
+                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
+                    built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
+                    return kept(self.store, key, built, toolchain_version())
+        raise CompileFailed(
+            f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
+        )
+
+    def keep(self, kernel_pass: KernelPass, built: BuiltKernel) -> BuiltKernel:
+        """Make `built` what is found in the cache for its pass and regime from now on, and return it as it is there."""
+        return kept(self.store, self._request_key(kernel_pass, built.plan.regime), built, toolchain_version())
+
+    @property
+    def recipe(self) -> str:
+        """The spec as one line of text that stands by itself."""
+        return recipe_of(self.spec, self.cell_source)
+
+    @property
+    def cell_digest(self) -> str:
+        """What tells the equations of one cell from those of another, and how they are composed."""
+        return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
+
+    def _make_preferred(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+        """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
+        known = self.preferred() if self.preferred else None
+        choice = known.choice(self._problem(kernel_pass, regime), self.cell_digest) if known else None
+        if not known or not choice:
+            return None
+        from minrnn_gen.build.tuned_choice import Trial, place_of
+
+        try:
+            place = place_of(choice, self.solutions(kernel_pass, regime))
+            if place is None:
+                raise CompileFailed("it does not fit")
+            built = self.build_candidate(*place)
+            if built.cubin and not known.accepts(Trial(self.recipe, built.cell, built.plan, built.cubin)):
+                raise CompileFailed("its results are wrong")
+        except CompileFailed as why:
+            LOG.warning("%s was measured as the fastest, but is not taken: %s", dict(choice.variables), why)
+            return None
+        return replace(built, chosen=choice.why)
+
+    def _build_candidates(self, solution: Solution, ranks: tuple[int, ...]) -> Iterable[BuiltKernel | PromiseBroken]:
+        """Build several candidates at once; gives what was built or broke its promise, in the order of `ranks`."""
+
+        def attempt(rank: int) -> BuiltKernel | PromiseBroken:
+            try:
+                return self.build_candidate(solution, rank)
+            except PromiseBroken as broken:
+                return broken
+
+        if len(ranks) == 1:
+            return [attempt(*ranks)]
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(attempt, ranks))
+
+    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        return digest(self._common_key, kernel_pass, json.dumps(asdict(regime), sort_keys=True))
+
+    @cached_property
+    def _common_key(self) -> str:
+        return digest(
+            self.spec.canonical(),
+            self.cell_source.canonical,
+            self.target.profile_bytes,
+            package_digest(),
+            toolchain_version() or "",
+            "debug build" if self.waits_are_bounded else "",
+        )
+
+    def _lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
+        return self.lowered_backward if kernel_pass == "backward" else self.lowered
+
+    def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
+        spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
+        kind = self._proved[1].kind
+        gates, precision = len(lowered.gates), precision_of(spec.precision).with_functions(spec.functions)
+        words = {
+            "none": 0,
+            "storage": 1,
+            "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
+        }[regime.kept_states]
+        read_count, written_count = gates, 1 + words * len(lowered.states)
+        saved_values: tuple[str, ...] = ()
+        recomputed_values: tuple[str, ...] = ()
+        if kernel_pass == "backward":
+            # Gates, dy and states; the gradients of all gates.
+            backward = self.lowered_backward
+            states_read = len(backward.previous_states) + len(backward.current_states)
+            read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
+            saved_values, recomputed_values = backward.saved_values, backward.recomputed_values
+        sizes = typical_sizes(regime, self.hinted_sizes, spec.hidden_size, self.target.profile)
+        return Problem(
+            kernel_pass=kernel_pass,
+            cell=CellShape(
+                name=lowered.name,
+                kind=kind,
+                gates=lowered.gates,
+                recurrent_gates=self._proved[0].recurrent_gates,
+                states=lowered.states,
+                parameters=lowered.parameters,
+                carried_count=len(lowered.carried),
+                read_count=read_count,
+                written_count=written_count,
+                operation_count=program.operation_count,
+                transcendental_count=program.transcendental_count,
+                saved_values=saved_values,
+                recomputed_values=recomputed_values,
+            ),
+            hidden_size=spec.hidden_size,
+            precision=precision,
+            layout=spec.layout,
+            batch=sizes.batch,
+            time=1 if kernel_pass == "step" else sizes.time,
+            regime=regime,
+            gpu=self.target.profile,
+            heads=spec.heads if kind == "dense" else 1,
+            fp32_product=spec.fp32_product,
+        )

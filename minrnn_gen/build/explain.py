@@ -1,0 +1,139 @@
+"""A plan in words: the decision, the memory map, the slack of every constraint, the runners-up and the rejected."""
+
+from __future__ import annotations
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
+
+# What multiplies R, by KernelPlan.matrix_product.
+PRODUCTS = {
+    "narrow": "tensor cores",
+    "tf32x3": "tensor cores, three products in tf32 for each of fp32",
+    "fma": "fused multiply-adds",
+}
+
+
+def explain(built: BuiltKernel, note: str = "") -> str:
+    """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
+    plan = built.plan
+    sections = [
+        _decision(plan, note, built.chosen),
+        _resources(built),
+        _shared_map(plan),
+        _prediction(plan),
+        _margins(plan),
+        _alternatives(plan),
+        _rejected(built),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _decision(plan: KernelPlan, note: str, why: str) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
+    return "\n".join(
+        (
+            f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
+            f"  gpu        {plan.gpu} ({plan.arch}){note}",
+            f"  template   {plan.template}",
+            *_build(plan),
+            *_walk(plan),
+            f"  regime     {_regime(plan)}",
+            f"  chosen     {chosen}",
+            *((f"  because    {why}",) if why else ()),
+            f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
+            *_values("saved      ", plan.saved_values),
+            *_values("recomputed ", plan.recomputed_values),
+        )
+    )
+
+
+def _build(plan: KernelPlan) -> tuple[str, ...]:
+    return ("  build      debug (MINRNN_DEBUG=1): every wait is bounded",) if plan.waits_are_bounded else ()
+
+
+def _walk(plan: KernelPlan) -> tuple[str, ...]:
+    """How a dense cell's steps are taken, and why not in one launch."""
+    if plan.is_persistent:
+        by = PRODUCTS[plan.matrix_product]
+        return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
+    return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
+
+
+def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"  {label}{', '.join(names)}",) if names else ()
+
+
+def _regime(plan: KernelPlan) -> str:
+    regime = plan.regime
+    words = {
+        f"rows aligned to {regime.alignment_bytes} bytes": True,
+        "asynchronous copies": plan.copies_are_asynchronous,
+        "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
+        "reverse": regime.reverse,
+        "resets": regime.resets,
+        f"states kept in {regime.kept_states} dtype": regime.kept_states != "none",
+        "few channels": regime.few_channels,
+        "short sequences": regime.short,
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
+
+
+def _resources(built: BuiltKernel) -> str:
+    plan = built.plan
+    lines = ["resources (plan / compiler)"]
+    reported = built.resources or ()
+    for kernel in reported:
+        lines += [
+            f"  {kernel.name}",
+            f"    registers per thread  {plan.registers_per_thread} (about {plan.registers_estimated}) / {kernel.registers}",
+            f"    shared bytes          {plan.shared_bytes} / {kernel.shared_bytes}",
+            f"    spilled bytes         0 / {kernel.spill_bytes}",
+        ]
+    if not reported:
+        lines.append("  not compiled: NVRTC is not installed; pip install 'minrnn-gen[cuda13]'")
+    return "\n".join(lines)
+
+
+def _shared_map(plan: KernelPlan) -> str:
+    if not plan.shared_map:
+        return ""
+    lines = ["shared memory of a block"]
+    offset = 0
+    for name, size in plan.shared_map.items():
+        lines.append(f"  {offset:8d} .. {offset + size:8d}  {name}, {size} bytes")
+        offset += size
+    return "\n".join(lines)
+
+
+def _prediction(plan: KernelPlan) -> str:
+    sequential = " and ".join(name for name in plan.predicted_us if name in SEQUENTIAL_TERMS)
+    how = f"all overlap but {sequential}" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "added up"
+    lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
+    lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
+    rates = "every rate of the GPU was measured"
+    if plan.assumed_rates:
+        rates = f"by datasheets: {', '.join(plan.assumed_rates)}; 'minrnn-gen calibrate' measures them on the GPU at hand"
+    return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total", f"  {rates}"])
+
+
+def _margins(plan: KernelPlan) -> str:
+    lines = ["constraints (used of limit)"]
+    lines += [
+        f"  {margin.constraint:26s} {margin.used:10g} of {margin.limit:10g} {margin.unit}".rstrip() for margin in plan.margins
+    ]
+    return "\n".join(lines)
+
+
+def _alternatives(plan: KernelPlan) -> str:
+    lines = [f"runners-up (of {plan.candidate_count} feasible candidates)"]
+    for other in plan.runners_up:
+        chosen = ", ".join(f"{name} {value}" for name, value in other.variables.items())
+        lines.append(f"  {other.predicted_us:10.1f} us  {chosen}")
+    return "\n".join(lines) if plan.runners_up else ""
+
+
+def _rejected(built: BuiltKernel) -> str:
+    lines = ["rejected (by the first constraint that fails)"]
+    lines += [f"  {count:8d}  {name}" for name, count in built.plan.rejected.items() if count]
+    lines += [f"  after compiling: {reason}" for reason in built.dropped]
+    return "\n".join(lines) if len(lines) > 1 else ""

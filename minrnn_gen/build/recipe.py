@@ -1,0 +1,31 @@
+"""A spec and the cell that it asks for, as one line of text that stands by itself: what has only text can name a kernel."""
+
+from __future__ import annotations
+
+import json
+
+from minrnn_gen.cell.files import CellSource, find_cell, library_names
+from minrnn_gen.config.spec import Spec, load_spec
+
+
+def cell_source_of(spec: Spec) -> CellSource:
+    """Find the cell that a spec asks for, without parsing it; raises BadInput, with file and line, where there is none."""
+    # An inline cell goes as a document, so that an error in it names the spec's line.
+    model = spec.model if isinstance(spec.model, str) else spec.document.part("model")
+    line = spec.document.lines.get(("model",))
+    return find_cell(model, spec.folder, spec.where if line is None else f"{spec.where}:{line}")
+
+
+def recipe_of(spec: Spec, cell: CellSource) -> str:
+    """Return `spec` as JSON without its defaults; `cell`, which it asks for, is written in unless it is built in."""
+    said = spec.model_dump(exclude_defaults=True)
+    if spec.model not in library_names():
+        said["model"] = cell.document.data
+    if spec.gpu is not None:
+        said["gpu"] = spec.gpu_asked
+    return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def spec_from(recipe: str) -> Spec:
+    """Return the spec that a recipe is of; raises BadInput where it is of none."""
+    return load_spec(json.loads(recipe))

@@ -1,0 +1,49 @@
+"""The profile of the GPU at hand with what is measured of it, by a process that has two minutes for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from minrnn_gen import __version__
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.calibration import with_rates
+from minrnn_gen.gpu.driver import driver_release, has_device
+
+# The rulers take some seconds, most of them for compiling and for the first use of the GPU.
+SECONDS_MOST = 120.0
+CHILD = (sys.executable, "-m", "minrnn_gen.calibrate.microbenchmarks")
+
+
+def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
+    """Measure the GPU at hand and return its profile with the numbers, and with device, driver, clock and versions as sources.
+
+    Raises ToolchainMissing where there is no GPU, no NVRTC, or what measures does not come to its end.
+    """
+    live = cuda.live_device()
+    if live is None:
+        why = "the one here needs CuPy, which is not installed" if has_device() else "none is found here"
+        raise ToolchainMissing(f"calibrating measures a GPU, and {why}; 'minrnn-gen doctor' looks closer")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)
+        found = json.loads(done.stdout)
+        rates, clock_hz = dict(found["rates"]), float(found["sm_clock_hz"])
+    except subprocess.TimeoutExpired:
+        raise ToolchainMissing(f"measuring did not end within {SECONDS_MOST:g} s; is this GPU busy with other work?") from None
+    except subprocess.CalledProcessError as failed:
+        last = failed.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing was said"]
+        raise ToolchainMissing(f"measuring ended with status {failed.returncode}: {last[0][:300]}") from failed
+    except (ValueError, KeyError, TypeError) as damaged:
+        raise ToolchainMissing(f"measuring gave no numbers ({damaged})") from damaged
+    when = datetime.now(UTC).date().isoformat()
+    source = (
+        f"measured: minrnn-gen {__version__} calibrate on {live.name}, driver {driver_release() or 'unknown'}, SMs at "
+        f"{clock_hz / 1e9:.3g} GHz, {toolchain_version()}, {when}"
+    )
+    return with_rates(live.profile, rates, dict.fromkeys(rates, source))

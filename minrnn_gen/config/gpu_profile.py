@@ -1,0 +1,324 @@
+"""What the GPU has: one YAML file per GPU, and the same facts asked of a live device.
+
+Nothing here touches a GPU: a live device arrives as its name and the driver's attributes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+
+from minrnn_gen.config import documents
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.errors import BadInput, nearest_name, shown
+
+DEFAULT_GPU = "h200"
+
+# Where nobody measured the copy bandwidth: the lowest share of the datasheet's that a copy was seen to reach (A100 0.89,
+# H200 0.89, L40 0.92, A40 0.94: a device copy on the H200, gpu-benches gpu-stream "scale" on the others).
+COPY_EFFICIENCY = 0.88
+# Datasheets round (4.8 TB/s on the H200, 4.81 by its clocks) and board makers raise clocks (RTX 3090 boards report 1.695 to
+# 1.74 GHz); a GPU with another memory or of another model differs by more.
+CLOCK_TOLERANCE = 0.1
+# What `minrnn-gen calibrate` measures; of one GPU it says nothing about another.
+MEASURED = (
+    "copy_bandwidth_bytes_per_s",
+    "memory_latency_ns",
+    "launch_us",
+    "block_exchange_ns",
+    "cluster_exchange_ns",
+    "grid_exchange_ns",
+    "products_per_sm_cycle",
+    "transcendentals_per_sm_cycle",
+)
+
+Count = Annotated[int, pydantic.Field(gt=0)]
+Quantity = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+DeviceName = Annotated[str, pydantic.Field(pattern=r"^[ -~]+$")]
+
+
+class GpuProfile(pydantic.BaseModel):
+    """What planning needs to know of one GPU model; `docs/gpu-profiles.md` says where each number is found.
+
+    A *partition* is one of the quarters of an SM, each with its own scheduler and its own share of the registers.
+    `device_names` are the driver's names of the devices for which every number holds; `sources` says of each number where it
+    comes from. `cluster_size_max` is in blocks, 1 where the GPU has no clusters; above `cluster_size_portable_max` a kernel
+    must opt in. Optional numbers are measured ones: `launch_us` of an empty kernel, an exchange of values and the barrier with
+    it within a block, a cluster or the grid, and what the tensor cores of an SM (multiply-adds in 16 bits) and its special
+    functions do in a cycle.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
+    device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
+    compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+    sm_count: Count
+    partitions_per_sm: Count
+    warp_threads: Count
+    max_threads_per_sm: Count
+    max_threads_per_block: Count
+    max_blocks_per_sm: Count
+    registers_per_sm: Count
+    registers_per_block_max: Count
+    registers_per_thread_max: Count
+    register_unit_per_warp: Count
+    shared_bytes_per_sm: Count
+    shared_bytes_per_block_max: Count
+    shared_bytes_reserved_per_block: Annotated[int, pydantic.Field(ge=0)]
+    shared_unit_bytes: Count
+    l2_bytes: Count
+    memory_bytes: Count
+    memory_bandwidth_bytes_per_s: Quantity
+    copy_bandwidth_bytes_per_s: Quantity | None = None
+    memory_latency_ns: Quantity
+    launch_us: Quantity | None = None
+    block_exchange_ns: Quantity | None = None
+    cluster_exchange_ns: Quantity | None = None
+    grid_exchange_ns: Quantity | None = None
+    products_per_sm_cycle: Quantity | None = None
+    transcendentals_per_sm_cycle: Quantity | None = None
+    sm_clock_hz: Quantity
+    cluster_size_portable_max: Count
+    cluster_size_max: Count
+    sources: Mapping[str, str]
+
+    @pydantic.field_validator("compute_capability", mode="before")
+    @classmethod
+    def _capability_is_text(cls, value: object) -> object:
+        if isinstance(value, float):
+            raise ValueError(f'{value} is a number, and 8.10 would be 8.1; write it in quotes, "{value}"')
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _every_number_has_a_source(self) -> GpuProfile:
+        numbers = self._numbers()
+        for field in numbers:
+            if not self.sources.get(field, "").strip():
+                raise ValueError(f"{field} has no source; sources must say where each number comes from")
+        for field in self.sources:
+            if field not in numbers:
+                raise ValueError(f"sources names {field}, which is no number of this profile{nearest_name(field, numbers)}")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _numbers_agree(self) -> GpuProfile:
+        at_most = (
+            ("max_threads_per_block", self.max_threads_per_block, "max_threads_per_sm", self.max_threads_per_sm),
+            ("registers_per_block_max", self.registers_per_block_max, "registers_per_sm", self.registers_per_sm),
+            (
+                "shared_bytes_per_block_max + shared_bytes_reserved_per_block",
+                self.shared_bytes_per_block_max + self.shared_bytes_reserved_per_block,
+                "shared_bytes_per_sm",
+                self.shared_bytes_per_sm,
+            ),
+            (
+                "copy_bandwidth_bytes_per_s",
+                self.copy_bandwidth_bytes_per_s or 0.0,
+                "memory_bandwidth_bytes_per_s",
+                self.memory_bandwidth_bytes_per_s,
+            ),
+            ("cluster_size_portable_max", self.cluster_size_portable_max, "cluster_size_max", self.cluster_size_max),
+        )
+        for field, value, bound_field, bound in at_most:
+            if value > bound:
+                raise ValueError(f"{field} is {value}, more than {bound_field}, {bound}")
+        if self.max_threads_per_sm % self.warp_threads:
+            raise ValueError(f"max_threads_per_sm is {self.max_threads_per_sm}, not whole warps of {self.warp_threads} threads")
+        if self.has_clusters and self._capability < (9, 0):
+            raise ValueError(f"cluster_size_max is {self.cluster_size_max}, but clusters need compute capability 9.0: give 1")
+        return self
+
+    @property
+    def arch(self) -> str:
+        """The name NVRTC knows the architecture by, as "sm_90"."""
+        return "sm_" + self.compute_capability.replace(".", "")
+
+    @property
+    def has_async_copy(self) -> bool:
+        """Whether `cp.async` exists (compute capability 8.0)."""
+        return self._capability >= (8, 0)
+
+    @property
+    def has_bf16_arithmetic(self) -> bool:
+        """Whether bf16 conversions, arithmetic and tensor-core products exist, and tf32 products (compute capability 8.0)."""
+        return self._capability >= (8, 0)
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can form clusters and read each other's shared memory (compute capability 9.0)."""
+        return self.cluster_size_max > 1
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """What a copy reaches, bytes read and written together: measured, else `COPY_EFFICIENCY` of the datasheet's."""
+        return self.copy_bandwidth_bytes_per_s or COPY_EFFICIENCY * self.memory_bandwidth_bytes_per_s
+
+    @property
+    def bytes_in_flight_per_sm(self) -> int:
+        """Bytes each SM must have under way to keep the memory busy: latency times bandwidth (Little's law), over the SMs.
+
+        With the latency of an idle memory, so a lower bound: under load the latency is higher.
+        """
+        return math.ceil(self.memory_latency_ns * 1e-9 * self.bandwidth_bytes_per_s / self.sm_count)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The numbers of `MEASURED` that this GPU has and nobody measured."""
+        has_none = {"cluster_exchange_ns": not self.has_clusters, "products_per_sm_cycle": not self.has_bf16_arithmetic}
+        return tuple(field for field in MEASURED if getattr(self, field) is None and not has_none.get(field))
+
+    @property
+    def _capability(self) -> tuple[int, int]:
+        major, minor = self.compute_capability.split(".")
+        return int(major), int(minor)
+
+    def _numbers(self) -> dict[str, int | float]:
+        return {field: value for field in type(self).model_fields if isinstance(value := getattr(self, field), int | float)}
+
+
+def _refused(message: str) -> BadInput:
+    return BadInput(f"gpu: {message}")
+
+
+def profile_names() -> tuple[str, ...]:
+    """Return the names of the shipped profiles, sorted."""
+    return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
+
+
+def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> bytes:
+    """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`.
+
+    `refusal` makes the error of an unknown name, so that it says who named it.
+    """
+    return documents.read_bytes(_file_of(name_or_path, refusal), name_or_path, ordinary=True)
+
+
+def load_profile(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> GpuProfile:
+    """Read the shipped profile of that name, or the YAML file at that path.
+
+    An unknown name (as `refusal` says it), an unreadable file and a file that is no valid profile are `BadInput`.
+    """
+    content = profile_bytes(name_or_path, refusal)
+    return documents.validated(documents.document_of(content, name_or_path), GpuProfile)
+
+
+def _file_of(name_or_path: str, refusal: Callable[[str], BadInput]) -> Path:
+    names = profile_names()
+    if name_or_path in names:
+        return package_folder("gpu_profiles") / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml") and len(path.parts) < 2:
+        nearest = nearest_name(name_or_path, names)
+        allowed = f"give one of {', '.join(names)}, or the path of a .yaml file"
+        raise refusal(f"no GPU profile is called {shown(name_or_path)}{nearest}; {allowed}")
+    return path
+
+
+def profile_for_device(device_name: str, compute_capability: str) -> GpuProfile | None:
+    """Return the shipped profile that lists the driver's `device_name` and has that compute capability ("9.0"), or None."""
+    for name in profile_names():
+        # Most files are ruled out by their bytes: parsing all of them would take longer than a warm compile.
+        if device_name.encode() in profile_bytes(name):
+            profile = load_profile(name)
+            if device_name in profile.device_names and compute_capability == profile.compute_capability:
+                return profile
+    return None
+
+
+# Field: the driver's attribute with the same meaning and unit, as CuPy spells it.
+_ATTRIBUTE_OF = {
+    "sm_count": "MultiProcessorCount",
+    "warp_threads": "WarpSize",
+    "max_threads_per_sm": "MaxThreadsPerMultiProcessor",
+    "max_threads_per_block": "MaxThreadsPerBlock",
+    "max_blocks_per_sm": "MaxBlocksPerMultiprocessor",
+    "registers_per_sm": "MaxRegistersPerMultiprocessor",
+    "registers_per_block_max": "MaxRegistersPerBlock",
+    "shared_bytes_per_sm": "MaxSharedMemoryPerMultiprocessor",
+    "shared_bytes_per_block_max": "MaxSharedMemoryPerBlockOptin",
+    "shared_bytes_reserved_per_block": "ReservedSharedMemoryPerBlock",
+    "l2_bytes": "L2CacheSize",
+}
+
+
+def _live_rates(attributes: Mapping[str, int]) -> dict[str, tuple[float, str]]:
+    """Return each rate that the attributes give (clocks in kHz, 0 where the driver no longer tells), and from which."""
+    rates = {}
+    if clock_khz := attributes.get("ClockRate"):
+        rates["sm_clock_hz"] = (clock_khz * 1e3, "ClockRate")
+    if (memory_khz := attributes.get("MemoryClockRate")) and (bus_bits := attributes.get("GlobalMemoryBusWidth")):
+        # Every memory since GDDR5 and HBM moves two words per reported clock.
+        bandwidth = 2 * memory_khz * 1e3 * bus_bits / 8
+        rates["memory_bandwidth_bytes_per_s"] = (bandwidth, "MemoryClockRate and GlobalMemoryBusWidth")
+    return rates
+
+
+def profile_from_attributes(device_name: str, compute_capability: str, attributes: Mapping[str, int]) -> GpuProfile:
+    """Return a profile for a live GPU of that compute capability ("9.0") that no file describes.
+
+    `attributes` are the driver's, named as `cupy.cuda.Device.attributes` names them, and optionally `TotalGlobalMem` (bytes).
+    What they do not tell is taken from the most similar shipped profile; `sources` says so field by field. A GPU older than
+    every shipped one and attributes that contradict each other are `BadInput`.
+    """
+    shipped = [load_profile(name) for name in profile_names()]
+    similar = _most_similar(shipped, device_name, compute_capability, attributes.get("MultiProcessorCount"))
+    told: dict[str, tuple[float, str]] = {
+        field: (attributes[attribute], attribute) for field, attribute in _ATTRIBUTE_OF.items() if attribute in attributes
+    }
+    told |= _live_rates(attributes)
+    if "TotalGlobalMem" in attributes:
+        told["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
+    # What was measured on the similar GPU says nothing about this one, but for a latency, which every GPU needs.
+    values = similar.model_dump(exclude={*MEASURED, "sources"} - {"memory_latency_ns"})
+    sources = {field: f"assumed, as {similar.name}" for field in similar.sources if field in values}
+    values |= {field: value for field, (value, _) in told.items()}
+    sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in told.items()}
+    name = re.sub(r"[^a-z0-9]+", "_", device_name.lower()).strip("_")
+    values |= {"name": name, "device_names": [device_name], "compute_capability": compute_capability, "sources": sources}
+    return documents.validated(documents.Document(device_name, values), GpuProfile)
+
+
+def _most_similar(profiles: list[GpuProfile], device_name: str, capability: str, sm_count: int | None) -> GpuProfile:
+    """Return the profile of the newest architecture that is no newer than `capability`, with the nearest number of SMs."""
+    major, minor = capability.split(".")
+    older = [profile for profile in profiles if profile._capability <= (int(major), int(minor))]
+    if not older:
+        oldest = min(profiles, key=lambda profile: profile._capability)
+        raise BadInput(
+            f"gpu: {device_name} has compute capability {capability}, older than the oldest supported, "
+            f"{oldest.compute_capability}; name a GPU with gpu:, or use the CPU"
+        )
+    newest = max(profile._capability for profile in older)
+    kin = [profile for profile in older if profile._capability == newest]
+    return min(kin, key=lambda profile: (abs(profile.sm_count - (sm_count or profile.sm_count)), profile.name))
+
+
+def profile_mismatches(
+    profile: GpuProfile, device_name: str, compute_capability: str, attributes: Mapping[str, int]
+) -> list[str]:
+    """Return one sentence for each fact of `profile` that the live device contradicts; attributes it lacks are not compared.
+
+    `attributes` as for `profile_from_attributes`. Clock, bandwidth and memory may differ by `CLOCK_TOLERANCE`,
+    everything else must be equal.
+    """
+    mismatches = []
+    if device_name not in profile.device_names:
+        mismatches.append(f"device_names: the profile has {', '.join(profile.device_names)}, the device {device_name}")
+    found: dict[str, object] = {field: attributes[told] for field, told in _ATTRIBUTE_OF.items() if told in attributes}
+    for field, value in (found | {"compute_capability": compute_capability}).items():
+        if value != getattr(profile, field):
+            mismatches.append(f"{field}: the profile has {getattr(profile, field)}, the device {value}")
+    rates = {field: rate for field, (rate, _) in _live_rates(attributes).items()}
+    if "TotalGlobalMem" in attributes:
+        rates["memory_bytes"] = attributes["TotalGlobalMem"]
+    for field, rate in rates.items():
+        stated = getattr(profile, field)
+        if abs(rate - stated) > CLOCK_TOLERANCE * stated:
+            mismatches.append(f"{field}: the profile has {stated:.4g}, the device {rate:.4g}")
+    return mismatches

@@ -1,0 +1,209 @@
+"""Spec: what the user wants. YAML or a dict in, a canonical form and a JSON schema out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
+
+from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
+from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.precision import FunctionAccuracy, PrecisionName
+
+# Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
+SIZE_LIMIT = 2**20
+HINT_LIMIT = 2**40
+
+_Size = Annotated[int, Field(ge=1, le=SIZE_LIMIT)]
+_Hint = Annotated[int, Field(ge=1, le=HINT_LIMIT)]
+# Linux allows paths of 4096 bytes (PATH_MAX).
+_Name = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class Spec(BaseModel):
+    """What the user wants: which cell, which sizes, which precision. Made by `load_spec`; never changed.
+
+    Two specs are equal if their canonical forms are, wherever they came from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: _Name | dict[str, Any] = Field(
+        description="The cell: the name of a built-in cell, the path of a cell file, or a cell file's mapping."
+    )
+    hidden_size: _Size = Field(description="H, the number of units, heads times head_dim.")
+    precision: PrecisionName = Field(
+        default="fp32", description="Storage of x, R, weight and y; arithmetic and carried state are fp32 (fp64 for fp64)."
+    )
+    heads: _Size = Field(default=1, description="Blocks of the block-diagonal recurrent matrix; must divide hidden_size.")
+    input_size: _Size | None = Field(
+        default=None,
+        description="I, the features of the input; given, the kernel owns the input projection, else x is pre-activations.",
+    )
+    layout: Literal["BTD", "TBD", "BDT"] = Field(
+        default="BTD", description="Order of batch (B), time (T) and features (D) in x and y."
+    )
+    direction: Literal["forward", "reverse", "bidirectional"] = Field(
+        default="forward", description="The order in which time runs."
+    )
+    training: bool = Field(default=True, description="true generates the gradients too.")
+    batch: _Hint | None = Field(default=None, description="Typical batch size; a hint only, a kernel is valid for every batch.")
+    time: _Hint | None = Field(
+        default=None, description="Typical sequence length; a hint only, a kernel is valid for every length."
+    )
+    recurrent_bias: bool | None = Field(
+        default=None,
+        description="Whether the recurrent product has a bias; null means as the cell's file has it: true for gru, else false.",
+    )
+    scan_arithmetic: Literal["linear", "log"] = Field(
+        default="linear",
+        description=(
+            "How steps are composed: as they are, or as logarithms, as in the minRNN paper; log needs coefficients that are "
+            "never negative."
+        ),
+    )
+    functions: FunctionAccuracy | None = Field(
+        default=None,
+        description=(
+            "How sigmoid, tanh, exp and log are computed on a GPU: to a few units in the last place, or as fast as it can; "
+            "null means fast for fp16 and bf16, else accurate; fp64 has no fast ones."
+        ),
+    )
+    fp32_product: Literal["tf32x3", "fma"] = Field(
+        default="tf32x3",
+        description=(
+            "How persistent kernels multiply by R in fp32: by three tf32 products of tensor cores for each, or by fused "
+            "multiply-adds."
+        ),
+    )
+    recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Bound on each element of the gradient that R passes back to the previous output; null means none.",
+    )
+    gpu: _Name | None = Field(
+        default=None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."
+    )
+
+    _document: Document = PrivateAttr()
+    _folder: Path = PrivateAttr()
+
+    @field_validator("model", "gpu")
+    @classmethod
+    def _one_line(cls, value: str | dict[str, Any] | None, info: ValidationInfo) -> str | dict[str, Any] | None:
+        if isinstance(value, str) and any(break_ in value for break_ in "\t\n\r"):
+            hint = "; a cell written here is a mapping with the key equations" if info.field_name == "model" else ""
+            raise ValueError(f"{shown(value)} is given; allowed: a name or a path in one line{hint}")
+        return value
+
+    @field_validator("heads")
+    @classmethod
+    def _heads_divide(cls, heads: int, info: ValidationInfo) -> int:
+        hidden_size = info.data.get("hidden_size")
+        if hidden_size is not None and hidden_size % heads:
+            small = [divisor for divisor in range(1, math.isqrt(hidden_size) + 1) if hidden_size % divisor == 0]
+            nearest = min({*small, *(hidden_size // divisor for divisor in small)}, key=lambda each: (abs(each - heads), each))
+            raise ValueError(f"{heads} does not divide hidden_size {hidden_size}; allowed: a divisor, the nearest is {nearest}")
+        return heads
+
+    @field_validator("functions")
+    @classmethod
+    def _functions_exist(cls, functions: FunctionAccuracy | None, info: ValidationInfo) -> FunctionAccuracy | None:
+        if functions == "fast" and info.data.get("precision") == "fp64":
+            raise ValueError("'fast' is given, which precision fp64 does not have; allowed: accurate or null")
+        return functions
+
+    def model_post_init(self, _context: Any) -> None:
+        """Start as a spec that came from a dict in the working directory."""
+        self._document = Document("<dict>", self.model_dump())
+        self._folder = Path.cwd()
+
+    @property
+    def head_dim(self) -> int:
+        """D, the units of one head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def document(self) -> Document:
+        """What the spec was read from; `document.part("model")` is an inline cell with its lines."""
+        return self._document
+
+    @property
+    def where(self) -> str:
+        """The spec file's name as the user gave it, or "<dict>"; for messages only, never for generated files."""
+        return self._document.where
+
+    @property
+    def folder(self) -> Path:
+        """The folder at which relative paths in the spec start: the spec file's, or the working directory."""
+        return self._folder
+
+    @property
+    def gpu_asked(self) -> str | None:
+        """The GPU profile that is asked for: a name, or a path that starts where the spec's folder does."""
+        if self.gpu is None:
+            return None
+        path = self._folder / self.gpu
+        return str(path) if path.suffix in (".yaml", ".yml") else self.gpu
+
+    def error(self, key: str, message: str) -> BadInput:
+        """Return the error "where:line: key: message" about the spec's key `key`."""
+        return self._document.error((key,), message)
+
+    def canonical(self) -> str:
+        """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine."""
+        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    def __eq__(self, other: object) -> bool:
+        return self.canonical() == other.canonical() if isinstance(other, Spec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+
+def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **overrides: Any) -> Spec:
+    """Return the spec in the YAML file at a path, in a dict, or in another spec, with keys replaced by `overrides`.
+
+    Relative paths, overriding ones too, start at the file's folder, or at the working directory for a dict. Whatever is
+    wrong with the source, a file that cannot be read included, is `BadInput`.
+    """
+    for name in overrides:
+        if name not in Spec.model_fields:
+            known = list(Spec.model_fields)
+            raise BadInput(f"{shown(name)} overrides no key of a spec{nearest_name(name, known)}; allowed: {', '.join(known)}")
+    if isinstance(source, Spec) and not overrides:
+        return source
+    document, folder = _origin(source)
+    replaced = document_from_mapping(overrides, document.where).data
+    lines = {path: line for path, line in document.lines.items() if path[0] not in replaced}
+    document = Document(document.where, {**document.data, **replaced}, lines)
+    spec = validated(document, Spec)
+    spec._document, spec._folder = document, folder
+    return spec
+
+
+def spec_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a spec, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Spec.model_json_schema(),
+        "title": "minrnn-gen spec",
+        "description": "What to generate: which cell, which sizes, which precision.",
+    }
+
+
+def _origin(source: object) -> tuple[Document, Path]:
+    if isinstance(source, Spec):
+        return Document(source.where, source.model_dump(), source.document.lines), source.folder
+    if isinstance(source, Mapping):
+        return document_from_mapping(source), Path.cwd()
+    if not isinstance(source, str | os.PathLike):
+        raise BadInput(f"{shown(source)} is given where a spec is needed: the path of a YAML file, a dict or a Spec")
+    path = os.fsdecode(source)
+    if "\n" in path:
+        raise BadInput(f"{shown(path)} is given where a path is needed; save the text as a YAML file, or give a dict")
+    return read_document(path), Path(path).absolute().parent

@@ -1,0 +1,123 @@
+"""The CPU target: the cell's own equations in NumPy, vectorised over batch and hidden, in blocks of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from minrnn_gen.cell.lowering import LoweredScan
+from minrnn_gen.cpu.recurrence import Cuts, ScanMethod, Values, scan, scan_in_logarithms
+
+# Coefficients are computed for as many steps at once as keep the temporaries in the last-level cache.
+BLOCK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class StepMarks:
+    """Which steps begin with all states 0, and which lie within their sequence: bool [T, B] each; None for none, and for all.
+
+    What is not within a sequence is passed over: states go through unchanged, y and gradients are 0 there. Selected by them,
+    never multiplied, NaN does not get where it does not belong.
+    """
+
+    resets: Values | None = None
+    within: Values | None = None
+
+    def __getitem__(self, part: slice | int) -> StepMarks:
+        """Return the marks of some of the steps, or of one, without the axis of time then."""
+        return StepMarks(*(None if one is None else one[part] for one in (self.resets, self.within)))
+
+    @property
+    def cuts(self) -> Cuts:
+        """The resets within sequences [T, B, 1]; None for none."""
+        if self.resets is None:
+            return None
+        cuts: Cuts = (self.resets if self.within is None else self.resets & self.within)[..., None]
+        return cuts
+
+    def within_or(self, otherwise: Any, values: Values) -> Values:
+        """Return `values` [T, B, H] where steps are within their sequence, `otherwise` elsewhere."""
+        return values if self.within is None else numpy.where(self.within[..., None], values, otherwise)
+
+    def cut_off(self, values: Values) -> Values:
+        """Return `values` [T, B, H] that come from the step before, and 0 at resets."""
+        cuts = self.cuts
+        return values if cuts is None else numpy.where(cuts, values.dtype.type(0), values)
+
+
+EVERY_STEP = StepMarks()
+
+
+def run_scan(
+    cell: LoweredScan,
+    gates: Values,
+    *,
+    bias: Values | None,
+    parameters: Mapping[str, Values],
+    initial: Mapping[str, Values],
+    arithmetic: Any,
+    y: Values,
+    all_states: Mapping[str, Values] | None = None,
+    marks: StepMarks = EVERY_STEP,
+    method: ScanMethod | None = None,
+) -> dict[str, Values]:
+    """Run an affine-diagonal cell over time and return its final states.
+
+    `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
+    `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Everything is computed and
+    carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
+    {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
+    sizes where None (`cpu_recurrence.scan`).
+    Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
+    """
+    constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
+    states = {name: initial[name].astype(arithmetic) for name in cell.states}
+    zero, one = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
+    recur = scan_in_logarithms if cell.scan_arithmetic == "log" else scan
+    with numpy.errstate(all="ignore"):
+        for part in time_blocks(gates):
+            inputs = constants | gate_values(cell.gates, gates[part], bias, arithmetic)
+            steps, marked = cell.coefficients.evaluate(inputs), marks[part]
+            outputs = dict(constants) | {name: steps[name] for name in cell.carried}
+            shape = y[part].shape
+            for name in cell.states:
+                a, b = (
+                    marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
+                    for letter, identity in (("a", one), ("b", zero))
+                )
+                history = recur(a, b, states[name], method, marked.cuts)
+                outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
+                states[name] = history[-1].copy()
+                if all_states is not None and name in all_states:
+                    all_states[name][part] = marked.within_or(zero, history[1:])
+            needed = {name: outputs[name] for name in cell.output.inputs}
+            y[part] = marked.within_or(zero, cell.output.evaluate(needed)["y"])
+    return states
+
+
+def time_blocks(gates: Values) -> Iterator[slice]:
+    """Yield the time steps of `gates` [T, B, G, H] in blocks, in their order."""
+    time, batch, _, hidden = gates.shape
+    block = max(1, BLOCK_ELEMENTS // max(1, batch * hidden))
+    for start in range(0, time, block):
+        yield slice(start, min(start + block, time))
+
+
+def gate_values(names: tuple[str, ...], gates: Values, bias: Values | None, arithmetic: Any) -> dict[str, Values]:
+    """Return {W_<gate>: [T, B, H]} of gates [T, B, G, H] in `arithmetic`, bias [G, H] added."""
+    offsets = None if bias is None else bias.astype(arithmetic)
+    values = {}
+    for index, name in enumerate(names):
+        value = gates[:, :, index].astype(arithmetic)
+        values[f"W_{name}"] = value if offsets is None else value + offsets[index]
+    return values
+
+
+def project(x: Values, weight: Values, arithmetic: Any) -> Values:
+    """Return x weightᵀ over the last axis of x [..., I], weight [N, I], by BLAS in `arithmetic`."""
+    with numpy.errstate(all="ignore"):
+        product: Values = x.astype(arithmetic) @ weight.astype(arithmetic).T
+    return product

@@ -1,0 +1,71 @@
+"""What was measured of the GPU here, in place of what its profile assumes: a profile in a file of its own, beside the cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from minrnn_gen.build.store import cache_folder
+from minrnn_gen.config import documents
+from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile
+from minrnn_gen.errors import BadInput
+
+LOG = logging.getLogger("minrnn_gen")
+
+
+def calibration_path(gpu: str) -> Path:
+    """Return the file with what was measured of a GPU, by the name of its profile."""
+    return cache_folder() / "calibration" / f"{gpu}.yaml"
+
+
+def calibrated(profile: GpuProfile) -> GpuProfile:
+    """Return the profile with what was measured here in place of what it assumes; itself where nothing was.
+
+    Only measured numbers are taken from the file: limits are the profile's. A file that is damaged is said and left alone.
+    """
+    path = calibration_path(profile.name)
+    if not path.is_file():
+        return profile
+    try:
+        measured = load_profile(str(path))
+        if measured.name != profile.name:
+            raise BadInput(f"{path}: is of {measured.name}, not of {profile.name}; run 'minrnn-gen calibrate' again")
+        rates = {field: value for field in MEASURED if (value := getattr(measured, field)) is not None}
+        return with_rates(profile, rates, {field: measured.sources[field] for field in rates})
+    except BadInput as damaged:
+        LOG.warning("%s; going on with what the profile assumes", damaged)
+        return profile
+
+
+def with_rates(profile: GpuProfile, rates: Mapping[str, float], sources: Mapping[str, str]) -> GpuProfile:
+    """Return the profile with these measured numbers and where each comes from; raises BadInput for such as cannot be."""
+    values = profile.model_dump(exclude={"sources"}, exclude_none=True) | dict(rates)
+    values["sources"] = {**profile.sources, **sources}
+    values["device_names"] = list(profile.device_names)
+    return documents.validated(documents.Document(f"calibration of {profile.name}", values), GpuProfile)
+
+
+def profile_text(profile: GpuProfile) -> str:
+    """Return the profile as YAML, as the shipped ones are."""
+    values = profile.model_dump(exclude={"sources"}, exclude_none=True)
+    lines = [f"{field}: {json.dumps(value)}" for field, value in values.items() if field != "device_names"]
+    names = ["device_names:", *(f"  - {json.dumps(name)}" for name in profile.device_names)]
+    sources = [f"  {field}: {json.dumps(source)}" for field, source in profile.sources.items()]
+    return "\n".join([*lines, *names, "sources:", *sources, ""])
+
+
+def write_calibration(profile: GpuProfile, path: Path) -> None:
+    """Replace the file at `path` by the profile, whole or not at all; raises BadInput where it cannot be."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(profile_text(profile), encoding="utf-8")
+        os.replace(scratch, path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); give a path that can with --out") from None
+    finally:
+        if scratch.exists():
+            scratch.unlink()

@@ -1,0 +1,117 @@
+"""Matrix products by cuBLAS, on any stream, also while a graph is being recorded there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.gpu import cuda
+
+# cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
+_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
+# {(in float64, adding to what is there): what is computed in, the factor of the product, and that of what is there}
+_ARITHMETIC = {
+    (is_double, adds): (compute, ctypes.byref(scalar(1.0)), ctypes.byref(scalar(float(adds))))
+    for is_double, compute, scalar in ((False, _COMPUTE_FLOAT32, ctypes.c_float), (True, _COMPUTE_FLOAT64, ctypes.c_double))
+    for adds in (False, True)
+}
+_GEMM_DEFAULT = -1
+# cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
+_NO_NARROW_SUMS = 16
+_LIBRARIES = ("cublas64_13.dll", "cublas64_12.dll") if sys.platform == "win32" else ("libcublas.so.13", "libcublas.so.12")
+_INT, _POINTER, _STRIDE = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+_MATRIX = (_POINTER, _INT, _INT, _STRIDE)
+# cublasGemmStridedBatchedEx (cublas_api.h).
+_GEMM_ARGUMENTS = (_POINTER, *(_INT,) * 5, _POINTER, *_MATRIX, *_MATRIX, _POINTER, *_MATRIX, *(_INT,) * 3)
+# What cuBLAS asks for on sm_90 and later (cuBLAS documentation, cublasSetWorkspace).
+WORKSPACE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in rows of `row` elements; `stride` elements from one of a batch to the next; `transposed` as it is read."""
+
+    pointer: int
+    dtype: str
+    row: int
+    stride: int = 0
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: added to what is there."""
+
+    m: int
+    n: int
+    k: int
+    left: Matrix
+    right: Matrix
+    result: Matrix
+    batch: int = 1
+    adds: bool = False
+
+
+def factor(array: Array, row: int, stride: int = 0, transposed: bool = False) -> Matrix:
+    """Return an array as a matrix."""
+    return Matrix(array.pointer, array.dtype, row, stride, transposed)
+
+
+def multiply(
+    device: int | None, stream: int, product: Product, pointers: tuple[int, int, int] | None = None, workspace: int = 0
+) -> None:
+    """Enqueue a product on `stream`; accumulates in fp32 (fp64).
+
+    `pointers`: where left, right and result are, if they are elsewhere than `product` says. `workspace`: WORKSPACE_BYTES of
+    memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only a stream that nobody records may
+    use. cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it gets resultᵀ = rightᵀ leftᵀ. Raises
+    ToolchainMissing where cuBLAS refuses.
+    """
+    left, right, result = product.left, product.right, product.result
+    left_at, right_at, result_at = pointers or (left.pointer, right.pointer, result.pointer)
+    compute, one, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
+    library = _library()
+    with cuda.on_device(device):
+        handle = cuda.cublas_handle()
+        _check(library.cublasSetStream_v2(handle, stream))
+        if workspace:
+            _check(library.cublasSetWorkspace_v2(handle, workspace, WORKSPACE_BYTES))
+        _check(library.cublasSetMathMode(handle, _NO_NARROW_SUMS))
+        status = library.cublasGemmStridedBatchedEx(
+            handle, right.transposed, left.transposed, product.n, product.m, product.k, one,
+            right_at, _CUDA_TYPES[right.dtype], right.row, right.stride,
+            left_at, _CUDA_TYPES[left.dtype], left.row, left.stride, beta,
+            result_at, _CUDA_TYPES[result.dtype], result.row, result.stride,
+            product.batch, compute, _GEMM_DEFAULT,
+        )  # fmt: skip
+        library.cublasSetMathMode(handle, 0)
+    _check(status)
+
+
+def _check(status: int) -> None:
+    if status:
+        raise ToolchainMissing(f"cuBLAS refused a matrix product with status {status}; 'minrnn-gen doctor' looks closer")
+
+
+@cache
+def _library() -> Any:
+    """Return the library that CuPy has loaded, wherever it was found."""
+    cuda.load_cublas()
+    for name in _LIBRARIES:
+        try:
+            library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
+        except OSError:
+            continue
+        library.cublasSetStream_v2.argtypes = (_POINTER, _POINTER)
+        library.cublasSetWorkspace_v2.argtypes = (_POINTER, _POINTER, ctypes.c_size_t)
+        library.cublasSetMathMode.argtypes = (_POINTER, ctypes.c_int)
+        library.cublasGemmStridedBatchedEx.argtypes = _GEMM_ARGUMENTS
+        return library
+    raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")

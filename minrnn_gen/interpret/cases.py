@@ -1,0 +1,146 @@
+"""Calls of a kernel that are worth running on the host: small sizes around its tiles, and random arrays for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.interface import Contract
+from minrnn_gen.plan.kernel_plan import KernelPlan
+
+# Steps of a dense cell: more than the deepest ring of copies is long, and twice as many as operands alternate.
+DENSE_STEPS = 5
+# Channels times steps of a scan where a round of tiles takes fewer: about a second.
+SCAN_ELEMENTS_MOST = 1 << 19
+# Rows along time whose length is a multiple of so many bytes are copied in the widest pieces there are.
+PIECE_STEPS = 16
+RESETS_SHARE = 0.2
+# A gate of sigmoid(-5) keeps half of a state for 100 steps: what tiles and groups hand on is not forgotten by then.
+SLOW = 5.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call: its sizes, and whether sequences start anew and end early in it, some with the `tile_steps` of a tile."""
+
+    batch: int
+    time: int
+    has_resets: bool = False
+    tile_steps: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.time}{' with resets' if self.has_resets else ''}"
+
+
+def trials_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Trial, ...]:
+    """Return calls around the tiles of the plans of a call's passes: a long one, and one of sequences that begin anew and end.
+
+    That is one and the same call where all is to be met `at_once`.
+    """
+    if plans[0].entry.startswith(("recurrent", "alternating")):
+        tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
+        if at_once:
+            return (Trial(tile + 1, DENSE_STEPS - 1, True),)
+        return (Trial(1, DENSE_STEPS), Trial(max(tile + 1, 3), 2, True))
+    tile = max(plan.tile_steps for plan in plans)
+    many = max(map(_steps_of, plans)) + 1
+    if plans[0].layout == "BDT":
+        many += -many % PIECE_STEPS
+    if at_once:
+        return (Trial(3, many, True, tile),)
+    return (Trial(1, many), Trial(4, tile + tile // 2 + 1, True, tile))
+
+
+def _steps_of(plan: KernelPlan) -> int:
+    if plan.group_tiles:
+        # Into the second group of tiles, which waits for the first.
+        return (plan.group_tiles + 1) * plan.tile_steps
+    whole = plan.tile_steps * plan.variables.get("cluster_blocks", 1)
+    # As many as the ring of copies is long, and one more, so that a place in it is used again.
+    rounds = plan.variables.get("stages", 1) + 1
+    return min(whole * rounds, max(whole, SCAN_ELEMENTS_MOST // plan.hidden_size))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a forward, and of the backward and the step that go with it."""
+
+    forward: dict[str, Any]
+    dy: Any
+    dstate: dict[str, Any]
+    step: dict[str, Any]
+
+    def in_float64(self) -> Inputs:
+        """Return the same numbers in float64, and complex ones in complex128."""
+        return Inputs(*(_in_float64(one) for one in (self.forward, self.dy, self.dstate, self.step)))
+
+
+def inputs_of(contract: Contract, trial: Trial, slow: float = 0.0) -> Inputs:
+    """Return random arrays for a call: of states between 1 and 2, since some cells take their logarithm or divide by them.
+
+    Every gate of every channel has `slow` more or less than others in its bias, or neither, so that some states are kept.
+    """
+    random = numpy.random.default_rng([trial.batch, trial.time])
+    storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+    lead = contract.directions
+    is_complex = storage.kind == "c"
+
+    def uniform(shape: tuple[int, ...], scale: float = 1.0, dtype: Any = storage) -> Any:
+        values = scale * random.uniform(-1, 1, shape)
+        return (values + 1j * scale * random.uniform(-1, 1, shape) if is_complex else values).astype(dtype)
+
+    batch, time = trial.batch, trial.time
+    bias = uniform((*lead, len(contract.gates), contract.hidden_size))
+    vectors: dict[str, Any] = {"bias": (bias + slow * random.integers(-1, 2, bias.shape)).astype(storage) if slow else bias}
+    if contract.recurrent_gates:
+        vectors["R"] = uniform(contract.R_shape, math.sqrt(3 / contract.head_dim))
+        if contract.takes_recurrent_bias:
+            vectors["recurrent_bias"] = uniform(contract.recurrent_bias_shape)
+    if contract.parameters:
+        vectors["parameters"] = {name: uniform(contract.parameter_shape) for name in contract.parameters}
+    if contract.input_size:
+        vectors["weight"] = uniform((contract.weight_rows, contract.input_size), math.sqrt(3 / contract.input_size))
+    shape = contract.state_shape(batch)
+    vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name in contract.states}
+    sequences: dict[str, Any] = {}
+    if trial.has_resets:
+        sequences = {"resets": _resets(random, trial), "lengths": _lengths(random, trial)}
+    x = uniform(contract.shape(contract.x_axes, batch, time))
+    x_t = numpy.ascontiguousarray(numpy.moveaxis(x, contract.x_axes.index("t"), 0)[0]) if time else x
+    return Inputs(
+        forward={"x": x, **vectors, **sequences},
+        dy=uniform(contract.y_shape(batch, time)),
+        dstate={name: uniform(shape, dtype=carried) for name in contract.states},
+        step={"x_t": x_t, **vectors},
+    )
+
+
+def _resets(random: numpy.random.Generator, trial: Trial) -> Any:
+    """Return resets [batch, time]: here and there, but every fourth sequence has them beside the ends of tiles alone."""
+    resets = random.random((trial.batch, trial.time)) < RESETS_SHARE
+    if trial.tile_steps:
+        ends = numpy.arange(trial.tile_steps, trial.time, trial.tile_steps)
+        resets[2::4] = False
+        # Behind an end, before the next, and not at all at every third: over those a state is handed on.
+        resets[2::4, ends[::3]] = resets[2::4, ends[1::3] - 1] = True
+    return resets
+
+
+def _lengths(random: numpy.random.Generator, trial: Trial) -> Any:
+    """Return lengths [batch], by turns: to the end of a tile, none, all, and any."""
+    half, tile = trial.time // 2, trial.tile_steps
+    lengths = random.integers(0, trial.time + 1, trial.batch)
+    for first, length in enumerate((tile if 0 < tile < trial.time else half, 0, trial.time)):
+        lengths[first::4] = length
+    return lengths
+
+
+def _in_float64(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _in_float64(one) for name, one in given.items()}
+    return given if given.dtype.kind in "bi" else given.astype(numpy.complex128 if given.dtype.kind == "c" else numpy.float64)

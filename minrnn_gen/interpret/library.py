@@ -1,0 +1,105 @@
+"""A kernel compiled for the host, launched as on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minrnn_gen.build.store import Store
+from minrnn_gen.interpret.findings import Finding, RawFinding, resolved
+from minrnn_gen.interpret.toolchain import compiled
+from minrnn_gen.plan.kernel_plan import KernelPlan
+
+# Kernels that take a call step by step have two entries each.
+PARTS = {"alternating_forward": ("_begin", "_step"), "alternating_backward": ("_begin", "_step")}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An array that a kernel may touch: where it is, and whether something is in it before the launch."""
+
+    name: str
+    address: int
+    size_bytes: int
+    is_given: bool
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """The kernels of one plan on the host; one launch at a time, others wait."""
+
+    plan: KernelPlan
+    _library: ctypes.CDLL = field(repr=False)
+    _path: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def launch(
+        self, blocks: int, arguments: Sequence[Any], seed: int, memory: Iterable[Memory] = (), part: str = ""
+    ) -> tuple[Finding, ...]:
+        """Run a grid to its end, or to where it cannot go on, and return what was found.
+
+        `arguments` are integers (pointers as addresses), and numbers with a point as floats or NumPy's. Without `memory`
+        the kernel may touch whatever it likes, and only shared memory is watched.
+        """
+        library, entry = self._library, f"{self.plan.entry}{part}".encode()
+        expected = library.minrnn_arguments(entry)
+        assert len(arguments) == expected, f"{len(arguments)} arguments are given, {expected} are expected"
+        words = (ctypes.c_longlong * len(arguments)).from_buffer_copy(b"".join(map(_packed, arguments)) or bytes(8))
+        variables = self.plan.variables
+        with self._lock:
+            library.minrnn_forget_arrays()
+            for one in memory:
+                library.minrnn_add_array(one.name.encode(), one.address, one.size_bytes, one.is_given)
+            count = library.minrnn_launch(
+                entry,
+                blocks,
+                self.plan.threads,
+                variables.get("cluster_blocks", 1),
+                variables.get("grid_blocks", 1) > 1,
+                self.plan.shared_bytes,
+                words,
+                seed,
+            )
+            raw = [RawFinding.from_buffer_copy(library.minrnn_finding(one).contents) for one in range(count)]
+        return resolved(raw, self._path, self.plan.entry, seed)
+
+
+def host_kernel(source: str, plan: KernelPlan, store: Store) -> HostKernel:
+    """Return the text of a plan's kernel, as it stands, compiled for the host.
+
+    Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
+    """
+    entries = [f"{plan.entry}{part}" for part in PARTS.get(plan.entry, ("",))]
+    content = compiled(source, entries, plan.storage_dtype == "bfloat16", store)
+    # Loaded from a file of its own, so that every kernel has its own machine and the store may drop its entry meanwhile.
+    with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".so", delete=False) as file:
+        file.write(content)
+    path = Path(file.name)
+    library = ctypes.CDLL(str(path))
+    word, pointer = ctypes.c_ulonglong, ctypes.c_void_p
+    library.minrnn_add_array.argtypes = (ctypes.c_char_p, pointer, word, ctypes.c_int)
+    unsigned = ctypes.c_uint
+    library.minrnn_launch.argtypes = (
+        ctypes.c_char_p, unsigned, unsigned, unsigned, ctypes.c_int, word, ctypes.POINTER(ctypes.c_longlong), word,
+    )  # fmt: skip
+    library.minrnn_finding.restype = ctypes.POINTER(RawFinding)
+    return HostKernel(plan, library, path)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the libraries that this process loads, which goes with it."""
+    return tempfile.TemporaryDirectory(prefix="minrnn_gen_", ignore_cleanup_errors=True)
+
+
+def _packed(argument: Any) -> bytes:
+    if isinstance(argument, float) or getattr(getattr(argument, "dtype", None), "kind", "") == "f":
+        return struct.pack("d", argument)
+    return struct.pack("q", int(argument)) if int(argument) < 1 << 63 else struct.pack("Q", int(argument))

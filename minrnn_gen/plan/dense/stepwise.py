@@ -1,0 +1,76 @@
+"""The search space of alternating_forward.cu.j2 and alternating_backward.cu.j2: the pointwise part of steps of dense cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from minrnn_gen.plan.elementwise import elementwise_family
+from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import cost
+from minrnn_gen.plan.solver import Candidate
+
+# Besides the values of the cell: addresses, the place in time, loads under way, and double-precision exponentials; an upper
+# bound of what compiled kernels of all built-in cells take.
+REGISTERS_FIXED = 44
+BACKWARD_REGISTERS_FIXED = 56
+
+# What a batched product of cuBLAS and a pointwise kernel take in a replayed graph, bound by their start and by the latency of
+# memory; these and the rates below fitted to 15 problems on an H200 (docs/performance.md).
+PRODUCT_US = {"fp64": 10.0, "fp32": 10.0, "fp16": 4.5, "bf16": 4.5}
+POINTWISE_US = {"forward": 2.7, "backward": 7.2}
+# Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed.
+PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "fp16": 550.0, "bf16": 550.0}
+# A backward makes all products once more before its steps, and those of the gradient of R behind them.
+BACKWARD_PRODUCTS = 2
+# L2, where a matrix stays that fits, is so many times as fast as memory.
+L2_BANDWIDTH_FACTOR = 1.6
+
+
+def _registers(problem: Problem) -> int:
+    """Return an estimate per thread: everything that comes in, and as much again of what is computed."""
+    cell = problem.cell
+    words = problem.precision.arithmetic_bytes // 4
+    values = len(cell.gates) + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
+    if problem.kernel_pass == "backward":
+        return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states))
+    return REGISTERS_FIXED + words * 2 * values
+
+
+def product_us(problem: Problem) -> float:
+    """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
+    gpu, precision = problem.gpu, problem.precision.name
+    matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * (problem.hidden_size // problem.heads)
+    matrix_bytes = matrix_elements * problem.precision.storage_bytes
+    bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if matrix_bytes <= gpu.l2_bytes else 1.0)
+    per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
+    times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
+    return PRODUCT_US[precision] + max(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+
+
+def pointwise_us(problem: Problem, threads: int) -> float:
+    """Return the time of one pointwise kernel: its start, and the instructions and the bytes of one step."""
+    gpu, cell = problem.gpu, problem.cell
+    elements = problem.batch * problem.hidden_size
+    blocks_of_busiest_sm = math.ceil(math.ceil(elements / threads) / gpu.sm_count)
+    warps = blocks_of_busiest_sm * threads / cost.WARP_LANES
+    instructions = warps * (cost.operations_per_element(problem) + cost.INSTRUCTIONS_PER_THREAD)
+    issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
+    states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
+    step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products
+    start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
+    return start_us + max(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    """Return the cost model's terms in microseconds: one product and one pointwise kernel after the other, step after step."""
+    return {
+        "products": problem.time * product_us(problem),
+        "pointwise": problem.time * pointwise_us(problem, candidate["threads"]),
+        "launch": launch_us(problem.gpu),
+    }
+
+
+FORWARD = elementwise_family("alternating_forward", _registers, predicted_us)
+BACKWARD = elementwise_family("alternating_backward", _registers, predicted_us)

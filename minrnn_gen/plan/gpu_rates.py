@@ -1,0 +1,90 @@
+"""How fast a GPU is at what the models of dense cells count, beside the GPU that these were fitted on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from minrnn_gen.config.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile
+
+# The constants of the models are times on an H200.
+FITTED_ON = DEFAULT_GPU
+# Multiply-adds in 16 bits, with sums in fp32, that the tensor cores of an SM make in a cycle: what datasheets say of dense
+# products, over SMs and clock (A100, RTX 3090, L40S, H200, RTX 5090). B200 has other instructions for more; as Hopper's.
+TENSOR_PRODUCTS_PER_SM_CYCLE = {"8.0": 1024, "8.6": 256, "8.9": 512, "9.0": 2048, "10.0": 2048, "12.0": 256}
+# Special-function results per SM and cycle (CUDA C++ Programming Guide, arithmetic instruction throughput).
+TRANSCENDENTALS_PER_SM_CYCLE = 16.0
+# Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
+LAUNCH_US = 2.5
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How many times as long each takes as on the GPU that the models were fitted on."""
+
+    instruction: float
+    product: float
+    transcendental: float
+    block: float
+    cluster: float
+    grid: float
+
+
+def transcendentals_per_sm_cycle(gpu: GpuProfile) -> float:
+    """Return what was measured, else what the guide says."""
+    return gpu.transcendentals_per_sm_cycle or TRANSCENDENTALS_PER_SM_CYCLE
+
+
+def launch_us(gpu: GpuProfile) -> float:
+    """Return what was measured, else what it is on an H200."""
+    return gpu.launch_us or LAUNCH_US
+
+
+class Measured(NamedTuple):
+    """What scales depend on, of one GPU."""
+
+    compute_capability: str
+    sm_clock_hz: float
+    products_per_sm_cycle: float | None
+    transcendentals_per_sm_cycle: float | None
+    block_exchange_ns: float | None
+    cluster_exchange_ns: float | None
+    grid_exchange_ns: float | None
+
+
+def scales_of(gpu: GpuProfile) -> Scales:
+    """Return how the times of the models are scaled for a GPU: by 1 for the one that they were fitted on."""
+    return _scales(Measured(*(getattr(gpu, field) for field in Measured._fields)))
+
+
+@functools.lru_cache(maxsize=64)  # asked for every candidate, of few GPUs
+def _scales(gpu: Measured) -> Scales:
+    fitted = load_profile(FITTED_ON)
+    cycle = fitted.sm_clock_hz / gpu.sm_clock_hz
+
+    def ratio(field: str, assumed: float) -> float:
+        """Of what was measured on both; else as the clock and the architecture say."""
+        its, theirs = getattr(gpu, field), getattr(fitted, field)
+        return float(its / theirs) if its and theirs else assumed
+
+    products = tensor_products(gpu.compute_capability) / tensor_products(fitted.compute_capability)
+    return Scales(
+        instruction=cycle,
+        product=cycle / ratio("products_per_sm_cycle", products),
+        transcendental=cycle / ratio("transcendentals_per_sm_cycle", 1.0),
+        block=ratio("block_exchange_ns", cycle),
+        cluster=ratio("cluster_exchange_ns", cycle),
+        grid=ratio("grid_exchange_ns", cycle),
+    )
+
+
+def tensor_products(compute_capability: str) -> float:
+    """Return the multiply-adds of an SM and cycle by architecture; of one that is not listed, those of the newest before it."""
+
+    def number(capability: str) -> tuple[int, ...]:
+        return tuple(map(int, capability.split(".")))
+
+    mine = number(compute_capability)
+    known = {number(name): count for name, count in TENSOR_PRODUCTS_PER_SM_CYCLE.items()}
+    return known[max((one for one in known if one <= mine), default=min(known))]

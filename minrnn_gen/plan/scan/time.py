@@ -1,0 +1,248 @@
+"""The search space of the scans with lanes along time, one or more warps per channel (layout BDT), forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.scan import cost
+from minrnn_gen.plan.scan.cost import Quantity
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
+
+# Registers besides the steps of a lane, read off compiled kernels.
+REGISTERS_FIXED = 38
+# The backward keeps each gate's sum over time, and its strides and pointers to more arrays.
+BACKWARD_REGISTERS_PER_GATE = 3
+# A step of the backward as it was read, and partly widened; its coefficients are made anew for each walk.
+BACKWARD_REGISTERS_PER_VALUE = 1.25
+# exp, log and tanh in fp64 are inlined code with values of their own.
+REGISTERS_OF_FP64_FUNCTIONS = 12
+# Ticket, column and workspace; in the backward they fit beside what only the second walk needs.
+FORWARD_REGISTERS_OF_SPLIT = 10
+# Five doublings of the distance, a shift by one lane, and the last lane's state to all.
+SHUFFLES = 7
+# A lane reads shared memory in vectors of so many bytes, the widest access.
+VECTOR_BYTES = 16
+# Where time is split each tile costs a ticket and a packet, so that longer ones pay; beyond this, steps fill the registers.
+SPLIT_VECTORS_MAX = 4
+# Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
+BANKS_BYTES = 128
+# A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
+GROUP_TILES = cost.WARP_LANES
+# To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
+CYCLES_PER_L2_TRIP = 270.0
+# Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
+TICKETS_PER_US = 800.0
+# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md).
+INSTRUCTIONS_PER_COPY = 19.0  # address and predicate of one asynchronous piece
+INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
+INSTRUCTIONS_PER_FOLD = 3.0  # a warp's composition of one state read from shared memory, and applied
+INSTRUCTIONS_PER_HANDOVER = 1500.0  # a ticket, its column's constants, the packets waited for, and one more scan of the warp
+CYCLES_PER_TILE = 54.0
+CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
+CYCLES_PER_BARRIER_WARP = 50.0
+# No power of what is missing: as long as the latency is hidden at all (Little's law), fewer bytes in flight are as good.
+MEMORY = cost.MemoryModel(
+    wanted_per_read={"forward": 2.0, "backward": 2.2},
+    missing_power=0.0,
+    excess_share=0.019,
+    tiles_not_overlapped=0.05,
+    narrow_share=0.53,
+)
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    return {
+        "warps": (1, 2, 4, 8),
+        "time_warps": (1, 2, 4, 8, 16),
+        "steps_per_lane": (1, 2, 4, 8, 16, 32),
+        "stages": (1, 2, 3, 4, 6, 8),
+        "lookback": (0, 1) if problem.regime.few_channels else (0,),
+    }
+
+
+def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
+    cell = problem.cell
+    words = problem.precision.arithmetic_bytes // 4
+    per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
+    if problem.kernel_pass == "backward":
+        per_lane += BACKWARD_REGISTERS_PER_GATE * len(cell.gates) + len(cell.parameters)
+        steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
+        return fixed + int(words * (steps + per_lane))
+    kept = 2 * len(cell.states) + cell.carried_count
+    return fixed + lookback * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
+
+
+def _result_count(problem: Problem) -> int:
+    """Values written of every step that leave through shared memory."""
+    if problem.kernel_pass == "backward":
+        return len(problem.cell.gates)
+    return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
+
+
+def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
+    """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other.
+
+    The backward also copies, for every state, a piece with the step beside the tile.
+    """
+    vector_bytes = steps_per_lane * problem.precision.storage_bytes
+    stream = cost.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)
+    beside = len(problem.cell.states) * VECTOR_BYTES if problem.kernel_pass == "backward" else 0
+    return warps * time_warps * stages * (max(problem.cell.read_count, _result_count(problem)) * stream + beside)
+
+
+def _exchange_bytes(problem: Problem, time_warps: int) -> int:
+    """What warps of a column tell each other: compositions (a, b) of their tiles of two rounds, in the backward also sums."""
+    if time_warps == 1:
+        return 0
+    cell = problem.cell
+    sums = len(cell.gates) + len(cell.parameters) if problem.kernel_pass == "backward" else 0
+    return time_warps * (4 * len(cell.states) + sums) * problem.precision.arithmetic_bytes
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    ring = ("warps", "time_warps", "steps_per_lane", "stages")
+    storage_bytes = problem.precision.storage_bytes
+    return (
+        Constraint(
+            "vectors_per_lane",
+            f"a lane holds its steps as one {VECTOR_BYTES}-byte vector, where time is split as up to {SPLIT_VECTORS_MAX}",
+            ("steps_per_lane", "lookback"),
+            lambda steps_per_lane, _: steps_per_lane * storage_bytes,
+            lambda _, lookback: VECTOR_BYTES * (SPLIT_VECTORS_MAX if lookback else 1),
+            "bytes",
+        ),
+        *cost.hardware_constraints(
+            problem.gpu,
+            Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * cost.WARP_LANES),
+            Quantity(("steps_per_lane", "lookback"), lambda steps, lookback: _registers(problem, steps, lookback)),
+            Quantity(
+                ring,
+                lambda warps, time_warps, steps, stages: (
+                    _ring_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
+                ),
+            ),
+        ),
+        *cost.copy_constraints(
+            problem,
+            Quantity(
+                ring,
+                lambda warps, time_warps, steps, stages: _ring_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
+            ),
+        ),
+        Constraint(
+            "one_column_per_block",
+            "warps that share a column meet at a barrier, which would hold up the columns of others",
+            ("warps", "time_warps"),
+            lambda warps, time_warps: warps if time_warps > 1 else 1,
+            lambda *_: 1,
+            "columns",
+        ),
+        Constraint(
+            "one_split_of_time",
+            "time is split over the warps of a block, or over any warps that take tickets",
+            ("time_warps", "lookback"),
+            lambda time_warps, lookback: time_warps if lookback else 1,
+            lambda *_: 1,
+            "warps",
+        ),
+        Constraint(
+            "overlap",
+            "with cp.async one stage is dominated: its slot is filled again only when its tile has been read, if not walked",
+            ("stages",),
+            lambda _: 2 if can_copy_asynchronously(problem) else 1,
+            lambda stages: stages,
+            "stages",
+            drops_dominated=True,
+        ),
+        cost.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
+    shared_map = {"ring": _ring_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
+    if exchange := _exchange_bytes(problem, time_warps):
+        shared_map["exchange"] = exchange
+    return cost.resident(
+        problem,
+        threads=warps * time_warps * cost.WARP_LANES,
+        channels_per_block=warps,
+        registers_estimated=_registers(problem, steps_per_lane, candidate["lookback"]),
+        shared_map=shared_map,
+        tile_steps=time_warps * cost.WARP_LANES * steps_per_lane,
+        group_tiles=GROUP_TILES if candidate["lookback"] else 0,
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    taken = resources(problem, candidate)
+    warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
+    lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
+    streams = problem.cell.read_count + problem.cell.written_count
+    pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
+    shuffles = SHUFFLES * len(problem.cell.states)
+    exchanges = time_warps > 1
+    folds = time_warps * len(problem.cell.states) if exchanges else 0
+    instructions = (
+        steps_per_lane * cost.operations_per_element(problem)
+        + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
+        + shuffles * INSTRUCTIONS_PER_SHUFFLE
+        + folds * INSTRUCTIONS_PER_FOLD
+        + lookback * INSTRUCTIONS_PER_HANDOVER
+    )
+    latency_cycles = (
+        CYCLES_PER_TILE
+        + instructions * CYCLES_PER_INSTRUCTION
+        + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
+        + lookback * 2 * CYCLES_PER_L2_TRIP
+    )
+    columns = problem.batch * problem.hidden_size
+    tickets = columns * -(-problem.time // taken.tile_steps)
+    blocks, walked_at_once = -(-columns // warps), taken.tile_steps
+    if lookback:
+        # All resident warps share the tiles of all columns: so many steps of every column are walked at once.
+        blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, -(-tickets // warps))
+        walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
+    terms = cost.predicted_us(
+        problem,
+        cost.Walk(
+            blocks=blocks,
+            at_once=problem.gpu.sm_count * taken.blocks_per_sm,
+            warps=warps * time_warps,
+            tile_steps=walked_at_once,
+            in_flight_bytes=taken.shared_map["ring"],
+            instructions=instructions,
+            latency_cycles=latency_cycles,
+            elements_per_lane=steps_per_lane,
+            memory=MEMORY,
+            row_bytes=taken.tile_steps * storage_bytes,
+        ),
+    )
+    if not lookback:
+        return terms
+    first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
+    return {
+        **terms,
+        "tickets": tickets / TICKETS_PER_US,
+        "fill_and_drain": terms["fill_and_drain"] + first_tickets_us,
+        # The workspace is filled by a launch of its own.
+        "launch": 2 * terms["launch"],
+    }
+
+
+def _family(name: str) -> Family:
+    return Family(
+        name=name,
+        entry=name.removesuffix("_time"),
+        copies=True,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+FORWARD = _family("scan_forward_time")
+BACKWARD = _family("scan_backward_time")

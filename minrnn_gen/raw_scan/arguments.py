@@ -1,0 +1,164 @@
+"""The arrays of a raw scan, held against its contract: shapes, dtypes, device."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import Reading, read
+from minrnn_gen.call.validate import check_place
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.gpu import cuda
+from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: a's logarithm is given; `reverse`: from the last t on."""
+
+    shape: tuple[int, ...]
+    axis: int
+    precision: Precision
+    log_a: bool
+    reverse: bool
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+
+    @property
+    def sequences(self) -> int:
+        """How many recurrences run side by side before and behind `axis`."""
+        return math.prod(self.state_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCall:
+    """The checked arrays of a scan, which have numbers in this order; `h0` is None for zeros."""
+
+    recurrence: Recurrence
+    a: Array
+    b: Array
+    h0: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """The checked arrays of a backward, which have numbers in this order; `h0` and `dfinal` are None for zeros."""
+
+    recurrence: Recurrence
+    a: Array
+    y: Array
+    dy: Array
+    h0: Array | None
+    dfinal: Array | None
+
+
+def read_scan(what: str, arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) -> Reading | None:
+    """Read the arrays of a scan or its backward, unchecked, in the order of their numbers; None where they have no form."""
+    if not (type(log_a) is bool and type(reverse) is bool and type(axis) is int):
+        return None  # may equal what is allowed, as 1.0 does
+    return read((what, log_a, reverse, axis), arrays)
+
+
+def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int) -> ScanCall:
+    """Check what `scan` was called with; raises BadInput with one sentence."""
+    first = _inspected(a, "a")
+    recurrence = _recurrence(first, log_a, reverse, axis)
+    return ScanCall(recurrence, first.numbered(0), _like(first, b, "b", 1), _state(recurrence, first, h0, "h0", 2))
+
+
+def check_scan_backward(
+    a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *, log_a: bool, reverse: bool, axis: int
+) -> BackwardCall:
+    """Check what `scan_backward` was called with; raises BadInput with one sentence."""
+    first = _inspected(a, "a")
+    recurrence = _recurrence(first, log_a, reverse, axis)
+    return BackwardCall(
+        recurrence,
+        first.numbered(0),
+        _like(first, y, "y", 1),
+        _like(first, dy, "dy", 2),
+        _state(recurrence, first, h0, "h0", 3),
+        _state(recurrence, first, dfinal, "dfinal", 4),
+    )
+
+
+def _recurrence(a: Array, log_a: object, reverse: object, axis: object) -> Recurrence:
+    precision = precision_storing(a.dtype)
+    if precision is None:
+        raise BadInput(f"a has dtype {a.dtype}; one of {', '.join(STORAGE_DTYPES)} is expected and nothing is cast silently")
+    for name, value in (("log_a", log_a), ("reverse", reverse)):
+        if not isinstance(value, bool):
+            raise BadInput(f"{name} is {shown(value)}; True or False is expected")
+    if log_a and precision.arithmetic_dtype.startswith("complex"):
+        raise BadInput(f"log_a is given with a of {a.dtype}, whose logarithm has many values; pass a itself, without log_a")
+    return Recurrence(a.shape, _axis(a, axis), precision, bool(log_a), bool(reverse))
+
+
+def _axis(a: Array, axis: Any) -> int:
+    """Return the axis of time, counted from the first."""
+    count = len(a.shape)
+    if not count:
+        raise BadInput("a has no axes; an array with an axis of time is expected")
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        index = count  # no integer: as wrong as one out of range
+    if not -count <= index < count:
+        raise BadInput(
+            f"axis is {shown(axis)}, but a has shape {list(a.shape)}; allowed are the integers {-count} to {count - 1}"
+        )
+    return index % count
+
+
+def _like(a: Array, value: Any, name: str, number: int) -> Array:
+    array = _inspected(value, name)
+    if array.dtype != a.dtype:
+        raise BadInput(f"{name} has dtype {array.dtype}; that of a, {a.dtype}, is expected and nothing is cast silently")
+    if array.shape != a.shape:
+        raise BadInput(f"{name} has shape {list(array.shape)}; that of a, {list(a.shape)}, is expected")
+    return _beside(a, array).numbered(number)
+
+
+def _state(recurrence: Recurrence, a: Array, value: Any, name: str, number: int) -> Array | None:
+    if value is None:
+        return None
+    array = _inspected(value, name)
+    carried = recurrence.precision.arithmetic_dtype
+    if array.dtype != carried:
+        raise BadInput(f"{name} has dtype {array.dtype}; {carried} is expected beside a of {a.dtype}")
+    if array.shape != recurrence.state_shape:
+        raise BadInput(
+            f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of a without axis {recurrence.axis}, "
+            f"is expected"
+        )
+    return _beside(a, array).numbered(number)
+
+
+def _beside(a: Array, array: Array) -> Array:
+    check_place(array, a)
+    if a.device is not None and array.library != a.library:
+        raise BadInput(
+            f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for "
+            f"each other; convert one of them"
+        )
+    return array
+
+
+def _inspected(value: Any, name: str) -> Array:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise BadInput(
+            f"{name} requires grad, which a scan of arrays does not record; call minrnn_gen.torch.scan, or call under "
+            f"torch.no_grad()"
+        )
+    return cuda.inspect(value, name)

@@ -1,0 +1,117 @@
+"""What a scan kernel sees of arrays of any shape: batch, time and channels, without a copy where the strides allow it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.config.spec import SIZE_LIMIT
+from minrnn_gen.raw_scan.arguments import Recurrence
+
+RawLayout = Literal["BTD", "BDT"]
+
+# The widest row of a warp: 32 lanes of 8 channels. A larger hidden size gains nothing where the rest can be batch.
+CHANNELS_WANTED = 256
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Arrays as `launches` times [batch, time, hidden_size], or, in layout BDT, [batch, hidden_size = 1, time].
+
+    `batch_is_before`: the batch are the axes before time, else some behind it.
+    """
+
+    layout: RawLayout
+    launches: int
+    batch: int
+    time: int
+    hidden_size: int
+    batch_is_before: bool
+
+    def rows(self, recurrence: Recurrence, *arrays: Array) -> tuple[Array, ...]:
+        """View arrays of the recurrence's shape with equal strides, [launches, ...]; they are copied where they have none."""
+        found = [_strides(recurrence, array) for array in arrays]
+        if None in found or len(set(found)) > 1:
+            arrays = tuple(contiguous(array) for array in arrays)
+            found = [_strides(recurrence, array) for array in arrays]
+        return tuple(self._viewed(array, *strides) for array, strides in zip(arrays, found, strict=True) if strides)
+
+    def _viewed(self, array: Array, before: int, time: int) -> Array:
+        launch, batch = (0, before) if self.batch_is_before else (before, self.hidden_size)
+        if self.layout == "BDT":
+            return replace(array, shape=(self.launches, self.batch, 1, self.time), strides=(launch, batch, 1, 1))
+        shape = (self.launches, self.batch, self.time, self.hidden_size)
+        return replace(array, shape=shape, strides=(launch, batch, time, 1))
+
+    def states(self, array: Array | None) -> tuple[Array | None, ...]:
+        """View an array of the state's shape as one [batch, hidden_size] for each launch; copied where it is not contiguous."""
+        if array is None:
+            return (None,) * self.launches
+        shape = (self.launches, self.batch, self.hidden_size)
+        whole = replace(contiguous(array), shape=shape, strides=contiguous_strides(shape))
+        return tuple(whole.selected(0, index) for index in range(self.launches))
+
+
+def arrangement_of(recurrence: Recurrence) -> Arrangement:
+    """Return how a kernel walks arrays of the recurrence's shape, which has elements beside time.
+
+    Axes before time are the batch, those behind it the channels. With nothing before, the first of those behind are the batch,
+    so that a kernel, made for one hidden size, serves every size of the others. With more channels than a spec may have, each
+    index before time takes a launch of its own, and again the first of the axes behind are the batch.
+    """
+    before, time = math.prod(recurrence.shape[: recurrence.axis]), recurrence.shape[recurrence.axis]
+    behind = recurrence.shape[recurrence.axis + 1 :]
+    channels = math.prod(behind)
+    if channels == 1:
+        return Arrangement("BDT", 1, before, time, 1, batch_is_before=True)
+    if before > 1 and channels <= SIZE_LIMIT:
+        return Arrangement("BTD", 1, before, time, channels, batch_is_before=True)
+    hidden_size = _hidden_size(behind)
+    return Arrangement("BTD", before, channels // hidden_size, time, hidden_size, batch_is_before=False)
+
+
+def contiguous(array: Array) -> Array:
+    """Return the array, or a copy by its library on the current stream where it is not contiguous."""
+    if array.is_contiguous:
+        return array
+    if array.library == "torch":
+        copied = array.owner.contiguous()
+    else:
+        with array.owner.device:  # CuPy copies to the current device
+            copied = array.owner.copy(order="C")
+    pointer = copied.data_ptr() if array.library == "torch" else copied.data.ptr
+    return replace(array, owner=copied, pointer=pointer, strides=contiguous_strides(array.shape))
+
+
+def _hidden_size(behind: tuple[int, ...]) -> int:
+    """Merge axes from the last one on until there are channels enough; of more than a spec may have, take a divisor."""
+    merged = 1
+    for size in reversed(behind):
+        merged *= size
+        if merged >= CHANNELS_WANTED:
+            break
+    if merged <= SIZE_LIMIT:
+        return merged
+    small = [divisor for divisor in range(1, math.isqrt(merged) + 1) if merged % divisor == 0]
+    return max(divisor for each in small for divisor in (each, merged // each) if divisor <= SIZE_LIMIT)
+
+
+def _strides(recurrence: Recurrence, array: Array) -> tuple[int, int] | None:
+    """Return the strides of the axes before time, as one, and of time; None where they are not one or rows have gaps."""
+    axis, shape = recurrence.axis, array.shape
+    strides = array.strides if math.prod(shape) else contiguous_strides(shape)
+    before = _merged(shape[:axis], strides[:axis])
+    behind = _merged(shape[axis + 1 :], strides[axis + 1 :])
+    run = strides[axis] if math.prod(shape[axis + 1 :]) == 1 and shape[axis] > 1 else behind
+    return None if before is None or run != 1 else (before, strides[axis])
+
+
+def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """Return the stride of neighbouring axes taken as one, or None where there is none."""
+    axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
+    if any(stride != size * inner for (_, stride), (size, inner) in pairwise(axes)):
+        return None
+    return axes[-1][1] if axes else 1

@@ -1,0 +1,94 @@
+"""A raw scan on CUDA arrays: the compiled scan kernels, launched on the caller's current stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minrnn_gen.call.address import Gap
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.interface import X_AXES
+from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.gpu import cuda
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
+from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
+from minrnn_gen.raw_scan.kernels import raw_kernels, typical_time_of
+from minrnn_gen.run.replay import Steps
+from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
+
+
+def run_scan(call: ScanCall, y: Array, final: Array, steps: Steps) -> None:
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; asynchronous, by `steps`."""
+    recurrence = call.recurrence
+    if not recurrence.sequences:
+        return
+    arrangement = arrangement_of(recurrence)
+    a, b = arrangement.rows(recurrence, call.a, call.b)
+    x = _gates(arrangement, a, b)
+    (rows,) = arrangement.rows(recurrence, y)
+    loaded, plan = _kernel(arrangement, recurrence, "forward", x, rows)
+    states = zip(arrangement.states(call.h0), arrangement.states(final), strict=True)
+    for index, (initial, last) in enumerate(states):
+        outputs = Outputs(rows.selected(0, index), (), _present(last))
+        one = _call(arrangement, recurrence, x.selected(0, index), initial)
+        workspace = steps.workspace(workspace_bytes_of(plan, one))
+        steps.launch(loaded, forward_launch_of(plan, one, outputs, workspace), plan.threads)
+
+
+def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, steps: Steps) -> None:
+    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, contiguous; asynchronous, by `steps`."""
+    recurrence = call.recurrence
+    if not recurrence.sequences:
+        return
+    arrangement = arrangement_of(recurrence)
+    (a,) = arrangement.rows(recurrence, call.a)
+    x = _gates(arrangement, a, a)  # the gradients do not need b
+    y, dy = arrangement.rows(recurrence, call.y, call.dy)
+    dx = _gates(arrangement, *arrangement.rows(recurrence, da, db))
+    loaded, plan = _kernel(arrangement, recurrence, "backward", x, y, dy, dx)
+    states = zip(*(arrangement.states(array) for array in (call.h0, call.dfinal, dh0)), strict=True)
+    for index, (initial, dfinal, dinitial) in enumerate(states):
+        incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
+        gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
+        one = _call(arrangement, recurrence, x.selected(0, index), initial)
+        workspace = steps.workspace(workspace_bytes_of(plan, one))
+        launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients, workspace)
+        steps.launch(loaded, launch, plan.threads)
+
+
+def _kernel(
+    arrangement: Arrangement, recurrence: Recurrence, kernel_pass: KernelPass, x: Array, *rows: Array
+) -> tuple[cuda.LoadedKernel, KernelPlan]:
+    assert x.device is not None
+    size, layout = arrangement.hidden_size, arrangement.layout
+    typical_time = typical_time_of(arrangement.time)
+    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, typical_time, x.device)
+    sizes = Sizes(arrangement.batch, arrangement.time)
+    return kernels.ready(kernel_pass, kernels.regime_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
+
+
+def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:
+    axes = X_AXES[arrangement.layout]
+    batch, time = arrangement.batch, arrangement.time
+    return Call(x, axes, batch, time, None, None, (), (initial,), Sequences(batch), reverse=recurrence.reverse)
+
+
+def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
+    """View two arrays of equal strides as one with an axis of gates: from the one to the other is a stride like any other.
+
+    Both start at multiples of their elements' size, as `inspect_array` sees to.
+    """
+    axis = 1 + X_AXES[arrangement.layout].index("g")
+    stride = Gap(first.pointer, second.pointer, first.itemsize)
+    return replace(
+        first,
+        shape=(*first.shape[:axis], 2, *first.shape[axis:]),
+        strides=(*first.strides[:axis], stride, *first.strides[axis:]),
+        owner=(first.owner, second.owner),
+    )
+
+
+def _present(array: Array | None) -> tuple[Array, ...]:
+    return () if array is None else (array,)

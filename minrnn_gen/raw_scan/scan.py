@@ -1,0 +1,86 @@
+"""`minrnn_gen.scan` and `minrnn_gen.scan_backward`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.raw_scan.arguments import Recurrence, check_scan, check_scan_backward, read_scan
+from minrnn_gen.run.replay import Steps, Tapes
+
+# What was run before on the arrays of a form, by every scan of this process.
+_TAPES = Tapes()
+
+
+def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1) -> tuple[Any, Any]:
+    """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, starting from `h0`; y[t] is h[t].
+
+    a, b and y have one shape and dtype: float64, float32, float16, bfloat16, complex64 or complex128. h0 (zeros where None)
+    and final have that shape without `axis`, and the dtype of the arithmetic: float32 for 16-bit a, else a's own. With `log_a`,
+    a holds the logarithms of the coefficients; with `reverse`, t runs from the last to the first, and y stays at its own t.
+    Arrays may have any strides; CUDA arrays run a compiled kernel on the caller's current stream, others NumPy.
+    Raises BadInput for arrays that do not fit.
+    """
+    reading = read_scan("scan", (a, b, h0), log_a=log_a, reverse=reverse, axis=axis)
+    played = _TAPES.play(reading)
+    if played is not None:
+        again, last = played.results
+        return again, last
+    call = check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
+    steps = Steps(call.a, reading)
+    (y,), final = _results(call.recurrence, steps, 1)
+    if call.a.device is None:
+        from minrnn_gen.raw_scan import host  # NumPy is imported only where a host array comes in
+
+        host.run_scan(call, y, final)
+    else:
+        from minrnn_gen.raw_scan import device
+
+        device.run_scan(call, y, final, steps)
+        _TAPES.keep(steps.played((y, final), None))
+    return y.owner, final.owner
+
+
+def scan_backward(
+    a: Any,
+    y: Any,
+    dy: Any,
+    h0: Any = None,
+    dfinal: Any = None,
+    *,
+    log_a: bool = False,
+    reverse: bool = False,
+    axis: int = 1,
+) -> tuple[Any, Any, Any]:
+    """Return (da, db, dh0), the gradients of sum(dy y) + sum(dfinal final), given the y of `scan` with the same arguments.
+
+    dy is like y, and dfinal (zeros where None) like final; da and db are like a, dh0 like final. With `log_a`, da is the
+    gradient of log a. Complex gradients follow torch's convention: delta[t] = dy[t] + conj(a[t+1]) delta[t+1],
+    db[t] = delta[t], da[t] = delta[t] conj(h[t-1]), dh0 = conj(a[0]) delta[0]. In 16-bit dtypes y, rounded, stands for h.
+    Raises BadInput for arrays that do not fit. Source: Martin & Cundy, arXiv 1709.04057.
+    """
+    reading = read_scan("backward", (a, y, dy, h0, dfinal), log_a=log_a, reverse=reverse, axis=axis)
+    played = _TAPES.play(reading)
+    if played is not None:
+        of_a, of_b, of_h0 = played.results
+        return of_a, of_b, of_h0
+    call = check_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
+    steps = Steps(call.a, reading)
+    (da, db), dh0 = _results(call.recurrence, steps, 2)
+    if call.a.device is None:
+        from minrnn_gen.raw_scan import host
+
+        host.run_scan_backward(call, da, db, dh0)
+    else:
+        from minrnn_gen.raw_scan import device
+
+        device.run_scan_backward(call, da, db, dh0, steps)
+        _TAPES.keep(steps.played((da, db, dh0), None))
+    return da.owner, db.owner, dh0.owner
+
+
+def _results(recurrence: Recurrence, steps: Steps, count: int) -> tuple[tuple[Array, ...], Array]:
+    """Allocate `count` arrays shaped like a, and one of the state's shape and dtype."""
+    precision = recurrence.precision
+    rows = tuple(steps.new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
+    return rows, steps.new_array(recurrence.state_shape, precision.arithmetic_dtype)

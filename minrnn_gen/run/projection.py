@@ -1,0 +1,59 @@
+"""The products of an input projection and of its gradients: fp32 (fp64) accumulation, all arrays contiguous."""
+
+from __future__ import annotations
+
+import math
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.gpu.cublas import Matrix, Product, factor
+
+
+def projection(x: Array, weight: Array, result: Array, time_is_last: bool) -> Product:
+    """Return result = x weightᵀ over the last axis of x.
+
+    x [rows..., I], weight [N, I], result [rows..., N]; where `time_is_last`, x [B, I, T] and result [B, N..., T].
+    """
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = x.shape
+        return _product((outputs, time, inputs), factor(weight, inputs), factor(x, time, inputs * time), result, batch)
+    return _product((_rows(x), outputs, inputs), factor(x, inputs), factor(weight, inputs, transposed=True), result)
+
+
+def x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool) -> Product:
+    """Return dx = gradient weight, the gradient of x in `projection`, given that of its result; arrays as there."""
+    outputs, inputs = weight.shape
+    if time_is_last:
+        batch, _, time = dx.shape
+        transposed = factor(weight, inputs, transposed=True)
+        return _product((inputs, time, outputs), transposed, factor(gradient, time, outputs * time), dx, batch)
+    return _product((_rows(dx), inputs, outputs), factor(gradient, outputs), factor(weight, inputs), dx)
+
+
+def weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool) -> list[Product]:
+    """Return the products that add up to dweight = gradientᵀ x, the gradient of the weight in `projection`.
+
+    dweight [N, I] in the arithmetic dtype. Where `time_is_last` the sequences are added up one after the other.
+    """
+    outputs, inputs = dweight.shape
+    if not time_is_last:
+        turned = factor(gradient, outputs, transposed=True)
+        return [_product((outputs, inputs, _rows(x)), turned, factor(x, inputs), dweight)]
+    batch, _, time = x.shape
+    parts = ((gradient.narrowed(0, one, 1), x.narrowed(0, one, 1)) for one in range(batch))
+    return [
+        _product((outputs, inputs, time), factor(its, time), factor(its_x, time, transposed=True), dweight, adds=one > 0)
+        for one, (its, its_x) in enumerate(parts)
+    ]
+
+
+def _product(
+    sizes: tuple[int, int, int], left: Matrix, right: Matrix, result: Array, batch: int = 1, adds: bool = False
+) -> Product:
+    """Return result [m, n] = left right, `sizes` being m, n and k."""
+    m, n, k = sizes
+    return Product(m, n, k, left, right, factor(result, n, m * n), batch, adds)
+
+
+def _rows(array: Array) -> int:
+    return math.prod(array.shape[:-1])

@@ -1,0 +1,190 @@
+"""The memory of results: a file of JSON lines for each GPU, which people can read, join with others and edit."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.tune.results import TIMES_MOST, CandidateKey, Result, Setting, distance, median_us, result_from
+
+LOG = logging.getLogger("minrnn_gen")
+# A factor of four in all between the sizes: beyond, how often a GPU is filled, and with it what is fastest, is another matter.
+DISTANCE_MOST = 2.0
+# Results that ship with the package, those of kernels in its examples.
+SHIPPED = "gpu_profiles/tuned"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest candidate that is known to be right, and the setting in which it was measured.
+
+    `is_shipped`: it was found right before the package shipped, with the kernel that this toolchain makes of it to the byte.
+    """
+
+    setting: Setting
+    family: str
+    variables: dict[str, int]
+    median_us: float
+    is_exact: bool
+    is_shipped: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Results in a folder beside the store's kernels, one file for each GPU's profile, and those that ship with the package.
+
+    Any number of processes may add at once. A line that was cut off, or is none, costs that line; a disk that is full or
+    read-only costs the memory, not the result.
+    """
+
+    store: Store
+    shipped: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self.store.folder / "tuning"
+
+    def path(self, gpu: str) -> Path:
+        """Return the file of a GPU."""
+        return self.folder / f"{gpu}.jsonl"
+
+    def gpus(self) -> tuple[str, ...]:
+        """Return the GPUs that something was measured or imported of."""
+        return tuple(sorted(path.stem for path in self.folder.glob("*.jsonl")))
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Put results at the end of their files."""
+        by_gpu: dict[str, list[Result]] = {}
+        for result in results:
+            by_gpu.setdefault(result.setting.gpu, []).append(result)
+        for gpu, its in by_gpu.items():
+            with self.store.lock(digest("results of measuring", gpu)):
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    append_results(self.path(gpu), its)
+                except OSError as error:
+                    _notice_unwritable(self.folder, error.strerror or type(error).__name__)
+
+    def results(self, gpu: str) -> tuple[Result, ...]:
+        """Return every result of a GPU that was measured or imported and can be read."""
+        return tuple(read_results(self.path(gpu)))
+
+    def known(self, setting: Setting) -> tuple[Result, ...]:
+        """Return the results of exactly this setting, what shipped first."""
+        here = [result for result in self.results(setting.gpu) if result.setting == setting]
+        return (*self._shipped(setting).get(setting, ()), *here)
+
+    def best(self, setting: Setting) -> Best | None:
+        """Return the best known candidate of `setting`, else of the nearest sizes on the same GPU, else None.
+
+        A device or driver that is not known, as where no GPU is at hand, stands for any of them. What shipped is taken for its
+        own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
+        """
+        same = setting.without_sizes
+        alike = [one for one in self.results(setting.gpu) if one.setting.without_sizes == same]
+        # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
+        alike = [one for one in alike if not setting.device or one.setting.device == setting.device]
+        # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
+        bad = [one for one in alike if one.outcome != "measured"]
+        never = {one.candidate for one in bad if one.outcome == "wrong" or one.setting == setting}
+        groups: dict[Setting, list[Result]] = {}
+        for one in alike:
+            groups.setdefault(one.setting, []).append(one)
+
+        def order(group: Setting) -> tuple[float, bool, bool]:
+            return distance(group, setting), group.toolchain != setting.toolchain, group.driver != setting.driver
+
+        def fastest(of: Setting, results: Iterable[Result], is_exact: bool, is_shipped: bool) -> Best | None:
+            found = fastest_of(one for one in results if one.candidate not in never)
+            if found is None:
+                return None
+            return Best(of, found.family, dict(found.variables), median_us(found.times_us), is_exact, is_shipped)
+
+        nearest = [group for group in sorted(groups, key=order) if distance(group, setting) <= DISTANCE_MOST]
+        exact = [group for group in nearest if not any(order(group)[: 3 if setting.driver else 2])]
+        shipped = self._shipped(setting)
+        found = [fastest(group, groups[group], True, False) for group in exact]
+        found += [fastest(group, shipped[group], True, True) for group in shipped]
+        found += [fastest(group, groups[group], False, False) for group in nearest if group not in exact]
+        return next((one for one in found if one is not None), None)
+
+    def _shipped(self, setting: Setting) -> dict[Setting, list[Result]]:
+        """Return what shipped of this setting, whatever the driver."""
+        groups: dict[Setting, list[Result]] = {}
+        if self.shipped is not None:
+            for one in read_results(self.shipped / f"{setting.gpu}.jsonl"):
+                device = setting.device or one.setting.device
+                if one.setting == replace(setting, device=device, driver=one.setting.driver):
+                    groups.setdefault(one.setting, []).append(one)
+        return groups
+
+
+def open_memory(store: Store) -> Memory:
+    """Return the memory beside `store`, with what ships with the package."""
+    return Memory(store, package_folder(SHIPPED))
+
+
+def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]:
+    """Return all times of each candidate that nothing is wrong with, of results of one setting."""
+    times: dict[CandidateKey, tuple[float, ...]] = {}
+    spoilt: set[CandidateKey] = set()
+    for result in results:
+        if result.outcome == "measured":
+            times[result.candidate] = times.get(result.candidate, ()) + result.times_us
+        else:
+            spoilt.add(result.candidate)
+    return {key: its for key, its in times.items() if key not in spoilt}
+
+
+def fastest_of(results: Iterable[Result]) -> Result | None:
+    """Return the fastest candidate of results of one setting, all its times in one result; None where nothing was measured."""
+    its = list(results)
+    times = times_of(its)
+    if not times:
+        return None
+    fastest = min(times, key=lambda one: (median_us(times[one]), one))
+    return replace(next(one for one in its if one.candidate == fastest), times_us=times[fastest][-TIMES_MOST:])
+
+
+def read_results(path: Path) -> Iterator[Result]:
+    """Yield the results in a file; what is none is skipped, and a file that is not there has none."""
+    try:
+        lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    except OSError as error:
+        LOG.debug("%s: cannot be read (%s)", path, error.strerror)
+        return
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield result_from(line)
+            except (ValueError, RecursionError) as reason:
+                LOG.debug("%s:%d: skipped, not a result (%s)", path, number, str(reason).splitlines()[0])
+
+
+def append_results(path: Path, results: Sequence[Result]) -> None:
+    """Write results at the end of a file, each in a line of its own whatever was there; raises OSError where it cannot be."""
+    data = "".join(result.line() + "\n" for result in results).encode()
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        # Whoever wrote last may have been killed in the middle of a line, or the disk was full: ours begins on the next.
+        end = os.lseek(file, 0, os.SEEK_END)
+        if end and os.lseek(file, end - 1, os.SEEK_SET) >= 0 and os.read(file, 1) != b"\n":
+            data = b"\n" + data
+        while data:
+            data = data[os.write(file, data) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@functools.cache
+def _notice_unwritable(folder: Path, reason: str) -> None:
+    # Once per process, as with the store.
+    LOG.warning("%s: results cannot be kept (%s); going on without, or set MINRNN_CACHE_DIR to another folder", folder, reason)

@@ -1,0 +1,127 @@
+"""What a builder is told of the memory of results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.build.store import Store, cache_folder, templates_digest
+from minrnn_gen.build.tuned_choice import Choice, Trial
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.driver import driver_release
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.tune.device import open_measurer
+from minrnn_gen.tune.history import Memory, open_memory
+from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, Measurer
+from minrnn_gen.tune.results import Outcome, Result, Setting, setting_of
+
+LOG = logging.getLogger("minrnn_gen")
+
+
+@dataclass
+class Remembered:
+    """The fastest candidates of a memory, for one builder and one kernel at a time.
+
+    `device` and `driver` are those of the GPU `gpu` where it is at hand, else empty. `open_measurer` opens what checks a
+    choice on it, or gives None where nothing does; the promises of its plan are kept all the same.
+    """
+
+    memory: Memory
+    gpu: str = ""
+    device: str = ""
+    driver: str = ""
+    open_measurer: Callable[[], Measurer | None] = lambda: None
+    _asked: Setting | None = field(default=None, init=False)
+    _is_proven: bool = field(default=False, init=False)
+
+    def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
+        """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
+        here = problem.gpu.name == self.gpu
+        setting = setting_of(
+            problem,
+            cell_digest,
+            device=self.device if here else "",
+            driver=self.driver if here else "",
+            toolchain=toolchain_version() or "",
+            sources=templates_digest(),
+        )
+        best = self.memory.best(setting)
+        if best is None:
+            return None
+        self._asked, self._is_proven = setting, best.is_shipped
+        where = best.setting.device
+        if not best.is_exact:
+            # Said where it is, because it may not be as fast here.
+            sizes = best.setting
+            where += f" with hidden_size {sizes.hidden_size}, batch {sizes.batch}, time {sizes.time}, driver {sizes.driver}"
+        return Choice(best.family, best.variables, f"measured, {best.median_us:.4g} us on {where}")
+
+    def accepts(self, trial: Trial) -> bool:
+        """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong.
+
+        One that shipped was run with this very kernel before.
+        """
+        if self._is_proven:
+            return True
+        measurer = self.open_measurer() if trial.plan.gpu == self.gpu else None
+        if measurer is None:
+            return True
+        try:
+            share = measurer.error_share(trial)
+        except MeasurementFailed as failed:
+            self._spoil(trial, "failed", str(failed))
+            return False
+        except CannotMeasure as reason:
+            LOG.warning("%s", reason)
+            return False
+        finally:
+            measurer.close()
+        if not share <= 1:
+            self._spoil(trial, "wrong", f"{share:.3g} of the tolerance, on first use")
+            return False
+        return True
+
+    def _spoil(self, trial: Trial, outcome: Outcome, note: str) -> None:
+        if self._asked is not None:
+            family, when = trial.plan.template.removesuffix(".cu.j2"), datetime.now(UTC).isoformat(timespec="seconds")
+            note = " ".join(note.split())[:500]
+            self.memory.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
+
+
+@dataclass(frozen=True)
+class JustMeasured:
+    """The kernels that won a moment ago, and else what is remembered: of use where the disk keeps neither."""
+
+    won: tuple[BuiltKernel, ...]
+    memory: Remembered
+
+    def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
+        """Return the candidate that won for this pass and regime."""
+        for plan, why in ((built.plan, built.chosen) for built in self.won):
+            if (plan.kernel_pass, plan.regime) == (problem.kernel_pass, problem.regime):
+                return Choice(plan.template.removesuffix(".cu.j2"), plan.variables, why)
+        return self.memory.choice(problem, cell_digest)
+
+    def accepts(self, trial: Trial) -> bool:
+        """Say whether a choice is right; those that won were checked."""
+        return any(built.plan == trial.plan for built in self.won) or self.memory.accepts(trial)
+
+
+def remembered() -> Remembered:
+    """Return what is remembered here, for the GPU at hand."""
+    memory, live = open_memory(Store(cache_folder())), cuda.live_device()
+    if live is None:
+        return Remembered(memory)
+    return Remembered(memory, live.profile.name, live.name, driver_release() or "", _opened)
+
+
+def _opened() -> Measurer | None:
+    try:
+        return open_measurer()
+    except ToolchainMissing:
+        return None

@@ -1,0 +1,132 @@
+"""A measurer on CuPy's GPU number 0; run as a program, one that serves a parent process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minrnn_gen.build.builder import Target
+from minrnn_gen.build.store import Store
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.driver import driver_release
+from minrnn_gen.gpu.timer import ColdClock, poison, release_memory, repeated
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.tune.subprocess import serve
+from minrnn_gen.tune.workload import Subject, demand_regime
+
+# All runs of one visit together: what is slower has fewer of them, and one at least.
+VISIT_US = 20e3
+
+
+@dataclass
+class GpuMeasurer:
+    """Measures candidates here, in this process; what hangs or faults takes the process with it (`ChildMeasurer`)."""
+
+    live: cuda.LiveDevice
+    folder: Path
+    clock: ColdClock
+    _subject: Subject | None = field(default=None, init=False)
+    _last: tuple[Trial, Kernel] | None = field(default=None, init=False)
+
+    @property
+    def gpu(self) -> str:
+        """The name of the GPU's profile."""
+        return self.live.profile.name
+
+    @property
+    def device(self) -> str:
+        """What the driver calls the GPU."""
+        return self.live.name
+
+    @property
+    def driver(self) -> str:
+        """The driver's release."""
+        return driver_release() or ""
+
+    def prepare(self, trial: Trial) -> None:
+        """Compile what else a call of the trial needs, and compute what it should give."""
+        self._subject_of(trial).prepare()
+        # What is there for all candidates need not be looked through after each.
+        gc.collect()
+        gc.freeze()
+
+    def error_share(self, trial: Trial) -> float:
+        """Run the trial; see `Measurer`."""
+        subject, kernel = self._subject_of(trial), self._kernel_of(trial)
+        run = subject.checked_run(kernel)
+        sizes_bytes = [one.nbytes for one in run().values()]
+        # In the memory that these results were in, too.
+        poison(sizes_bytes)
+        results = run()
+        cuda.synchronize()
+        demand_regime(kernel, trial.plan)
+        return subject.error_share(results)
+
+    def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
+        """Time the trial; see `Measurer`."""
+        subject, kernel = self._subject_of(trial), self._kernel_of(trial)
+        run = subject.timed_run(kernel)
+        # The first takes the memory, loads the kernel and is noted down, the second is played again, as all others are.
+        for _ in range(2):
+            run()
+        demand_regime(kernel, trial.plan)
+        times_us = [self.clock.time_us(run)]
+        while len(times_us) < repeats and sum(times_us) < VISIT_US:
+            times_us.append(self.clock.time_us(run))
+        # What remembers its arrays refers to itself.
+        del run, kernel
+        self._last = None
+        gc.collect()
+        return times_us
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._subject, self._last = None, None
+        gc.unfreeze()
+        gc.collect()
+        release_memory()
+
+    def _kernel_of(self, trial: Trial) -> Kernel:
+        """Return a kernel that takes the candidate, loaded once to be checked and timed."""
+        if self._last is None or self._last[0] != trial:
+            self._last = trial, self._subject_of(trial).kernel_of(trial)
+        return self._last[1]
+
+    def _subject_of(self, trial: Trial) -> Subject:
+        if self._subject is None or self._subject.trial.kernel != trial.kernel:
+            self.close()
+            profile = self.live.profile
+            target = Target(profile, profile.model_dump_json().encode(), "device")
+            self._subject = Subject(trial, target, Store(self.folder), repeated)
+        return self._subject
+
+
+def gpu_measurer(folder: Path) -> GpuMeasurer:
+    """Return the measurer, with its kernels in `folder`; raises ToolchainMissing where there is no GPU for it."""
+    live = cuda.live_device()
+    if live is None:
+        raise ToolchainMissing("measuring needs a GPU, and CuPy to use it")
+    return GpuMeasurer(live, folder, ColdClock(live.profile.l2_bytes, live.profile.bandwidth_bytes_per_s))
+
+
+def main() -> None:
+    """Serve the parent, and end with it."""
+    # What else is printed must not stand between the replies.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            serve(gpu_measurer(Path(folder)), sys.stdin, replies)
+    except ToolchainMissing as missing:
+        sys.exit(str(missing))
+
+
+if __name__ == "__main__":
+    main()

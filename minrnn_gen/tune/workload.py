@@ -1,0 +1,249 @@
+"""What candidates of one kernel are run on: the arrays of a call, and what it should give by the fp64 reference."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.interface import Contract
+from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import FEW_CHANNELS_PER_SM, SHORT_STEPS, Sizes
+from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
+from minrnn_gen.tune.measurer import MeasurementFailed
+
+# Elements of y in a call that is checked: the fp64 reference then takes the host about a second.
+CHECKED_ELEMENTS = 1 << 22
+# Steps of a dense cell, whose products take the longest there: several times round the deepest ring, and more than one CUDA
+# graph of single steps.
+CHECKED_DENSE_STEPS = 144
+# Alignment depends on sizes modulo this, in elements of any width.
+ALIGNMENT_ELEMENTS = 16
+# A prime, so that no two rows of an array are alike.
+RANDOM_VALUES = 1_000_003
+
+HALF_BYTES = 2
+
+Arrays = Mapping[str, Any]
+# Of the values given, over and over, an array of a shape and an alignment in bytes, where the calls are run.
+Place = Callable[[Any, tuple[int, ...], int], Any]
+
+
+def on_host(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
+    """Return a NumPy array; how it is aligned does not matter there."""
+    del alignment_bytes
+    return numpy.resize(values, shape)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of a forward or a step, x and the rest, and of a backward after it."""
+
+    x: Any
+    forward: dict[str, Any]
+    backward: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One kernel of a spec: calls that run it, from pre-activations and in one direction, and nothing else that is long.
+
+    `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`,
+    apart from what `compile()` finds, and without asking what was measured.
+    """
+
+    trial: Trial
+    target: Target
+    store: Store
+    place: Place
+
+    @property
+    def plan(self) -> KernelPlan:
+        """Its plan, whose variables are one candidate's."""
+        return self.trial.plan
+
+    @cached_property
+    def builder(self) -> Builder:
+        """What builds the other kernels of its calls."""
+        return Builder(self._spec(), self.target, self.store)
+
+    def prepare(self) -> None:
+        """Make what is the same for every candidate: what it should give, and what runs before it."""
+        _ = self.expected, self._timed, self._others
+        # Libraries compile what compares on its first use, of each dtype.
+        for one in (self._checked.x, *self._checked.forward["state"].values()):
+            _share(one, one.astype(numpy.float32).astype(numpy.float64), 1.0, 1.0)
+
+    def kernel_of(self, trial: Trial) -> Kernel:
+        """Return a kernel that takes this candidate."""
+        return Kernel(self.builder, (*self._others, _built(trial)))
+
+    def checked_run(self, kernel: Kernel) -> Callable[[], Arrays]:
+        """Return a call of small sizes with all that it may be given, biases and states included."""
+        return self._run(kernel, self._checked)
+
+    def timed_run(self, kernel: Kernel) -> Callable[[], Arrays]:
+        """Return a call of the planned sizes with what it has to be given."""
+        return self._run(kernel, self._timed)
+
+    def error_share(self, results: Arrays) -> float:
+        """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
+        precision = self._contract.precision.with_functions(self.plan.functions)
+        slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
+        shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
+        # NaN wins over every number, as it does in numpy.max and does not in max.
+        return float(numpy.max(shares))
+
+    @cached_property
+    def expected(self) -> Mapping[str, tuple[Any, float]]:
+        """What a checked run should give, in float64 where the runs are, and the largest of each."""
+        spec = self._spec(precision="fp64", functions=None)
+        kernel = Kernel(replace(self.builder, spec=spec), (_built(self.trial),))
+        rounded = self._made(self._checked_sizes, on_host, is_whole=True)
+        given = Given(rounded.x.astype(numpy.float64), _in_float64(rounded.forward), _in_float64(rounded.backward))
+        # A cell of the user's own may overflow; that shows in the comparison.
+        with numpy.errstate(all="ignore"):
+            results = self._run(kernel, given)()
+        return {name: (self.place(one.reshape(-1), one.shape, one.itemsize), _largest(one)) for name, one in results.items()}
+
+    @property
+    def _checked_sizes(self) -> Sizes:
+        return checked_sizes(self.plan, self.trial.cell.kind == "dense", self.target.profile.sm_count)
+
+    @cached_property
+    def _others(self) -> tuple[BuiltKernel, ...]:
+        """The kernels that a call runs before the one that is measured."""
+        if self.plan.kernel_pass != "backward":
+            return ()
+        kernel = Kernel(self.builder, (_built(self.trial),))
+        kernel.forward(self._checked.x, **self._checked.forward)
+        return tuple(one for one in kernel.built if one.plan.kernel_pass != "backward")
+
+    @cached_property
+    def _contract(self) -> Contract:
+        return Kernel(self.builder, (_built(self.trial),)).contract
+
+    @cached_property
+    def _checked(self) -> Given:
+        return self._made(self._checked_sizes, self.place, is_whole=True)
+
+    @cached_property
+    def _timed(self) -> Given:
+        return self._made(Sizes(self.plan.batch, self.plan.time), self.place, is_whole=False)
+
+    def _spec(self, **changes: Any) -> Spec:
+        direction = "reverse" if self.plan.regime.reverse else "forward"
+        return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
+
+    def _run(self, kernel: Kernel, given: Given) -> Callable[[], Arrays]:
+        regime = self.plan.regime
+        if self.plan.kernel_pass == "step":
+            return lambda: _named(*kernel.step(given.x, **given.forward))
+        if self.plan.kernel_pass == "backward":
+            _, _, saved = kernel.forward(given.x, **given.forward)
+            return lambda: dict(_leaves(kernel.backward(saved, **given.backward)))
+        if regime.kept_states == "none":
+            return lambda: _named(*kernel(given.x, **given.forward))
+        if regime.kept_states == "arithmetic" and self.trial.cell.kind != "dense":
+            return lambda: _named(*kernel(given.x, **given.forward, all_states=True))
+        return lambda: _named(*kernel.forward(given.x, **given.forward)[:2])
+
+    def _made(self, sizes: Sizes, place: Place, is_whole: bool) -> Given:
+        """Return what a call is given: the same values wherever they are placed; `is_whole`: all that it may be given.
+
+        Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
+        size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
+        """
+        contract, alignment_bytes = self._contract, self.plan.regime.alignment_bytes
+        storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+        values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
+
+        def uniform(shape: tuple[int, ...], number: int, scale: float = 1.0, dtype: Any = storage) -> Any:
+            """Each array, by its number, begins elsewhere among the values."""
+            return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
+
+        # A step has no time axis, whatever the layout.
+        axes = "bgh" if self.plan.kernel_pass == "step" else contract.preactivation_axes
+        state_shape = contract.state_shape(sizes.batch)
+        x = uniform(contract.shape(axes, sizes.batch, sizes.time), 0)
+        forward: dict[str, Any] = {}
+        backward: dict[str, Any] = {"dy": uniform(contract.y_shape(sizes.batch, sizes.time), 1)}
+        if contract.recurrent_gates:
+            forward["R"] = uniform(contract.R_shape, 2, math.sqrt(3 / contract.head_dim))
+        if contract.parameters:
+            forward["parameters"] = {name: uniform(contract.parameter_shape, 3) for name in contract.parameters}
+        if is_whole:
+            forward["bias"] = uniform((len(contract.gates), contract.hidden_size), 4)
+            if contract.takes_recurrent_bias:
+                forward["recurrent_bias"] = uniform(contract.recurrent_bias_shape, 5)
+            state = (1.5 + values / 2).astype(carried)
+            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in contract.states}
+            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in contract.states}
+        return Given(x, forward, backward)
+
+
+def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
+    """Return sizes like those of a plan, and of its regime, for which the fp64 reference takes the host about a second."""
+    is_few = plan.batch * plan.hidden_size < FEW_CHANNELS_PER_SM * sm_count
+    least_batch = 1 if is_few else -(-FEW_CHANNELS_PER_SM * sm_count // plan.hidden_size)
+    least_time = min(plan.time, SHORT_STEPS)
+    batch = min(plan.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.hidden_size)))
+    most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.hidden_size)
+    # Not whole tiles of a power of two, and rows aligned as the planned ones are.
+    time = max(SHORT_STEPS, most // (2 * ALIGNMENT_ELEMENTS) * 2 * ALIGNMENT_ELEMENTS) + ALIGNMENT_ELEMENTS
+    return Sizes(batch, min(plan.time, time + plan.time % ALIGNMENT_ELEMENTS))
+
+
+def demand_regime(kernel: Kernel, plan: KernelPlan) -> None:
+    """Raise MeasurementFailed where calls of `kernel` ran a kernel of another regime than the plan's."""
+    ran = {regime for (kernel_pass, regime) in kernel.plans if kernel_pass == plan.kernel_pass}
+    if others := ran - {plan.regime}:
+        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.regime}")
+
+
+def _built(trial: Trial) -> BuiltKernel:
+    return BuiltKernel(trial.plan, trial.cell, "", "", trial.cubin, None, (), False, 0.0, None)
+
+
+def _named(y: Any, state: Mapping[str, Any]) -> Arrays:
+    return {"y": y, **state}
+
+
+def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in arrays.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{name}{key} ")
+        else:
+            yield f"{name}{key}", value
+
+
+def _in_float64(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _in_float64(one) if isinstance(one, dict) else one.astype(numpy.float64) for name, one in arrays.items()}
+
+
+def _largest(array: Any) -> float:
+    finite = abs(array[numpy.isfinite(array)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _share(result: Any, expected: Any, largest: float, slack: float) -> float:
+    """Return the largest error as a share of what is allowed; what is equal, infinities too, has none."""
+    # By way of fp32, which holds every number of 16 bits: not every library converts bfloat16 to more.
+    values = (result.astype(numpy.float32) if result.itemsize == HALF_BYTES else result).astype(numpy.float64)
+    values = values.reshape(expected.shape)
+    error = abs(values - expected)
+    error[values == expected] = 0.0
+    worst = float(error.max())
+    return worst / (slack * largest) if largest else worst and math.inf
