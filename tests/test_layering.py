@@ -27,7 +27,7 @@ PACKAGE = Path(minrnn_gen.__file__).parent
 LINES_MOST = 400
 ARROWS_MOST = 150
 # Temporary: to be split into prologue, step and epilogue.
-LONG_TEMPLATES = {"recurrent_backward.cu.j2"}
+LONG_TEMPLATES = {"persistent_backward.cu.j2"}
 
 
 @dataclass(frozen=True)

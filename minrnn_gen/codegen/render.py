@@ -357,7 +357,7 @@ class Ruler:
 
 def render_ruler(ruler: Ruler) -> str:
     """Render a ruler's template."""
-    return environment().get_template(f"rulers/{ruler.entry}.cu.j2").render(plan=ruler, cell=None, header=())
+    return environment().get_template(f"microbenchmarks/{ruler.entry}.cu.j2").render(plan=ruler, cell=None, header=())
 
 
 def _text_of(cell: Lowered | LoweredBackward) -> _CellNames:

@@ -18,7 +18,7 @@ from minrnn_gen.interpret.toolchain import compiled
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Kernels that take a call step by step have two entries each.
-PARTS = {"alternating_forward": ("_begin", "_step"), "alternating_backward": ("_begin", "_step")}
+PARTS = {"stepwise_forward": ("_begin", "_step"), "stepwise_backward": ("_begin", "_step")}
 
 
 @dataclass(frozen=True)

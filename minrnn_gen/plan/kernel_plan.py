@@ -122,7 +122,7 @@ class KernelPlan:
     @property
     def is_persistent(self) -> bool:
         """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
-        return self.entry.startswith("recurrent_")
+        return self.entry.startswith("persistent_")
 
     @property
     def packets_per_tile(self) -> int:

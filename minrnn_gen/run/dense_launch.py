@@ -15,7 +15,7 @@ from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.run.scan_launch import Launch, launch_in_grid, mask_of, pointers_of
 
-# Steps are counted in an int (templates/recurrent_forward.cu.j2), which counts ahead of the one that is walked.
+# Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
 PERSISTENT_STEPS_MAX = 2**31 - 64
 # More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
 CALL_BYTES = 4096
@@ -55,7 +55,7 @@ def persistent_launches(
 
 
 def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
-    """Return the launch of `recurrent_step`, with blocks for each head and tile of sequences, writing `outputs`.
+    """Return the launch of `decode_step`, with blocks for each head and tile of sequences, writing `outputs`.
 
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
@@ -160,7 +160,7 @@ def _rows_of(contract: Contract, layout: str, y: Array) -> list[tuple[int, int, 
 def forward_arguments(
     call: Call, layout: str, outputs: Outputs, kept_is_storage: bool, scratch: Scratch | None, single_step: bool = False
 ) -> tuple[Any, ...]:
-    """Return the arguments of `alternating_forward_begin` behind the first step; without a scratch of `recurrent_forward`."""
+    """Return the arguments of `stepwise_forward_begin` behind the first step; without a scratch of `persistent_forward`."""
     kept = outputs.kept or (None,) * len(outputs.final)
     return (
         *_inputs(call, (call.R,)),
@@ -178,7 +178,7 @@ def forward_arguments(
 
 @dataclass(frozen=True, slots=True)
 class BackwardArrays:
-    """What a backward of one direction works on beside the call: see templates/alternating_backward.cu.j2.
+    """What a backward of one direction works on beside the call: see templates/stepwise_backward.cu.j2.
 
     `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
@@ -196,7 +196,7 @@ class BackwardArrays:
 def backward_arguments(
     call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch | None
 ) -> tuple[Any, ...]:
-    """Return the arguments of `alternating_backward_begin` behind the first step; without a scratch of `recurrent_backward`."""
+    """Return the arguments of `stepwise_backward_begin` behind the first step; without a scratch `persistent_backward`."""
     import numpy
 
     gradients, dy = arrays.gradients, arrays.incoming.dy

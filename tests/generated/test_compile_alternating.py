@@ -67,7 +67,7 @@ def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str
     for kernel_pass, layout, direction in (("forward", "BTD", "forward"), ("step", "BDT", "reverse")):
         builder = builder_of(MODELS[model], "t4", layout=layout, direction=direction)  # where nothing is persistent
         *_, solution = builder.solutions(kernel_pass, builder.hinted_regime)
-        assert solution.family.name == "alternating_forward"
+        assert solution.family.name == "stepwise_forward"
         source = builder.build_candidate(solution, 0).source
         sources.add("\n".join(line for line in source.splitlines() if not line.startswith("//")))
     assert len(sources) == 1

@@ -93,7 +93,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
     """The templates that wait in a loop, and no others, have an end for it."""
     looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
     bounded = {name for name, text in TEMPLATES.items() if "check_patience(since" in text}
-    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2", "parts/recurrent_packets.cuh.j2"}
+    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2", "parts/grid_exchange.cuh.j2"}
 
 
 @pytest.mark.parametrize(("value", "is_asked_for"), [(None, False), ("", False), ("0", False), ("1", True)])

@@ -23,7 +23,7 @@ FOLDER = package_folder("templates")
 TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
-RULERS = sorted(name for name in TEMPLATES if name.startswith("rulers/"))
+RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
 CONTEXT = {"plan", "cell", "header"}
 
 # Numbers that need no name: none, one, two (a pair, a half, a doubling).

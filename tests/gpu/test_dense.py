@@ -297,7 +297,7 @@ def test_a_step_is_a_forward_of_one(compiled: Callable[..., Kernel], cell: str, 
             again, its_state = kernel.step(x, **given)
             assert torch.equal(again, y) and all(torch.equal(state[name], its_state[name]) for name in state)
         entries = {plan.entry for (kernel_pass, _), plan in kernel.plans.items() if kernel_pass == "step"}
-        assert entries == {"recurrent_step"}
+        assert entries == {"decode_step"}
 
 
 @pytest.mark.parametrize("batch", (1, 5))

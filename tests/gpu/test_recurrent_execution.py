@@ -227,5 +227,5 @@ def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: 
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "it came to its end" not in said
     assert "launch failure" in said or "illegal instruction" in said, said[-2000:]  # what a trap is called
-    assert "minrnn-gen: recurrent_forward hangs: block" in said and "in turn 1" in said, said[-2000:]
+    assert "minrnn-gen: persistent_forward hangs: block" in said and "in turn 1" in said, said[-2000:]
     assert said_of_it in said, said[-2000:]

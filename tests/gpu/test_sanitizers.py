@@ -15,9 +15,9 @@ from sanitizers import Finding, Report, read_report, verdict
 STARTED = "========= COMPUTE-SANITIZER\nBTD lstm bf16 2 x 40 forward\n"
 DONE = "done: 28 cases\n"
 RACE = """\
-========= Error: Race reported between Write access at recurrent_backward+0xf820
-=========     and Read access at recurrent_backward+0xfa80 [18864 hazards]
-=========     and Read access at recurrent_backward+0xfb10 [36 hazards]
+========= Error: Race reported between Write access at persistent_backward+0xf820
+=========     and Read access at persistent_backward+0xfa80 [18864 hazards]
+=========     and Read access at persistent_backward+0xfb10 [36 hazards]
 =========
 """
 RACE_OF_CUBLAS = """\
@@ -58,8 +58,8 @@ def test_nothing_found_is_clean() -> None:
 
 def test_a_race_of_ours_fails_with_all_its_hazards() -> None:
     report = read_report(STARTED + DONE + RACE + races_summed(1), 0)
-    what = "Error: Race reported between Write access at recurrent_backward+0xf820"
-    assert report == Report((Finding(what, "recurrent_backward", 18900),), "") and not report.is_clean
+    what = "Error: Race reported between Write access at persistent_backward+0xf820"
+    assert report == Report((Finding(what, "persistent_backward", 18900),), "") and not report.is_clean
 
 
 def test_races_of_cublas_are_counted_and_pass() -> None:
@@ -70,7 +70,7 @@ def test_races_of_cublas_are_counted_and_pass() -> None:
     assert "cuBLAS           512 times       4 places  nvjet_hsh_64x8_64x16_4x1_v_bz_TNT" in table
     table, is_clean = verdict("racecheck", [report, read_report(STARTED + RACE + RACE_OF_CUBLAS + DONE + races_summed(2), 0)])
     assert not is_clean and table.splitlines()[0] == "racecheck: FAILED"
-    assert "FAILED        18,900 times       1 places  recurrent_backward" in table
+    assert "FAILED        18,900 times       1 places  persistent_backward" in table
 
 
 @pytest.mark.parametrize("kernel", ["scan_forward", "nvjet_hsh_64x8", "void gemm<float, 2>(float *, int)"])
@@ -146,7 +146,7 @@ def test_the_driver_runs_every_tool_and_says_what_each_found(
     said = capsys.readouterr().out
     ran = tools or sanitizers.TOOLS
     assert [one for one in sanitizers.TOOLS if f"\n{one}: " in said] == list(ran)
-    assert ("recurrent_backward" in said) == bool(status)
+    assert ("persistent_backward" in said) == bool(status)
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {f"{one}-{sanitizers.PARTS}.txt" for one in ran}
 
 

@@ -88,7 +88,7 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
     @functools.cache
     def load(regime: Regime) -> Any:
         solution = kernel._builder.solve("step", regime)
-        assert solution.family.name == "recurrent_step"
+        assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
         code = kernels_as_host_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
 
@@ -252,6 +252,6 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytes
 
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
-    for head_dim, entry in ((1, "recurrent_step"), (4096, "recurrent_step"), (1 << 20, "alternating_forward")):
+    for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
         plan = kernel_of("elman", "bf16", head_dim, 1)._builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
         assert plan.entry == entry, plan.passed_over

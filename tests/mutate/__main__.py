@@ -18,9 +18,9 @@ from small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (
-    "scan_forward_channels", "parts/channels", "recurrent_forward", "parts/recurrent", "parts/packets", "ptx/",
+    "scan_forward_channels", "parts/channels", "persistent_forward", "parts/recurrent", "parts/packets", "ptx/",
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
-    "recurrent_backward",
+    "persistent_backward",
 )  # fmt: skip
 
 

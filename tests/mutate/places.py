@@ -12,7 +12,7 @@ from pathlib import Path
 from minrnn_gen.config.package_files import package_folder
 
 # What measures GPUs and no kernel has, and what debug builds alone have, whose clock stands still on the host.
-OUT_OF_SCOPE = ("rulers/", "ptx/bounded_wait.cuh.j2")
+OUT_OF_SCOPE = ("microbenchmarks/", "ptx/bounded_wait.cuh.j2")
 # Of statements that go: what kind of mutant that is.
 REMOVED = {
     "__syncthreads": "no barrier",

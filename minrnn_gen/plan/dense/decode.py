@@ -1,4 +1,4 @@
-"""The search space of recurrent_step.cu.j2: one time step of a dense cell, R read once by all SMs together."""
+"""The search space of decode_step.cu.j2: one time step of a dense cell, R read once by all SMs together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides, places and what is under way of the outputs; an upper bound of what compiled kernels take.
 REGISTERS_FIXED = 56
-# A tile with a quarter of its sequences, or less, is computed as one of so many (templates/recurrent_step.cu.j2).
+# A tile with a quarter of its sequences, or less, is computed as one of so many (templates/decode_step.cu.j2).
 FEWER = 4
 # Loads of outputs that a thread has under way at once (as in the template).
 FILLS_UNDER_WAY = 8
@@ -170,8 +170,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
 
 
 STEP = Family(
-    name="recurrent_step",
-    entry="recurrent_step",
+    name="decode_step",
+    entry="decode_step",
     copies=False,
     variables=variables,
     constraints=constraints,

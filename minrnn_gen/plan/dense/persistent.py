@@ -1,4 +1,4 @@
-"""The search space of recurrent_forward.cu.j2 and recurrent_backward.cu.j2: all steps of a dense cell in one launch."""
+"""The search space of persistent_forward.cu.j2 and persistent_backward.cu.j2: all steps of a dense cell in one launch."""
 
 from __future__ import annotations
 
@@ -336,5 +336,5 @@ def _family(name: str) -> Family:
     )
 
 
-FORWARD = _family("recurrent_forward")
-BACKWARD = _family("recurrent_backward")
+FORWARD = _family("persistent_forward")
+BACKWARD = _family("persistent_backward")

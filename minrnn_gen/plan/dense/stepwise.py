@@ -1,4 +1,4 @@
-"""The search space of alternating_forward.cu.j2 and alternating_backward.cu.j2: the pointwise part of steps of dense cells."""
+"""The search space of stepwise_forward.cu.j2 and stepwise_backward.cu.j2: the pointwise part of steps of dense cells."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-FORWARD = elementwise_family("alternating_forward", _registers, predicted_us)
-BACKWARD = elementwise_family("alternating_backward", _registers, predicted_us)
+FORWARD = elementwise_family("stepwise_forward", _registers, predicted_us)
+BACKWARD = elementwise_family("stepwise_backward", _registers, predicted_us)
