@@ -14,7 +14,7 @@ from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
 from minrnn_gen.interpret.findings import KernelMisbehaved
@@ -67,7 +67,7 @@ class HostSteps(Steps):
             values = _apart(shape, numpy_dtype(dtype))
             array = wrap_numpy(values, "result")
         else:
-            array = cuda.new_array(self._like, shape, dtype)
+            array = memory.new_array(self._like, shape, dtype)
             values = as_numpy(array)
         values.reshape(-1).view(numpy.uint8)[...] = POISON if fill is None else fill
         self._arrays.append(values)  # which live as long as the run

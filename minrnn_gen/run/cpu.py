@@ -22,7 +22,7 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan_backward import ScanGradients, run_scan_backward
 from minrnn_gen.cpu.steps import run_steps
 from minrnn_gen.cpu.steps_backward import StepsGradients, run_steps_backward
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import KeptStates
 from minrnn_gen.run.host_views import gates_by_time, initial_of, stretches_of, vectors_of, within_lengths, y_by_time
 from minrnn_gen.run.saved import Forward
@@ -74,9 +74,9 @@ class HostRun:
         contract, precision = self.contract, self.contract.precision
         shape = contract.state_shape(call.batch)
         outputs = Outputs(
-            y=cuda.new_array(call.x, shape, precision.storage_dtype),
+            y=memory.new_array(call.x, shape, precision.storage_dtype),
             kept=(),
-            final=tuple(cuda.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
+            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
         )
         projected = _projected(contract, call, precision.arithmetic_dtype)
         self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
@@ -87,8 +87,8 @@ class HostRun:
         contract, call, projected = self.contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         gradients = Gradients(
-            dx=cuda.new_array(call.x, projected.x.shape, projected.x.dtype),
-            dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
+            dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
+            dinitial=tuple(memory.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
             sums=None,
         )
         sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
@@ -111,7 +111,7 @@ class HostRun:
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:
         """Return a NumPy array in the library, shape and dtype of `array`."""
-        result = cuda.new_array(array, array.shape, array.dtype)
+        result = memory.new_array(array, array.shape, array.dtype)
         as_numpy(result)[...] = gradient.reshape(array.shape)
         return result.owner
 
@@ -122,9 +122,9 @@ class HostRun:
         contract = self.contract
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
         outputs = Outputs(
-            y=cuda.new_array(like, shape, storage),
-            kept=tuple(cuda.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
-            final=tuple(cuda.new_array(like, state_shape, arithmetic) for _ in contract.states),
+            y=memory.new_array(like, shape, storage),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
+            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in contract.states),
         )
         projected = _projected(contract, call, arithmetic)
         for run, part in runs_of(contract, projected):
@@ -230,7 +230,7 @@ def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) 
         within = within_lengths(lengths, call.time)
         x = numpy.where((within if axes[0] == "t" else within.T)[..., None], x, x.dtype.type(0))
     rows, flat = x.reshape(-1, x.shape[-1]).astype(gradient.dtype), gradient.reshape(-1, weight.shape[0])
-    dx = cuda.new_array(call.x, call.x.shape, call.x.dtype)
+    dx = memory.new_array(call.x, call.x.shape, call.x.dtype)
     with numpy.errstate(all="ignore"):
         _rows_of(as_numpy(dx), call.x_axes)[...] = gradient @ as_numpy(weight).astype(gradient.dtype)
         return dx, flat.T @ rows

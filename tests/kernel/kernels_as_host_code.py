@@ -28,7 +28,7 @@ def compiled(source: str, plan: KernelPlan, folder: Path) -> HostCode:
 
 @dataclass(frozen=True)
 class HostCode:
-    """A kernel as `cuda.LoadedKernel` is used, and by itself."""
+    """A kernel as `module.LoadedKernel` is used, and by itself."""
 
     kernel: HostKernel
 
