@@ -13,12 +13,12 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.recipe import recipe_of
-from minrnn_gen.call.arguments import Call, Given, Outputs, check_call, check_gradient
+from minrnn_gen.call.arguments import Call, Given, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import gradients_by_name
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading, read
-from minrnn_gen.call.validate import check_place, check_plain
+from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
@@ -31,7 +31,7 @@ from minrnn_gen.run.scan import DeviceRun
 from minrnn_gen.run.slots import numbered_call, numbered_gradient, read_call, read_gradient
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
-    from minrnn_gen.run.cpu import HostRun
+    from minrnn_gen.run.cpu import CpuRun
 
 State = dict[str, Any]
 
@@ -70,10 +70,10 @@ class Kernel:
         self.recipe = recipe_of(spec, builder.cell_source)
 
     @cached_property
-    def _on_host(self) -> HostRun:
-        from minrnn_gen.run.cpu import HostRun
+    def _on_host(self) -> CpuRun:
+        from minrnn_gen.run.cpu import CpuRun
 
-        return HostRun(self._contract, self._builder)
+        return CpuRun(self._contract, self._builder)
 
     @cached_property
     def _backward_reads_kept(self) -> bool:
@@ -348,7 +348,7 @@ class Kernel:
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 
     def _saved_forms(
-        self, run: DeviceRun | HostRun, batch: int, time: int, all_states: bool
+        self, run: DeviceRun | CpuRun, batch: int, time: int, all_states: bool
     ) -> tuple[tuple[tuple[int, ...], str], ...]:
         contract, kept = self._contract, run.kept_dtype(self._kept_for_backward(all_states), True)
         forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
@@ -365,7 +365,7 @@ class Kernel:
         call = check_call(self._contract, memory.inspect, memory.read_back, given, single_step=single_step)
         return numbered_call(call, reading)
 
-    def _run_of(self, call: Call) -> DeviceRun | HostRun:
+    def _run_of(self, call: Call) -> DeviceRun | CpuRun:
         """What runs a call: the target that is where its arrays are."""
         return self._on_host if call.x.device is None else self._on_device
 

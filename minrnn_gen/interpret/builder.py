@@ -24,7 +24,7 @@ TOGETHER = ("splits_time", "cluster_blocks", "grid_blocks", "time_warps", "k_war
 
 
 @dataclass(frozen=True)
-class HostBuilder(Builder):
+class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
     Of each pass and regime it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
