@@ -16,7 +16,7 @@ from minrnn_gen.build.recipe import recipe_of
 from minrnn_gen.call.arguments import Call, Given, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import gradients_by_name
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import Reading, read
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.config.spec import Spec
@@ -52,7 +52,7 @@ class Kernel:
         self._hinted = built[0]
         spec = builder.spec
         cell = self._hinted.cell
-        self._contract = Contract(
+        self._interface = Interface(
             layout=spec.layout,
             precision=precision_of(spec.precision),
             hidden_size=spec.hidden_size,
@@ -66,14 +66,14 @@ class Kernel:
             takes_recurrent_bias=builder.takes_recurrent_bias,
         )
         run = DenseRun if cell.kind == "dense" else DeviceRun
-        self._on_device = run(self._contract, builder, built)
+        self._on_device = run(self._interface, builder, built)
         self.recipe = recipe_of(spec, builder.cell_source)
 
     @cached_property
     def _on_host(self) -> CpuRun:
         from minrnn_gen.run.cpu import CpuRun
 
-        return CpuRun(self._contract, self._builder)
+        return CpuRun(self._interface, self._builder)
 
     @cached_property
     def _backward_reads_kept(self) -> bool:
@@ -85,24 +85,24 @@ class Kernel:
         return self._builder.spec
 
     @property
-    def contract(self) -> Contract:
+    def interface(self) -> Interface:
         """What a call has to look like: sizes, names, and the shapes that follow from them."""
-        return self._contract
+        return self._interface
 
     @property
     def gates(self) -> tuple[str, ...]:
         """The gates of x, in the order of its gate axis."""
-        return self._contract.gates
+        return self._interface.gates
 
     @property
     def states(self) -> tuple[str, ...]:
         """The names of the states, the output's first."""
-        return self._contract.states
+        return self._interface.states
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The names of the learned vectors that a call needs, each [H]."""
-        return self._contract.parameters
+        return self._interface.parameters
 
     @property
     def plan(self) -> KernelPlan:
@@ -195,10 +195,10 @@ class Kernel:
 
         Of a reverse kernel it is the next earlier step. Raises what a call does, and BadInput where the spec is bidirectional.
         """
-        if self._contract.directions:
+        if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
         given = Given(x_t, R, weight, bias, recurrent_bias, parameters, state)
-        reading = read_call(self._contract, ("step",), given)
+        reading = read_call(self._interface, ("step",), given)
         played = self._on_device.again(reading)
         if played is None:
             call = self._checked(given, reading, single_step=True)
@@ -247,16 +247,16 @@ class Kernel:
         """
         before = saved.open_for(self)
         played = before if isinstance(before, Played) else None
-        reading = None if played is None else read_gradient(self._contract, played, dy, dstate)
+        reading = None if played is None else read_gradient(self._interface, played, dy, dstate)
         again = self._on_device.backward_again(reading)
         if again is not None:
-            return gradients_by_name(self._contract, *again, self._on_device.in_form_of)
+            return gradients_by_name(self._interface, *again, self._on_device.in_form_of)
         forward: Forward = before.notes() if isinstance(before, Played) else before
         call = forward.call
-        checked = check_gradient(self._contract, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
+        checked = check_gradient(self._interface, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
         run = self._run_of(call)
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
-        return gradients_by_name(self._contract, call, raw, run.in_form_of)
+        return gradients_by_name(self._interface, call, raw, run.in_form_of)
 
     def again(self, arrays: Sequence[Any], saves: bool, all_states: bool) -> tuple[Any, list[Any], list[Any]] | None:
         """Run a call of a form met before; return y, the final states, and what `Saved.arrays` has of it, else None.
@@ -279,13 +279,13 @@ class Kernel:
 
         For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """
-        reading = read_call(self._contract, ("forward", self._kept_for_backward(all_states)), given)
+        reading = read_call(self._interface, ("forward", self._kept_for_backward(all_states)), given)
         played = played_again(self._on_device.tape_of(reading), reading, y, arrays)
         if played is not None:
             return Saved(self, played)
         # Values of lengths were checked before the forward; reading them back again would wait for the stream.
-        call = check_call(self._contract, memory.inspect, lambda _: None, given)
-        run, contract = self._run_of(call), self._contract
+        call = check_call(self._interface, memory.inspect, lambda _: None, given)
+        run, interface = self._run_of(call), self._interface
         call = run.with_sequences_beside_x(call)
         forms = self._saved_forms(run, call.rows, call.time, all_states)
         if len(arrays) != len(forms):
@@ -296,7 +296,7 @@ class Kernel:
             check_plain(memory.inspect(one, "saved"), (dtype,), shape)
             for one, (shape, dtype) in zip(arrays, forms, strict=True)
         ]
-        y = check_plain(memory.inspect(y, "y"), (contract.precision.storage_dtype,), contract.y_shape(call.rows, call.time))
+        y = check_plain(memory.inspect(y, "y"), (interface.precision.storage_dtype,), interface.y_shape(call.rows, call.time))
         for one in (y, *written):
             check_place(one, call.x)
         projected = call
@@ -338,7 +338,7 @@ class Kernel:
 
     def _forward(self, given: Given, kept: KeptStates, saves: bool) -> tuple[list[Any], Forward | Played]:
         """Run over time; return y, the states that are kept and the final ones, and what a backward needs where it is saved."""
-        reading = read_call(self._contract, ("forward", kept), given)
+        reading = read_call(self._interface, ("forward", kept), given)
         played = self._on_device.again(reading)
         if played is not None:
             return played.results[: 1 + (1 + (kept != "none")) * len(self.states)], played
@@ -350,19 +350,19 @@ class Kernel:
     def _saved_forms(
         self, run: DeviceRun | CpuRun, batch: int, time: int, all_states: bool
     ) -> tuple[tuple[tuple[int, ...], str], ...]:
-        contract, kept = self._contract, run.kept_dtype(self._kept_for_backward(all_states), True)
-        forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
-        if contract.input_size:
-            forms.append((contract.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
+        interface, kept = self._interface, run.kept_dtype(self._kept_for_backward(all_states), True)
+        forms = [] if kept is None else [(interface.y_shape(batch, time), kept) for _ in interface.states]
+        if interface.input_size:
+            forms.append((interface.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
         return tuple(forms)
 
     def _kept_for_backward(self, returns_all: bool) -> KeptStates:
         if returns_all or self._backward_reads_kept:
-            return "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
+            return "arithmetic" if returns_all or self._interface.recurrent_gates else "storage"
         return "none"
 
     def _checked(self, given: Given, reading: Reading | None = None, single_step: bool = False) -> Call:
-        call = check_call(self._contract, memory.inspect, memory.read_back, given, single_step=single_step)
+        call = check_call(self._interface, memory.inspect, memory.read_back, given, single_step=single_step)
         return numbered_call(call, reading)
 
     def _run_of(self, call: Call) -> DeviceRun | CpuRun:

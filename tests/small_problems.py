@@ -154,7 +154,7 @@ def prepare(problem: Problem) -> Prepared:
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
     trial = _trial(problem, plan)
-    inputs = inputs_of(kernel.contract, trial)
+    inputs = inputs_of(kernel.interface, trial)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, trial)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)

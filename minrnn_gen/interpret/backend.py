@@ -14,7 +14,7 @@ import numpy
 from minrnn_gen.call.address import Address, Gap
 from minrnn_gen.call.arguments import Call, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import Reading
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
@@ -153,8 +153,8 @@ class EmulatedScratch(Scratch):
 class EmulatedWalk:
     """The steps of a dense cell one by one, as a product and a launch of the kernels that `load` gives."""
 
-    def __init__(self, contract: Contract, load: Callable[[str, KernelPlan], EmulatedKernel]) -> None:
-        self._contract, self._load = contract, load
+    def __init__(self, interface: Interface, load: Callable[[str, KernelPlan], EmulatedKernel]) -> None:
+        self._interface, self._load = interface, load
 
     def run(
         self,
@@ -169,7 +169,7 @@ class EmulatedWalk:
         text, plan = kernel
         loaded = self._load(text.decode(), plan)
         backward = kernel_pass == "backward"
-        sizes = scratch_sizes(self._contract, part.batch, backward)
+        sizes = scratch_sizes(self._interface, part.batch, backward)
         # Each apart from the others, as one array would hide who writes beyond its piece.
         pieces = {name: int(steps.new_array((size,), "uint8").pointer) for name, size in sizes.items() if name != "cublas"}
         scratch = EmulatedScratch(sizes, {"cublas": 0, **pieces})
@@ -180,7 +180,7 @@ class EmulatedWalk:
         values = [int(one) if isinstance(one, Address) else one for one in arguments(scratch)]
         begin_blocks = min(BEGIN_BLOCKS, 2 * part.batch)  # it strides over what there is, by as many as there are
         steps.run(loaded, begin_blocks, (scratch["call"], 0, *values), "_begin")
-        product = step_product(self._contract, scratch, part.batch, backward)
+        product = step_product(self._interface, scratch, part.batch, backward)
         blocks = -(-part.batch * plan.hidden_size // plan.threads)
         for step in range(part.time + 1):
             steps.multiply(product)
@@ -280,7 +280,7 @@ class EmulatedDense(EmulatedScan, DenseRun):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._alternating: Any = EmulatedWalk(self._contract, self.load_text)
+        self._alternating: Any = EmulatedWalk(self._interface, self.load_text)
 
     def _expect_backward(self) -> None:
         """Build nothing ahead."""

@@ -10,7 +10,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.arguments import Call
-from minrnn_gen.call.interface import RUNS_REVERSED, Contract
+from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret.backend import EmulatedDense, EmulatedScan
@@ -32,8 +32,8 @@ class InterpretedKernel(Kernel):
 
     def __init__(self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
         super().__init__(builder, built)
-        run = EmulatedDense if self._contract.recurrent_gates else EmulatedScan
-        self._by_the_machine = run(self._contract, builder, built)
+        run = EmulatedDense if self._interface.recurrent_gates else EmulatedScan
+        self._by_the_machine = run(self._interface, builder, built)
         self._on_device = self._by_the_machine
         self._allow_long = allow_long
 
@@ -58,7 +58,7 @@ class InterpretedKernel(Kernel):
             raise BadInput(
                 f"x is on CUDA device {call.x.device}; device='interpret' runs on host arrays, so copy it, or leave it out"
             )
-        seconds = seconds_of(self._contract, call.rows, call.time)
+        seconds = seconds_of(self._interface, call.rows, call.time)
         if seconds > SECONDS_MOST and not self._allow_long:
             raise BadInput(
                 f"x has {call.rows} rows of {call.time} steps, which would take about {seconds / 60:.0f} minutes here; "
@@ -67,11 +67,11 @@ class InterpretedKernel(Kernel):
         return self._by_the_machine
 
 
-def seconds_of(contract: Contract, rows: int, time: int) -> float:
+def seconds_of(interface: Interface, rows: int, time: int) -> float:
     """Return about how long a forward takes on the host."""
-    gates = len(contract.gates) * contract.hidden_size
-    products = contract.recurrent_rows * contract.head_dim // len(contract.runs_reversed)
-    return rows * time * len(contract.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
+    gates = len(interface.gates) * interface.hidden_size
+    products = interface.recurrent_rows * interface.head_dim // len(interface.runs_reversed)
+    return rows * time * len(interface.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
 
 
 def interpreted(

@@ -124,7 +124,7 @@ class Verification:
 
     def _refuse_long(self, kernel: InterpretedKernel, trials: list[Trial]) -> None:
         calls = self.seeds * (3 if self.spec.training else 1)  # a backward takes as long as two forwards
-        seconds = calls * sum(seconds_of(kernel.contract, one.batch, one.time) for one in trials)
+        seconds = calls * sum(seconds_of(kernel.interface, one.batch, one.time) for one in trials)
         if seconds > SECONDS_MOST and not self.allow_long:
             raise BadInput(
                 f"hidden_size is {self.spec.hidden_size}, whose kernels would take about {seconds / 60:.0f} minutes here; "
@@ -136,7 +136,7 @@ class Verification:
     ) -> list[Verdict]:
         """Run a call of a candidate, every pass of it."""
         # Of steps whose threads do not work together one candidate is like the other.
-        has_step &= not candidate.contract.directions and bool(not number or candidate.contract.recurrent_gates)
+        has_step &= not candidate.interface.directions and bool(not number or candidate.interface.recurrent_gates)
         # Of this call alone, as its seeds are.
         kernel = InterpretedKernel(candidate.builder, candidate.built[:1], allow_long=True)
         inputs, expected = self._inputs(exact, trial)
@@ -173,10 +173,10 @@ class Verification:
 
     def _inputs(self, exact: Kernel, trial: Trial) -> tuple[Inputs, dict[str, Arrays]]:
         """Return what a call is given, and what it is to return, by pass; gates are slow where results stay moderate."""
-        contract = replace(exact.contract, precision=precision_of(self.spec.precision))
+        interface = replace(exact.interface, precision=precision_of(self.spec.precision))
         # Few steps of a dense cell hand everything on, and its products are what large gates would hide.
-        for slow in (0.0,) if contract.recurrent_gates else (SLOW, 0.0):
-            inputs = inputs_of(contract, trial, slow)
+        for slow in (0.0,) if interface.recurrent_gates else (SLOW, 0.0):
+            inputs = inputs_of(interface, trial, slow)
             with numpy.errstate(all="ignore"):
                 expected = results_of(exact, inputs.in_float64(), self.spec.training)
             # NaN is not less.
@@ -199,7 +199,7 @@ def results_of(kernel: Kernel, inputs: Inputs, training: bool) -> dict[str, Arra
         results["backward"] = backward_of(kernel, inputs, saved)
     else:
         results["forward"] = inference_of(kernel, inputs)
-    if not kernel.contract.directions:
+    if not kernel.interface.directions:
         results["step"] = step_of(kernel, inputs)
     return results
 

@@ -15,7 +15,7 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
-from minrnn_gen.call.interface import Y_AXES, Contract
+from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.matmul import RecurrentProduct
@@ -31,7 +31,7 @@ from minrnn_gen.run.saved import Forward
 class CpuRun:
     """The CPU target of one builder; may be used from several threads."""
 
-    contract: Contract
+    interface: Interface
     builder: Builder
 
     def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
@@ -39,7 +39,7 @@ class CpuRun:
 
         Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
         """
-        precision = self.contract.precision
+        precision = self.interface.precision
         keeps = self.kept_dtype(kept, saves) is not None
         return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
 
@@ -51,17 +51,17 @@ class CpuRun:
     @property
     def preactivation_axes(self) -> str:
         """The axes of x once it is projected."""
-        return self.contract.x_axes.replace("i", "") + self.contract.gate_axes
+        return self.interface.x_axes.replace("i", "") + self.interface.gate_axes
 
     @property
     def preactivation_dtype(self) -> str:
         """The dtype of x once it is projected."""
-        return self.contract.precision.arithmetic_dtype
+        return self.interface.precision.arithmetic_dtype
 
     def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
         keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
-        return self.contract.precision.arithmetic_dtype if keeps else None
+        return self.interface.precision.arithmetic_dtype if keeps else None
 
     def reference(self, call: Call, keeps: bool) -> Outputs:
         """Run over time sequentially in float64; the outputs are NumPy arrays in float64."""
@@ -70,36 +70,36 @@ class CpuRun:
 
     def step(self, call: Call) -> Outputs:
         """Run one step, as a sequence of one."""
-        contract, precision = self.contract, self.contract.precision
-        shape = contract.state_shape(call.batch)
+        interface, precision = self.interface, self.interface.precision
+        shape = interface.state_shape(call.batch)
         outputs = Outputs(
             y=memory.new_array(call.x, shape, precision.storage_dtype),
             kept=(),
-            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
+            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in interface.states),
         )
-        projected = _projected(contract, call, precision.arithmetic_dtype)
+        projected = _projected(interface, call, precision.arithmetic_dtype)
         self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
         return outputs
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
-        contract, call, projected = self.contract, forward.call, forward.projected
-        carried = contract.precision.arithmetic_dtype
+        interface, call, projected = self.interface, forward.call, forward.projected
+        carried = interface.precision.arithmetic_dtype
         gradients = Gradients(
             dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
-            dinitial=tuple(memory.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
+            dinitial=tuple(memory.new_array(call.x, interface.state_shape(call.batch), carried) for _ in interface.states),
             sums=None,
         )
-        sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
-        dR = None if call.R is None else numpy.zeros(contract.R_shape)
-        for run, part in runs_of(contract, projected):
+        sums = numpy.zeros((len(interface.runs_reversed), interface.summed_count, interface.hidden_size))
+        dR = None if call.R is None else numpy.zeros(interface.R_shape)
+        for run, part in runs_of(interface, projected):
             self._run_backward(
                 part,
-                outputs_of_run(contract, forward.outputs, run),
-                incoming_of_run(contract, incoming, run),
-                gradients_of_run(contract, projected.x_axes, gradients, run),
+                outputs_of_run(interface, forward.outputs, run),
+                incoming_of_run(interface, incoming, run),
+                gradients_of_run(interface, projected.x_axes, gradients, run),
                 sums[run],
-                None if dR is None else dR.reshape(-1, *contract.R_shape[-4:])[run],
+                None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
         initial = [one.owner for one in gradients.dinitial]
         if call.weight is None:
@@ -118,18 +118,18 @@ class CpuRun:
         self, call: Call, like: Array, arithmetic: str, storage: str, keeps: bool, method: ScanMethod | None = None
     ) -> Forward:
         """Run with dtypes of these names, into arrays of the library of `like`."""
-        contract = self.contract
-        shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
+        interface = self.interface
+        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
         outputs = Outputs(
             y=memory.new_array(like, shape, storage),
-            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
-            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in contract.states),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (interface.states if keeps else ())),
+            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in interface.states),
         )
-        projected = _projected(contract, call, arithmetic)
-        for run, part in runs_of(contract, projected):
-            its = outputs_of_run(contract, outputs, run)
-            kept = {name: y_by_time(contract, one) for name, one in zip(contract.states, its.kept, strict=False)}
-            self._run(part, y_by_time(contract, its.y), kept, its.final, arithmetic, method)
+        projected = _projected(interface, call, arithmetic)
+        for run, part in runs_of(interface, projected):
+            its = outputs_of_run(interface, outputs, run)
+            kept = {name: y_by_time(interface, one) for name, one in zip(interface.states, its.kept, strict=False)}
+            self._run(part, y_by_time(interface, its.y), kept, its.final, arithmetic, method)
         return Forward(call, projected, outputs)
 
     def _run(
@@ -142,8 +142,8 @@ class CpuRun:
         method: ScanMethod | None,
     ) -> None:
         """Run a call of one direction; `y` and `kept` are [T, B, H]."""
-        contract, lowered = self.contract, self.builder.lowered
-        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, arithmetic)
+        interface, lowered = self.interface, self.builder.lowered
+        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, arithmetic)
         last = [as_numpy(one) for one in final]
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
@@ -160,28 +160,28 @@ class CpuRun:
                 all_states={name: stretch.of(one) for name, one in kept.items()},
                 marks=stretch.marks,
             )
-            for name, one in zip(contract.states, last, strict=True):
+            for name, one in zip(interface.states, last, strict=True):
                 one[stretch.sequences] = found[name]
 
     def _run_backward(
         self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values, dR: Values | None
     ) -> None:
         """Run back through a call of one direction, and add to `sums` [gates + recurrent gates + parameters, H] and `dR`."""
-        contract, lowered = self.contract, self.builder.lowered_backward
-        carried = contract.precision.arithmetic_dtype
-        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, carried)
+        interface, lowered = self.interface, self.builder.lowered_backward
+        carried = interface.precision.arithmetic_dtype
+        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, carried)
         dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])
-        dy = y_by_time(contract, incoming.dy)
-        states = {name: y_by_time(contract, one) for name, one in zip(contract.states, outputs.kept, strict=False)}
+        dy = y_by_time(interface, incoming.dy)
+        states = {name: y_by_time(interface, one) for name, one in zip(interface.states, outputs.kept, strict=False)}
         run: Callable[..., ScanGradients | StepsGradients]
         if isinstance(lowered, LoweredScanBackward):
             run = partial(run_scan_backward, lowered)
             if lowered.output_state is not None:
-                states[lowered.output_state] = y_by_time(contract, outputs.y)
+                states[lowered.output_state] = y_by_time(interface, outputs.y)
         else:
             product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
             run = partial(run_steps_backward, lowered, product=product, clip=clip)
-        dfinal = {name: as_numpy(one) for name, one in zip(contract.states, incoming.dfinal, strict=True) if one is not None}
+        dfinal = {name: as_numpy(one) for name, one in zip(interface.states, incoming.dfinal, strict=True) if one is not None}
         first = [as_numpy(one) for one in gradients.dinitial]
         for stretch in stretches_of(call):
             found = run(
@@ -195,7 +195,7 @@ class CpuRun:
                 dx=stretch.of(dx),
                 marks=stretch.marks,
             )
-            for name, one in zip(contract.states, first, strict=True):
+            for name, one in zip(interface.states, first, strict=True):
                 one[stretch.sequences] = found.initial[name]
             sums += found.sums
             if dR is not None and isinstance(found, StepsGradients):
@@ -210,14 +210,14 @@ def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
     return RecurrentProduct.prepared(as_numpy(call.R), bias, numpy_dtype(arithmetic))
 
 
-def _projected(contract: Contract, call: Call, arithmetic: str) -> Call:
+def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
     """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
     if call.weight is None:
         return call
     product = scan.project(_input_rows(call), as_numpy(call.weight), numpy_dtype(arithmetic))
-    x = product.reshape(*product.shape[:-1], *contract.shape(contract.gate_axes, 0, 0))
+    x = product.reshape(*product.shape[:-1], *interface.shape(interface.gate_axes, 0, 0))
     # A single step has no axis of time.
-    return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + contract.gate_axes, weight=None)
+    return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
 
 
 def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) -> tuple[Array, Values]:
@@ -291,24 +291,24 @@ def gates_by_time(call: Call) -> Values:
     return view
 
 
-def y_by_time(contract: Contract, y: Array) -> Values:
+def y_by_time(interface: Interface, y: Array) -> Values:
     """View an array with the axes of y as [T, B, H]."""
-    axes = Y_AXES[contract.layout]
+    axes = Y_AXES[interface.layout]
     view: Values = as_numpy(y).transpose([axes.index(axis) for axis in "tbh"])
     return view
 
 
-def vectors_of(contract: Contract, call: Call) -> dict[str, Any]:
+def vectors_of(interface: Interface, call: Call) -> dict[str, Any]:
     """Return the bias [G, H], or None, and the parameters {name: [H]} of a call of one direction."""
-    shape = (len(contract.gates), contract.hidden_size)
+    shape = (len(interface.gates), interface.hidden_size)
     return {
         "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
-        "parameters": {name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
+        "parameters": {name: as_numpy(one) for name, one in zip(interface.parameters, call.parameters, strict=True)},
     }
 
 
-def initial_of(contract: Contract, call: Call, arithmetic: str) -> dict[str, Values]:
+def initial_of(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
     """Return the initial states {name: [B, H]} of a call of one direction, zeros where none were given."""
-    zeros = numpy.zeros((call.batch, contract.hidden_size), numpy_dtype(arithmetic))
-    given = zip(contract.states, call.initial, strict=True)
+    zeros = numpy.zeros((call.batch, interface.hidden_size), numpy_dtype(arithmetic))
+    given = zip(interface.states, call.initial, strict=True)
     return {name: zeros if one is None else as_numpy(one) for name, one in given}

@@ -44,15 +44,15 @@ class DenseRun(DeviceRun):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._alternating = AlternatingWalk(self._contract)
+        self._alternating = AlternatingWalk(self._interface)
 
     def step(self, call: Call) -> Outputs:
         """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
-        contract = self._contract
-        shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
+        interface = self._interface
+        shape, carried = interface.state_shape(call.batch), interface.precision.arithmetic_dtype
         steps = self._begin(call.x, call.reading, call)
-        y = steps.new_array(shape, contract.precision.storage_dtype)
-        outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
+        y = steps.new_array(shape, interface.precision.storage_dtype)
+        outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in interface.states))
         if call.batch:
             call = self._projected(steps, call, "bgh")
             regime = self._step_regime(call)
@@ -70,31 +70,31 @@ class DenseRun(DeviceRun):
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
-        contract, call, projected = self._contract, forward.call, forward.projected
-        carried = contract.precision.arithmetic_dtype
+        interface, call, projected = self._interface, forward.call, forward.projected
+        carried = interface.precision.arithmetic_dtype
         assert call.R is not None
         steps = self._begin(call.x, incoming.reading, forward, incoming)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
-            dinitial=tuple(steps.new_array(contract.state_shape(call.batch), carried) for _ in contract.states),
+            dinitial=tuple(steps.new_array(interface.state_shape(call.batch), carried) for _ in interface.states),
             sums=None,
         )
         if call.bias is not None or call.recurrent_bias is not None or call.parameters:
-            shape = (len(contract.runs_reversed), 1, contract.summed_count, call.batch, contract.hidden_size)
+            shape = (len(interface.runs_reversed), 1, interface.summed_count, call.batch, interface.hidden_size)
             gradients = replace(gradients, sums=steps.new_array(shape, carried, fill=None if call.batch else 0))
-        packed_shape = (contract.heads, len(contract.recurrent_gates), contract.head_dim, contract.head_dim)
-        dR = steps.new_array((len(contract.runs_reversed), *packed_shape), carried, fill=0)
+        packed_shape = (interface.heads, len(interface.recurrent_gates), interface.head_dim, interface.head_dim)
+        dR = steps.new_array((len(interface.runs_reversed), *packed_shape), carried, fill=0)
         if call.batch:
             first = self._initial_output(call)
-            for run, part in runs_of(contract, projected):
+            for run, part in runs_of(interface, projected):
                 self._run_back(
                     steps,
                     part,
-                    None if first is None else first.selected(0, run) if contract.directions else first,
-                    outputs_of_run(contract, forward.outputs, run),
-                    incoming_of_run(contract, incoming, run),
-                    gradients_of_run(contract, projected.x_axes, gradients, run),
+                    None if first is None else first.selected(0, run) if interface.directions else first,
+                    outputs_of_run(interface, forward.outputs, run),
+                    incoming_of_run(interface, incoming, run),
+                    gradients_of_run(interface, projected.x_axes, gradients, run),
                     dR.selected(0, run),
                 )
         dx, dweight = self._through_projection(steps, call, gradients.dx)
@@ -122,18 +122,18 @@ class DenseRun(DeviceRun):
         self._walk_forward(steps, part, outputs)
 
     def _walk_forward(self, steps: Steps, part: Call, outputs: Outputs, single_step: bool = False) -> None:
-        contract = self._contract
+        interface = self._interface
         assert part.R is not None
         kept: KeptStates = "none"
         if outputs.kept:
-            kept = "storage" if outputs.kept[0].dtype == contract.precision.storage_dtype else "arithmetic"
+            kept = "storage" if outputs.kept[0].dtype == interface.precision.storage_dtype else "arithmetic"
         self._walk(
             "forward",
             kept,
             (part.x, part.R, outputs.y),
             steps,
             part,
-            lambda scratch: forward_arguments(part, contract.layout, outputs, kept == "storage", scratch, single_step),
+            lambda scratch: forward_arguments(part, interface.layout, outputs, kept == "storage", scratch, single_step),
         )
 
     def _run_back(
@@ -146,8 +146,8 @@ class DenseRun(DeviceRun):
         gradients: Gradients,
         dR: Array,
     ) -> None:
-        contract, precision = self._contract, self._contract.precision
-        tail = (contract.heads, len(contract.recurrent_gates), contract.head_dim)
+        interface, precision = self._interface, self._interface.precision
+        tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
         rows, y = part.rows * part.time, outputs.y
         products = steps.new_array((rows, *tail), precision.arithmetic_dtype)
         assert part.R is not None
@@ -162,13 +162,13 @@ class DenseRun(DeviceRun):
         arrays = BackwardArrays(read_states, incoming, products, first_products, gradients, dproducts, first_dproducts)
 
         packed = part.R
-        if contract.heads > 1:
+        if interface.heads > 1:
             packed = steps.new_array((math.prod(part.R.shape),), precision.storage_dtype)
             steps.copy_heads_first(part.R, packed)
-        for product in row_products(contract, contract.layout, packed.address, y, products) if rows else ():
+        for product in row_products(interface, interface.layout, packed.address, y, products) if rows else ():
             steps.multiply(product)
         if first is not None:
-            (product,) = row_products(contract, "BTD", packed.address, _as_rows(first), first_products)
+            (product,) = row_products(interface, "BTD", packed.address, _as_rows(first), first_products)
             steps.multiply(product)
 
         def prepare(scratch: Scratch, stream: int) -> None:
@@ -183,19 +183,19 @@ class DenseRun(DeviceRun):
             arrays_of_rows,
             steps,
             part,
-            lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),
+            lambda scratch: backward_arguments(part, interface.layout, arrays, clip, scratch),
             prepare,
         )
-        for product in recurrent_gradient(contract, contract.layout, y, dproducts, dR) if rows else ():
+        for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if rows else ():
             steps.multiply(product)
         if first is not None:
-            (product,) = recurrent_gradient(contract, "BTD", _as_rows(first), first_dproducts, dR)
+            (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), first_dproducts, dR)
             steps.multiply(product)
 
     def _initial_output(self, call: Call) -> Array | None:
         """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""
         output = self._builder.lowered_backward.output_state
-        initial = call.initial[self._contract.states.index(str(output))]
+        initial = call.initial[self._interface.states.index(str(output))]
         return None if initial is None else self._in_storage(initial)
 
     def _walk(
@@ -224,12 +224,12 @@ class DenseRun(DeviceRun):
 
     def _step_regime(self, call: Call) -> Regime | None:
         """The regime of a step by a kernel of its own, or None where it is a forward of one."""
-        contract, builder = self._contract, self._builder
+        interface, builder = self._interface, self._builder
         assert call.R is not None
-        if call.batch > step_sequences_max(builder.target.profile, math.prod(contract.R_shape)):
+        if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
             return None
         rows = (call.R, *(state for state in call.initial if state is not None))
-        alignment = alignment_of(alignment_of_call(*rows), contract.head_dim * contract.precision.storage_bytes)
+        alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
         regime = builder.regime_of(Sizes(call.batch, 1), alignment)
         _, plan = self._compiled("step", regime)
         return regime if plan.entry == "decode_step" else None
@@ -240,7 +240,7 @@ class DenseRun(DeviceRun):
         What takes a call step by step reads at run time how it is called: of it there is one kernel.
         """
         hinted = self._builder.hinted_regime
-        head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
+        head_bytes = self._interface.head_dim * self._interface.precision.storage_bytes
         its_own = replace(
             hinted,
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),

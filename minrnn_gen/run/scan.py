@@ -14,7 +14,7 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import Reading
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import memory, module
@@ -41,8 +41,8 @@ class DeviceRun:
     its arrays is run again, the next time, without being looked at: see `prepared`.
     """
 
-    def __init__(self, contract: Contract, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
-        self._contract = contract
+    def __init__(self, interface: Interface, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
+        self._interface = interface
         self._builder = builder
         self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
         self._loaded: dict[tuple[KernelPass, Regime], LoadedKernel] = {}
@@ -58,17 +58,17 @@ class DeviceRun:
     @property
     def preactivation_axes(self) -> str:
         """The axes of x once it is projected."""
-        return self._contract.preactivation_axes
+        return self._interface.preactivation_axes
 
     @property
     def preactivation_dtype(self) -> str:
         """The dtype of x once it is projected."""
-        return self._contract.precision.storage_dtype
+        return self._interface.precision.storage_dtype
 
     def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
         del saves
-        precision = self._contract.precision
+        precision = self._interface.precision
         return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[kept]
 
     def tape_of(self, reading: Reading | None) -> Tape | None:
@@ -86,25 +86,25 @@ class DeviceRun:
         """
         if saves:
             self._expect_backward()
-        contract = self._contract
-        storage, carried = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
+        interface = self._interface
+        storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
         if storage == carried and kept != "none":
             kept = "storage"  # the same kernel by either name
         call = self.with_sequences_beside_x(call)
         # Beyond a length a kernel writes nothing.
         fill = None if call.sequences.lengths is None else 0
-        shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
-        kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
+        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
+        kept_dtype, kept_states = (storage if kept == "storage" else carried), (interface.states if kept != "none" else ())
         steps = self._begin(call.x, call.reading, call)
         outputs = Outputs(
             y=steps.new_array(shape, storage, fill=fill),
             kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
-            final=tuple(steps.new_array(state_shape, carried) for _ in contract.states),
+            final=tuple(steps.new_array(state_shape, carried) for _ in interface.states),
         )
-        projected = self._projected(steps, call, contract.preactivation_axes)
+        projected = self._projected(steps, call, interface.preactivation_axes)
         if call.batch:
-            for run, part in runs_of(contract, projected):
-                self._run_forward(steps, part, outputs_of_run(contract, outputs, run), kept)
+            for run, part in runs_of(interface, projected):
+                self._run_forward(steps, part, outputs_of_run(interface, outputs, run), kept)
         forward = Forward(call, projected, outputs)
         results = (outputs.y, *outputs.kept, *outputs.final, *(() if call.weight is None else (projected.x,)))
         played = self._tapes.keep(steps.played(results, forward))
@@ -112,11 +112,11 @@ class DeviceRun:
 
     def step(self, call: Call) -> Outputs:
         """Run one step; the results of what is played again are y and the final states."""
-        contract = self._contract
-        shape, carried = contract.state_shape(call.batch), contract.precision.arithmetic_dtype
+        interface = self._interface
+        shape, carried = interface.state_shape(call.batch), interface.precision.arithmetic_dtype
         steps = self._begin(call.x, call.reading, call)
-        y = steps.new_array(shape, contract.precision.storage_dtype)
-        outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
+        y = steps.new_array(shape, interface.precision.storage_dtype)
+        outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in interface.states))
         if call.batch:
             call = self._projected(steps, call, "bgh")
             loaded, plan = self._load("step", self._builder.hinted_regime)
@@ -126,23 +126,23 @@ class DeviceRun:
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
-        contract, call, projected = self._contract, forward.call, forward.projected
-        carried = contract.precision.arithmetic_dtype
+        interface, call, projected = self._interface, forward.call, forward.projected
+        carried = interface.precision.arithmetic_dtype
         steps = self._begin(call.x, incoming.reading, forward, incoming)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=steps.new_array(projected.x.shape, call.x.dtype, fill=fill),
-            dinitial=tuple(steps.new_array(contract.state_shape(call.batch), carried) for _ in contract.states),
+            dinitial=tuple(steps.new_array(interface.state_shape(call.batch), carried) for _ in interface.states),
             sums=None,
         )
         runs = list(self._runs_back(forward, incoming, gradients)) if call.batch else []
         if call.bias is not None or call.parameters:
             parts = {parts_of(one.plan, call.time) for one in runs} or {1}
-            shape = (len(contract.runs_reversed), max(parts), contract.summed_count, call.batch, contract.hidden_size)
+            shape = (len(interface.runs_reversed), max(parts), interface.summed_count, call.batch, interface.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             gradients = replace(gradients, sums=steps.new_array(shape, carried, fill=0 if len(parts) > 1 else None))
         for run, one in enumerate(runs):
-            its = gradients_of_run(contract, projected.x_axes, gradients, run)
+            its = gradients_of_run(interface, projected.x_axes, gradients, run)
             workspace = steps.workspace(workspace_bytes_of(one.plan, one.call))
             launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its, workspace)
             steps.launch(one.loaded, launch, one.plan.threads)
@@ -190,29 +190,29 @@ class DeviceRun:
         return replace(call, sequences=replace(call.sequences, lengths=lengths, cu_seqlens=cu_seqlens))
 
     def _runs_back(self, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> Iterator[_RunBack]:
-        contract, projected = self._contract, forward.projected
+        interface, projected = self._interface, forward.projected
         read = Outputs(forward.outputs.y, tuple(map(self._in_storage, self._read_states(forward.outputs))), ())
-        for run, part in runs_of(contract, projected):
-            states, arriving = outputs_of_run(contract, read, run).kept, incoming_of_run(contract, incoming, run)
-            dx = gradients_of_run(contract, projected.x_axes, gradients, run).dx
+        for run, part in runs_of(interface, projected):
+            states, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
+            dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
             loaded, plan = self._load("backward", self._regime(part, "none", part.x, arriving.dy, dx, *states))
             yield _RunBack(part, states, arriving, loaded, plan)
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
         """The states that a backward reads, as they were kept, y where it is one of them."""
         lowered = self._builder.lowered_backward
-        kept = dict(zip(self._contract.states, outputs.kept, strict=True)) if outputs.kept else {}
+        kept = dict(zip(self._interface.states, outputs.kept, strict=True)) if outputs.kept else {}
         return tuple(outputs.y if name == lowered.output_state else kept[name] for name in lowered.read_states)
 
     def _in_storage(self, array: Array) -> Array:
-        storage = self._contract.precision.storage_dtype
+        storage = self._interface.precision.storage_dtype
         return array if array.dtype == storage else memory.inspect(memory.cast(array.owner, storage), array.name)
 
     def _projected(self, steps: Steps, call: Call, axes: str) -> Call:
         """Multiply x by the weight, if there is one; the result has the axes of pre-activations."""
         if call.weight is None:
             return call
-        product = steps.new_array(self._contract.shape(axes, call.rows, call.time), call.x.dtype)
+        product = steps.new_array(self._interface.shape(axes, call.rows, call.time), call.x.dtype)
         if call.rows and call.time:
             steps.multiply(projection(call.x, call.weight, product, axes[-1] == "t"))
         return replace(call, x=product, x_axes=axes, weight=None)
@@ -224,7 +224,7 @@ class DeviceRun:
         time_is_last = call.x_axes[-1] == "t"
         has_rows = bool(call.rows and call.time)
         dx = steps.new_array(call.x.shape, call.x.dtype)
-        carried = self._contract.precision.arithmetic_dtype
+        carried = self._interface.precision.arithmetic_dtype
         dweight = steps.new_array(call.weight.shape, carried, fill=None if has_rows else 0)
         if has_rows:
             x, lengths = call.x, call.sequences.lengths

@@ -8,16 +8,16 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call, Given, IncomingGradient
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import Form, Reading, read
 from minrnn_gen.run.replay import Played
 
 
-def read_call(contract: Contract, what: Form, given: Given) -> Reading | None:
+def read_call(interface: Interface, what: Form, given: Given) -> Reading | None:
     """Read the arrays of a call, unchecked, with `what` is to be done to them; None where they have no form."""
     if given.lengths is not None or given.cu_seqlens is not None:
         return None  # their values are checked, call by call
-    named = ((given.state, contract.states), (given.parameters, contract.parameters))
+    named = ((given.state, interface.states), (given.parameters, interface.parameters))
     return read(what, (given.x, given.R, given.weight, given.bias, given.recurrent_bias, given.resets), named)
 
 
@@ -42,9 +42,9 @@ def numbered_call(call: Call, reading: Reading | None) -> Call:
     )
 
 
-def read_gradient(contract: Contract, before: Played, dy: Any, dstate: Mapping[str, Any] | None) -> Reading | None:
+def read_gradient(interface: Interface, before: Played, dy: Any, dstate: Mapping[str, Any] | None) -> Reading | None:
     """Read what a backward starts from, unchecked, behind the arrays of its forward; None where it has no form."""
-    reading = read(("backward", before.tape), (dy,), ((dstate, contract.states),))
+    reading = read(("backward", before.tape), (dy,), ((dstate, interface.states),))
     return None if reading is None else reading.behind(before.arrays, before.addresses)
 
 

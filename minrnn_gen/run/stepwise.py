@@ -10,7 +10,7 @@ from typing import Any
 
 from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.gpu import cublas, module
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.graph import Recorded, Scratch, scratch_bytes_of
@@ -38,8 +38,8 @@ class AlternatingWalk:
     needed; few steps, and those on a stream that is itself being recorded, are enqueued one by one.
     """
 
-    def __init__(self, contract: Contract) -> None:
-        self._contract = contract
+    def __init__(self, interface: Interface) -> None:
+        self._interface = interface
         self._pairs: dict[tuple[KernelPass, int], _Pair] = {}
         self._graphs: dict[tuple[KernelPass, int, int], Recorded] = {}
         self._graphs_lock = threading.Lock()
@@ -61,7 +61,7 @@ class AlternatingWalk:
         device, stream, due = part.x.device, gpu_stream.current_stream(part.x), part.time + 1
         pair = self._pair(kernel_pass, device, kernel)
         if due < GRAPH_STEPS or gpu_stream.is_capturing(part.x):
-            sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
+            sizes = scratch_sizes(self._interface, part.batch, kernel_pass == "backward")
             scratch = Scratch.laid_out(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
             prepare(scratch, stream)
             pair.begin(device, stream, scratch, 0, arguments(scratch))
@@ -79,7 +79,7 @@ class AlternatingWalk:
         self, kernel_pass: KernelPass, pair: _Pair, device: int, batch: int, count: int, scratch: Scratch, stream: int
     ) -> None:
         """Enqueue `count` steps, each a product and a launch."""
-        product = step_product(self._contract, scratch, batch, kernel_pass == "backward")
+        product = step_product(self._interface, scratch, batch, kernel_pass == "backward")
         for step in range(count):
             cublas.multiply(device, stream, product, workspace=scratch["cublas"])
             pair.step(device, stream, scratch, step, batch)
@@ -90,7 +90,7 @@ class AlternatingWalk:
             if key not in self._graphs:
                 if len(self._graphs) >= GRAPHS_HELD:
                     self._graphs.pop(next(iter(self._graphs))).finish()
-                sizes = scratch_sizes(self._contract, batch, kernel_pass == "backward")
+                sizes = scratch_sizes(self._interface, batch, kernel_pass == "backward")
                 record = partial(self._enqueue, kernel_pass, pair, device, batch, GRAPH_STEPS)
                 self._graphs[key] = Recorded(device, sizes, record)
             return self._graphs[key]

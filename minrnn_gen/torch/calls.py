@@ -92,31 +92,31 @@ def arriving(kernel: Kernel, tensors: Tensors, y: Any, gradients: Tensors) -> tu
     dy = torch.zeros_like(y) if dy is None else dy
     if all(one is None for one in dfinal):
         return dy, []
-    shape, dtype = kernel.contract.state_shape(sequences_of(kernel, tensors)), arithmetic_dtype(kernel)
+    shape, dtype = kernel.interface.state_shape(sequences_of(kernel, tensors)), arithmetic_dtype(kernel)
     return dy, [y.new_zeros(shape, dtype=dtype) if one is None else one for one in dfinal]
 
 
 def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:
     """Return how many sequences a call is of, a symbol where sizes are: those that `cu_seqlens` ends, or the rows of x."""
     x, ends = tensors[0], tensors[NAMED_FROM - 1]
-    return x.shape[kernel.contract.x_axes.index("b")] if ends is None else ends.shape[0] - 1
+    return x.shape[kernel.interface.x_axes.index("b")] if ends is None else ends.shape[0] - 1
 
 
 def storage_dtype(kernel: Kernel) -> torch.dtype:
     """The dtype of x, R, weight and y."""
-    return STORAGE[kernel.contract.precision.name]
+    return STORAGE[kernel.interface.precision.name]
 
 
 def arithmetic_dtype(kernel: Kernel) -> torch.dtype:
     """The dtype of states."""
-    return STATES[kernel.contract.precision.name]
+    return STATES[kernel.interface.precision.name]
 
 
 def _given(kernel: Kernel, tensors: Tensors) -> Given:
     """Return the arrays of a call as a kernel takes them, copied where there are gaps."""
     x, *tensors = tensors
     # Pre-activations may have gaps along all axes but the last.
-    if not (x.is_contiguous() or (not kernel.contract.input_size and x.stride(-1) == 1)):
+    if not (x.is_contiguous() or (not kernel.interface.input_size and x.stride(-1) == 1)):
         x = x.contiguous()
     tensors = [x, *(one if one is None or one.is_contiguous() else one.contiguous() for one in tensors)]
     parameters = state = None

@@ -133,13 +133,13 @@ def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
 
 def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     kernel, tensors = kernel_by(recipe), _in_order(call)
-    contract, x = kernel.contract, tensors[0]
-    if len(x.shape) != len(contract.x_axes):
-        raise BadInput(f"x has shape {list(x.shape)}; {len(contract.x_axes)} axes are expected")
-    sizes = dict(zip(contract.x_axes, x.shape, strict=True))
+    interface, x = kernel.interface, tensors[0]
+    if len(x.shape) != len(interface.x_axes):
+        raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")
+    sizes = dict(zip(interface.x_axes, x.shape, strict=True))
     batch, time = sizes["b"], sizes["t"]
-    state_shape = contract.state_shape(calls.sequences_of(kernel, tensors))
-    results = [x.new_empty(contract.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
+    state_shape = interface.state_shape(calls.sequences_of(kernel, tensors))
+    results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
     results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
     if saves:
         forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu", all_states=all_states)

@@ -165,7 +165,7 @@ def test_what_a_backward_needs_is_arrays(
 ) -> None:
     """A backward from the arrays of a forward alone, wherever they were in between, is that of what the forward saved."""
     one = kernel_of(model, direction, layout, **({"input_size": INPUTS} if projects else {}))
-    channels = HIDDEN * len(one.contract.runs_reversed)
+    channels = HIDDEN * len(one.interface.runs_reversed)
     for seed in range(2):
         arguments = arguments_of(model, layout, direction, projects, given_arrays, seed)
         dy = np.ascontiguousarray(np.random.default_rng(seed).normal(size=(2, 5, channels)).transpose(Y_ORDERS[layout]))
@@ -505,12 +505,12 @@ def test_every_array_has_the_number_that_it_was_read_under() -> None:
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     state, resets = {"h": np.zeros((2, HIDDEN), np.float32)}, np.zeros((2, 5), bool)
     given = Given(**as_tensors(arrays | {"state": state, "resets": resets}))
-    reading = read_call(one.contract, ("forward", "none"), given)
+    reading = read_call(one.interface, ("forward", "none"), given)
     assert reading is not None
     call = one._checked(given, reading)
     checked = {name: getattr(call, name) for name in shapes} | {"resets": call.sequences.resets}
     for name, array in checked.items():
         assert reading.arrays[array.address.number] is array.owner is getattr(given, name), name
     assert reading.arrays[call.initial[0].address.number] is given.state["h"]
-    without = read_call(one.contract, ("forward", "none"), given._replace(recurrent_bias=None))
+    without = read_call(one.interface, ("forward", "none"), given._replace(recurrent_bias=None))
     assert without is not None and without.form != reading.form

@@ -127,12 +127,12 @@ def copied(array: Array, off: int) -> Array:
 @st.composite
 def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]:
     kernel = kernel_of(way.model, way.precision, way.head_dim, way.heads)
-    contract, random = kernel.contract, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    storage, real = numpy_dtype(contract.precision.storage_dtype), numpy_dtype(contract.precision.arithmetic_dtype)
+    interface, random = kernel.interface, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    storage, real = numpy_dtype(interface.precision.storage_dtype), numpy_dtype(interface.precision.arithmetic_dtype)
     if batch is None:
         # A part of a tile, a whole one and more; and of such parts as are computed as fewer sequences.
         batch = draw(st.sampled_from(sorted({0, 1, way.batch_tile // 4, way.batch_tile, 2 * way.batch_tile + 1})))
-    hidden, gates, products = contract.hidden_size, len(contract.gates), len(contract.recurrent_gates)
+    hidden, gates, products = interface.hidden_size, len(interface.gates), len(interface.recurrent_gates)
     vector_dtypes = st.sampled_from((None, storage, np.dtype(np.float32)))
 
     def vector(*shape: int) -> Array | None:
@@ -141,13 +141,13 @@ def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]
 
     order = draw(st.permutations(range(3)))
     x = random.normal(size=(batch, gates, hidden)).astype(storage)
-    R = (random.uniform(-1, 1, contract.R_shape) / contract.head_dim).astype(storage)
+    R = (random.uniform(-1, 1, interface.R_shape) / interface.head_dim).astype(storage)
     call = {
         # Any strides, with gaps.
         "x_t": np.ascontiguousarray(x.transpose(order)).repeat(2, 2)[..., ::2].transpose(np.argsort(order)),
-        "R": copied(R.reshape(-1, contract.head_dim) if draw(st.booleans()) else R, way.off),
+        "R": copied(R.reshape(-1, interface.head_dim) if draw(st.booleans()) else R, way.off),
         "bias": vector(gates, hidden),
-        "recurrent_bias": vector(products, way.heads, contract.head_dim),
+        "recurrent_bias": vector(products, way.heads, interface.head_dim),
         "parameters": {name: random.normal(size=hidden).astype(draw(vector_dtypes) or storage) for name in kernel.parameters},
         "state": {name: copied(random.normal(size=(batch, hidden)).astype(real), way.off) for name in kernel.states},
     }
@@ -156,20 +156,20 @@ def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]
 
 def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
     """The equations in float64; what R multiplies is rounded to storage."""
-    contract, builder = kernel.contract, kernel._builder
+    interface, builder = kernel.interface, kernel._builder
     x = call["x_t"].astype(np.float64)
     batch, _, hidden = x.shape
     previous = call["state"] or {name: np.zeros((batch, hidden)) for name in kernel.states}
-    output = previous[builder.lowered.output_state].astype(numpy_dtype(contract.precision.storage_dtype))
-    R, by_head = call["R"].astype(np.float64).reshape(contract.R_shape), (batch, contract.heads, contract.head_dim)
+    output = previous[builder.lowered.output_state].astype(numpy_dtype(interface.precision.storage_dtype))
+    R, by_head = call["R"].astype(np.float64).reshape(interface.R_shape), (batch, interface.heads, interface.head_dim)
     product = np.einsum("gnoi,bni->bgno", R, output.astype(np.float64).reshape(by_head))
-    product = product.reshape(batch, len(contract.recurrent_gates), hidden)
+    product = product.reshape(batch, len(interface.recurrent_gates), hidden)
     if call["bias"] is not None:
         x = x + call["bias"].astype(np.float64)
     if call["recurrent_bias"] is not None:
         product = product + call["recurrent_bias"].astype(np.float64).reshape(-1, hidden)
     named = {f"W_{gate}": x[:, index] for index, gate in enumerate(kernel.gates)}
-    named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(contract.recurrent_gates)}
+    named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(interface.recurrent_gates)}
     named |= {f"previous_{name}": one.astype(np.float64) for name, one in previous.items()}
     named |= {f"parameter_{name}": one.astype(np.float64) for name, one in call["parameters"].items()}
     found = lower_step(builder._proved[0]).evaluate(named)
@@ -190,7 +190,7 @@ def test_a_step_is_its_equations(way: Way, folder: Path, data: st.DataObject) ->
     y_expected, states = expected_of(kernel, call)
     assert y.dtype == call["x_t"].dtype and y.shape == y_expected.shape
     for found, expected, dtype in ((y, y_expected, y.dtype), *((state[name], states[name], None) for name in states)):
-        tolerance = TOLERANCES[numpy_dtype(kernel.contract.precision.arithmetic_dtype).name if dtype is None else dtype.name]
+        tolerance = TOLERANCES[numpy_dtype(kernel.interface.precision.arithmetic_dtype).name if dtype is None else dtype.name]
         np.testing.assert_allclose(found.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -216,7 +216,7 @@ def test_neither_the_plan_nor_the_batch_changes_a_bit(way: Way, folder: Path, da
 def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) -> None:
     kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way, batch=5))
     call = dict(call, state=call["state"] or {name: np.zeros((5, way.heads * way.head_dim)) for name in kernel.states})
-    real = numpy_dtype(kernel.contract.precision.arithmetic_dtype)
+    real = numpy_dtype(kernel.interface.precision.arithmetic_dtype)
     call["state"] = {name: one.astype(real) for name, one in call["state"].items()}
     load = loading(kernel, folder, *way.variables.items())
     y, state = step_on_device(kernel, load, **call)
