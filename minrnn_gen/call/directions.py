@@ -18,7 +18,7 @@ def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
             if bias is not None:
                 # One axis, or three.
                 bias = bias.narrowed(0, run * (bias.shape[0] // 2), bias.shape[0] // 2)
-            R, recurrent_bias = _selected_given((call.R, call.recurrent_bias), run)
+            R, recurrent_bias = _selected_present((call.R, call.recurrent_bias), run)
             yield (
                 run,
                 replace(
@@ -27,7 +27,7 @@ def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
                     x_axes=call.x_axes.replace("d", ""),
                     bias=bias,
                     parameters=_selected(call.parameters, run),
-                    initial=_selected_given(call.initial, run),
+                    initial=_selected_present(call.initial, run),
                     reverse=reverse,
                     R=R,
                     recurrent_bias=recurrent_bias,
@@ -43,7 +43,7 @@ def outputs_of_run(interface: Interface, outputs: Outputs, run: int) -> Outputs:
         return outputs
     return Outputs(
         y=channels_of_run(interface, outputs.y, run),
-        kept=tuple(channels_of_run(interface, one, run) for one in outputs.kept),
+        kept=tuple(channels_of_run(interface, states, run) for states in outputs.kept),
         final=_selected(outputs.final, run),
     )
 
@@ -52,7 +52,7 @@ def incoming_of_run(interface: Interface, incoming: IncomingGradient, run: int) 
     """Return one run's part of the gradients that a backward starts from."""
     if not interface.directions:
         return incoming
-    return IncomingGradient(channels_of_run(interface, incoming.dy, run), _selected_given(incoming.dfinal, run))
+    return IncomingGradient(channels_of_run(interface, incoming.dy, run), _selected_present(incoming.dfinal, run))
 
 
 def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, run: int) -> Gradients:
@@ -69,9 +69,9 @@ def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
     return y.narrowed(axis, run * interface.hidden_size, interface.hidden_size) if interface.directions else y
 
 
-def _selected_given(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:
-    return tuple(None if one is None else one.selected(0, run) for one in arrays)
+def _selected_present(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:
+    return tuple(None if array is None else array.selected(0, run) for array in arrays)
 
 
 def _selected(arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
-    return tuple(one.selected(0, run) for one in arrays)
+    return tuple(array.selected(0, run) for array in arrays)

@@ -47,5 +47,5 @@ def gradients_by_name(
         named["recurrent_bias"] = in_form_of(call.recurrent_bias, raw.sums[:, gates:parameters_from])
     if call.parameters:
         pairs = enumerate(zip(interface.parameters, call.parameters, strict=True), parameters_from)
-        named["parameters"] = {name: in_form_of(one, raw.sums[:, index]) for index, (name, one) in pairs}
+        named["parameters"] = {name: in_form_of(vector, raw.sums[:, index]) for index, (name, vector) in pairs}
     return named

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.call.arguments import Call, Given, IncomingGradient
+from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import Sequences
@@ -27,7 +27,9 @@ ReadBack = Callable[[Array], Any]
 """Gives the values of an array on a GPU as a NumPy array, or None where they cannot be had now."""
 
 
-def check_call(interface: Interface, inspect: Inspect, read_back: ReadBack, given: Given, *, single_step: bool = False) -> Call:
+def check_call(
+    interface: Interface, inspect: Inspect, read_back: ReadBack, arguments: CallArguments, *, single_step: bool = False
+) -> Call:
     """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
 
     A single step has no time axis and no sequences.
@@ -36,11 +38,11 @@ def check_call(interface: Interface, inspect: Inspect, read_back: ReadBack, give
     if single_step:
         # Without its time axis every layout is the same memory.
         axes = "bi" if interface.input_size else "bgh"
-    x = inspect(given.x, "x")
+    x = inspect(arguments.x, "x")
     check_dtype(x, (interface.precision.storage_dtype,))
     sizes = dict(zip("dghi", interface.shape("dghi", 0, 0), strict=True))
-    found = check_axes(x, axes, sizes)
-    rows, time = found["b"], found.get("t", 1)
+    free = check_axes(x, axes, sizes)
+    rows, time = free["b"], free.get("t", 1)
     if not single_step:
         check_innermost_axis(x, axes, interface.layout)
     if single_step:
@@ -53,22 +55,22 @@ def check_call(interface: Interface, inspect: Inspect, read_back: ReadBack, give
             rows,
             time,
             interface.layout,
-            resets=given.resets,
-            lengths=given.lengths,
-            cu_seqlens=given.cu_seqlens,
+            resets=arguments.resets,
+            lengths=arguments.lengths,
+            cu_seqlens=arguments.cu_seqlens,
         )
     call = Call(
         x=x,
         x_axes=axes,
         rows=rows,
         time=time,
-        weight=_weight(interface, inspect, x, given.weight),
-        bias=_bias(interface, inspect, given.bias),
-        parameters=_parameters(interface, inspect, given.parameters),
-        initial=_states(interface, inspect, given.state, sequences.count, "state", all_or_none=True),
+        weight=_weight(interface, inspect, x, arguments.weight),
+        bias=_bias(interface, inspect, arguments.bias),
+        parameters=_parameters(interface, inspect, arguments.parameters),
+        initial=_states(interface, inspect, arguments.state, sequences.count, "state", all_or_none=True),
         sequences=sequences,
-        R=_recurrent_matrix(interface, inspect, given.R),
-        recurrent_bias=_recurrent_bias(interface, inspect, given.recurrent_bias),
+        R=_recurrent_matrix(interface, inspect, arguments.R),
+        recurrent_bias=_recurrent_bias(interface, inspect, arguments.recurrent_bias),
     )
     for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial):
         if other is not None:
@@ -290,21 +292,21 @@ def _refuse(value: Any, name: str) -> None:
 
 
 def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
-    given = _named(parameters, interface.parameters, "parameters")
-    missing = [name for name in interface.parameters if name not in given]
+    vectors = _named(parameters, interface.parameters, "parameters")
+    missing = [name for name in interface.parameters if name not in vectors]
     if missing:
         axes = "[2, hidden]" if interface.directions else "[hidden]"
         raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(interface.parameters)}, each {axes}")
     return tuple(
-        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(interface), interface.parameter_shape)
+        check_plain(inspect(vectors[name], f"parameters['{name}']"), _vector_dtypes(interface), interface.parameter_shape)
         for name in interface.parameters
     )
 
 
 def _states(
-    interface: Interface, inspect: Inspect, given: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
+    interface: Interface, inspect: Inspect, mapping: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
 ) -> tuple[Array | None, ...]:
-    states = _named(given, interface.states, what)
+    states = _named(mapping, interface.states, what)
     absent = [name for name in interface.states if name not in states]
     if all_or_none and states and absent:
         raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
@@ -315,16 +317,16 @@ def _states(
     )
 
 
-def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
-    if given is None:
+def _named(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    if mapping is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise BadInput(f"{what} is a {type(given).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
-    for name in given:
+    if not isinstance(mapping, Mapping):
+        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+    for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
             raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
-    return dict(given)
+    return dict(mapping)
 
 
 def _place(array: Array) -> str:

@@ -16,6 +16,7 @@ from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.matmul import RecurrentProduct
@@ -24,7 +25,7 @@ from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import KeptStates
-from minrnn_gen.run.saved import Forward
+from minrnn_gen.run.saved import Forward, owner_of
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,18 @@ class CpuRun:
     interface: Interface
     builder: Builder
 
-    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
-        """Run over time; states are kept in the arithmetic dtype, however `kept`.
+    def forward(self, call: Call, states_out: KeptStates, saves: bool) -> Forward:
+        """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
-        Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
+        Where a backward follows (`saves`), those of a cell that is no scan are always written: R did not multiply y as rounded.
         """
         precision = self.interface.precision
-        keeps = self.kept_dtype(kept, saves) is not None
-        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
+        writes_states = self.states_dtype(states_out, saves) is not None
+        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, writes_states)
 
     @staticmethod
     def with_sequences_beside_x(call: Call) -> Call:
-        """Return a call whose lengths and ends are where it reads them."""
+        """Return the call: lengths and ends are read wherever they are."""
         return call
 
     @property
@@ -58,17 +59,17 @@ class CpuRun:
         """The dtype of x once it is projected."""
         return self.interface.precision.arithmetic_dtype
 
-    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
-        """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
-        keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
-        return self.interface.precision.arithmetic_dtype if keeps else None
+    def states_dtype(self, states_out: KeptStates, saves: bool) -> str | None:
+        """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
+        writes_states = states_out != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        return self.interface.precision.arithmetic_dtype if writes_states else None
 
-    def reference(self, call: Call, keeps: bool) -> Outputs:
-        """Run over time sequentially in float64; the outputs are NumPy arrays in float64."""
+    def reference(self, call: Call, all_states: bool) -> ForwardResult:
+        """Run over time sequentially in float64; the results are NumPy arrays in float64."""
         like = replace(call.x, library="numpy")
-        return self._forward(call, like, "float64", "float64", keeps, "sequential").outputs
+        return self._forward(call, like, "float64", "float64", all_states, "sequential").result
 
-    def step(self, call: Call) -> Outputs:
+    def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
         interface, precision = self.interface, self.interface.precision
         shape = interface.state_shape(call.batch)
@@ -79,7 +80,7 @@ class CpuRun:
         )
         projected = _projected(interface, call, precision.arithmetic_dtype)
         self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
-        return outputs
+        return StepResult(outputs.y, outputs.final).mapped(owner_of)
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
@@ -101,7 +102,7 @@ class CpuRun:
                 sums[run],
                 None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
-        initial = [one.owner for one in gradients.dinitial]
+        initial = [array.owner for array in gradients.dinitial]
         if call.weight is None:
             return RawGradients(gradients.dx.owner, None, initial, sums, dR)
         dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
@@ -115,53 +116,53 @@ class CpuRun:
         return result.owner
 
     def _forward(
-        self, call: Call, like: Array, arithmetic: str, storage: str, keeps: bool, method: ScanMethod | None = None
+        self, call: Call, like: Array, arithmetic: str, storage: str, writes_states: bool, method: ScanMethod | None = None
     ) -> Forward:
         """Run with dtypes of these names, into arrays of the library of `like`."""
         interface = self.interface
         shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
         outputs = Outputs(
             y=memory.new_array(like, shape, storage),
-            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (interface.states if keeps else ())),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (interface.states if writes_states else ())),
             final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in interface.states),
         )
         projected = _projected(interface, call, arithmetic)
         for run, part in runs_of(interface, projected):
-            its = outputs_of_run(interface, outputs, run)
-            kept = {name: y_by_time(interface, one) for name, one in zip(interface.states, its.kept, strict=False)}
-            self._run(part, y_by_time(interface, its.y), kept, its.final, arithmetic, method)
+            written = outputs_of_run(interface, outputs, run)
+            states = {name: y_by_time(interface, array) for name, array in zip(interface.states, written.kept, strict=False)}
+            self._run(part, y_by_time(interface, written.y), states, written.final, arithmetic, method)
         return Forward(call, projected, outputs)
 
     def _run(
         self,
         call: Call,
         y: Values,
-        kept: Mapping[str, Values],
+        states: Mapping[str, Values],
         final: tuple[Array, ...],
         arithmetic: str,
         method: ScanMethod | None,
     ) -> None:
-        """Run a call of one direction; `y` and `kept` are [T, B, H]."""
+        """Run a call of one direction; `y` and `states` are [T, B, H]."""
         interface, lowered = self.interface, self.builder.lowered
         gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, arithmetic)
-        last = [as_numpy(one) for one in final]
+        last = [as_numpy(array) for array in final]
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
         else:
             run = partial(run_steps, lowered, product=_product_of(call, arithmetic))
         for stretch in stretches_of(call):
-            found = run(
+            carried = run(
                 stretch.of(gates),
                 **vectors,
-                initial={name: one[stretch.sequences] for name, one in initial.items()},
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
                 arithmetic=numpy_dtype(arithmetic),
                 y=stretch.of(y),
-                all_states={name: stretch.of(one) for name, one in kept.items()},
+                all_states={name: stretch.of(state) for name, state in states.items()},
                 marks=stretch.marks,
             )
-            for name, one in zip(interface.states, last, strict=True):
-                one[stretch.sequences] = found[name]
+            for name, state in zip(interface.states, last, strict=True):
+                state[stretch.sequences] = carried[name]
 
     def _run_backward(
         self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values, dR: Values | None
@@ -172,7 +173,7 @@ class CpuRun:
         gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, carried)
         dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])
         dy = y_by_time(interface, incoming.dy)
-        states = {name: y_by_time(interface, one) for name, one in zip(interface.states, outputs.kept, strict=False)}
+        states = {name: y_by_time(interface, array) for name, array in zip(interface.states, outputs.kept, strict=False)}
         run: Callable[..., ScanGradients | StepsGradients]
         if isinstance(lowered, LoweredScanBackward):
             run = partial(run_scan_backward, lowered)
@@ -181,25 +182,26 @@ class CpuRun:
         else:
             product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
             run = partial(run_steps_backward, lowered, product=product, clip=clip)
-        dfinal = {name: as_numpy(one) for name, one in zip(interface.states, incoming.dfinal, strict=True) if one is not None}
-        first = [as_numpy(one) for one in gradients.dinitial]
+        arriving = zip(interface.states, incoming.dfinal, strict=True)
+        dfinal = {name: as_numpy(gradient) for name, gradient in arriving if gradient is not None}
+        dinitial = [as_numpy(gradient) for gradient in gradients.dinitial]
         for stretch in stretches_of(call):
-            found = run(
+            partial_gradients = run(
                 stretch.of(gates),
                 **vectors,
-                initial={name: one[stretch.sequences] for name, one in initial.items()},
-                states={name: stretch.of(one) for name, one in states.items()},
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                states={name: stretch.of(state) for name, state in states.items()},
                 dy=stretch.of(dy),
-                dfinal={name: one[stretch.sequences] for name, one in dfinal.items()},
+                dfinal={name: gradient[stretch.sequences] for name, gradient in dfinal.items()},
                 arithmetic=numpy_dtype(carried),
                 dx=stretch.of(dx),
                 marks=stretch.marks,
             )
-            for name, one in zip(interface.states, first, strict=True):
-                one[stretch.sequences] = found.initial[name]
-            sums += found.sums
-            if dR is not None and isinstance(found, StepsGradients):
-                dR += found.R
+            for name, gradient in zip(interface.states, dinitial, strict=True):
+                gradient[stretch.sequences] = partial_gradients.initial[name]
+            sums += partial_gradients.sums
+            if dR is not None and isinstance(partial_gradients, StepsGradients):
+                dR += partial_gradients.R
 
 
 def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
@@ -272,7 +274,7 @@ def stretches_of(call: Call) -> Iterator[Stretch]:
             yield Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
         return
     within = None if sequences.lengths is None else within_lengths(sequences.lengths, call.time)
-    marks = StepMarks(*(None if one is None else one[order] for one in (resets, within)))
+    marks = StepMarks(*(None if steps is None else steps[order] for steps in (resets, within)))
     yield Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
 
 
@@ -303,12 +305,12 @@ def vectors_of(interface: Interface, call: Call) -> dict[str, Any]:
     shape = (len(interface.gates), interface.hidden_size)
     return {
         "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
-        "parameters": {name: as_numpy(one) for name, one in zip(interface.parameters, call.parameters, strict=True)},
+        "parameters": {name: as_numpy(vector) for name, vector in zip(interface.parameters, call.parameters, strict=True)},
     }
 
 
 def initial_of(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
     """Return the initial states {name: [B, H]} of a call of one direction, zeros where none were given."""
     zeros = numpy.zeros((call.batch, interface.hidden_size), numpy_dtype(arithmetic))
-    given = zip(interface.states, call.initial, strict=True)
-    return {name: zeros if one is None else as_numpy(one) for name, one in given}
+    states = zip(interface.states, call.initial, strict=True)
+    return {name: zeros if state is None else as_numpy(state) for name, state in states}

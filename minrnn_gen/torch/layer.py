@@ -192,7 +192,7 @@ class RNN(torch.nn.Module):
                 bias, recurrent_bias, *own = (_vector_beside(one, x) for one in (bias, recurrent_bias, *own))
             else:
                 checks.check_beside(weight, made.names[layer][0].weight_ih, x)
-            initial = self._states_of(states, layer) if states else ()
+            initial = self._states_of(states, layer) if states else (None,) * len(made.states)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)

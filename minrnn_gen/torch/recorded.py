@@ -37,7 +37,7 @@ class Way(Protocol):
         """
 
 
-class Recorded(torch.autograd.Function):
+class RecurrenceFunction(torch.autograd.Function):
     """A call whose gradients autograd may ask for once."""
 
     @classmethod
@@ -66,7 +66,7 @@ class Recorded(torch.autograd.Function):
         return (None, *ctx.way.backward(saved[:count], saved[count:], arriving))
 
 
-class RecordedOnce(torch.autograd.Function):
+class GradientFunction(torch.autograd.Function):
     """A gradient, of which there is none."""
 
     @staticmethod
