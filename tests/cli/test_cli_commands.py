@@ -311,8 +311,8 @@ def test_doctor_tells_whether_a_compile_is_possible(command: Command, nvrtc: str
     answer = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in answer.json["findings"]}
     assert (answer.status, answer.json["can_compile"]) == (0, True)
-    assert findings["NVRTC"]["found"] == nvrtc
-    assert findings["minrnn-gen"]["found"] == minrnn_gen.__version__
+    assert findings["NVRTC"]["state"] == nvrtc
+    assert findings["minrnn-gen"]["state"] == minrnn_gen.__version__
     assert all(finding["is_well"] or finding["mend"] for finding in findings.values())
 
 
