@@ -54,8 +54,8 @@ def test_what_was_measured_is_judged(command: Command, tmp_path: Path) -> None:
     """The first half of the candidates, in the order of the cost model, with times in the opposite one."""
     from support.fake_measurer import FakeMeasurer
 
-    from minrnn_gen.bench.sweep import ResultsFile, kernels_of
-    from minrnn_gen.bench.tuner_problems import PROBLEMS
+    from minrnn_gen.bench.cost_model.sweep import ResultsFile, kernels_of
+    from minrnn_gen.bench.problems.tuner_problems import PROBLEMS
 
     file = ResultsFile(tmp_path / "results.jsonl")
     kernel = next(one for one in kernels_of(PROBLEMS, "h200") if one.label.startswith("ind_rnn"))

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from minrnn_gen.assemble import builder_of, target_of
-from minrnn_gen.bench.regret import Quality, Ranked, quality_of
-from minrnn_gen.bench.tuner_problems import PASSES, TunerProblem
+from minrnn_gen.bench.cost_model.regret import Quality, Ranked, quality_of
+from minrnn_gen.bench.problems.tuner_problems import PASSES, TunerProblem
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown

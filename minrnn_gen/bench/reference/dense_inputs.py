@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from minrnn_gen.bench import reference
-from minrnn_gen.bench.dense_reference import DENSE_REFERENCES
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
+from minrnn_gen.bench.reference.dense_reference import DENSE_REFERENCES
 
 # Where forget gates are so near 1 that a state remembers for a hundred steps, and what is kept of it in 16 bits shows.
 REMEMBERING_MEAN = 3.0
@@ -115,4 +115,4 @@ class ProjectedInputs:
 
 def judged(results: Arrays, expected: Arrays) -> dict[str, float]:
     """Return the relative error of each result."""
-    return {name: reference.relative_error(one.detach().double(), expected[name]) for name, one in results.items()}
+    return {name: scan_reference.relative_error(one.detach().double(), expected[name]) for name, one in results.items()}

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.bench import cells, torch_cells
-from minrnn_gen.bench.dense_inputs import Inputs, ProjectedInputs
-from minrnn_gen.bench.dense_reference import DENSE_REFERENCES
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.contenders import fused_cells, torch_cells
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference.dense_inputs import Inputs, ProjectedInputs
+from minrnn_gen.bench.reference.dense_reference import DENSE_REFERENCES
 from minrnn_gen.precision import PrecisionName
 
 # (y_t [B, H], the state after) of the input of a step and the state before, None before the first one.
@@ -28,7 +28,7 @@ _OF_TORCH: tuple[tuple[str, str, PrecisionName], ...] = (
 def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     """Return ours in a graph and eager, and, of dense cells, projected and beside those of torch.nn with one head."""
     if problem.model not in DENSE_REFERENCES:
-        scanned = cells.Inputs(problem, gpu)
+        scanned = fused_cells.Inputs(problem, gpu)
         return _ours(problem, gpu, lambda: ((), scanned.array("x", "BTD")), scanned.judge("BTD"))
     inputs = Inputs(problem, gpu)
     projected = ProjectedInputs(problem, gpu, inputs)

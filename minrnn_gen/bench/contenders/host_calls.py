@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from minrnn_gen.bench import torch_cells
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import CALLS_IN_A_ROW, Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.contenders import torch_cells
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 from minrnn_gen.precision import PrecisionName
 
 # A layer of torch.nn has one head, whatever the problem has: a call of it costs the host the same. In bf16 its

@@ -1,4 +1,4 @@
-"""`python -m minrnn_gen.bench.flash_build PEER MODEL HEADS HEAD_DIM BATCH FOLDER`: builds FlashRNN's kernels for one shape.
+"""FlashRNN's kernels built for one shape: `python -m MODULE PEER MODEL HEADS HEAD_DIM BATCH FOLDER`.
 
 They are run once. Everything that is compiled stays in the folder; which library serves is written there at the end. If none
 does, the reason is the last line printed.
@@ -15,11 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minrnn_gen.bench.dense_inputs import Inputs
-from minrnn_gen.bench.flash import LIBRARY_FILE, Build, function_of, its_module, run_of
-from minrnn_gen.bench.gpu import Gpu, open_gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import failure_of
+from minrnn_gen.bench.contenders.flash import LIBRARY_FILE, Build, function_of, its_module, run_of
+from minrnn_gen.bench.harness.gpu import Gpu, open_gpu
+from minrnn_gen.bench.harness.rounds import failure_of
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference.dense_inputs import Inputs
 from minrnn_gen.build.store import digest
 
 # Enough steps for every part of a kernel; its own trial takes two.

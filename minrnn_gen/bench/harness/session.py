@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minrnn_gen.bench.gpu import FLUSH_BYTES, Gpu, versions
-from minrnn_gen.bench.problems import Problem, TableName
-from minrnn_gen.bench.record import Record, Row
-from minrnn_gen.bench.rounds import Contender, Limits, contest, failure_of
+from minrnn_gen.bench.harness.gpu import FLUSH_BYTES, Gpu, versions
+from minrnn_gen.bench.harness.rounds import Contender, Limits, contest, failure_of
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName
+from minrnn_gen.bench.report.record import Record, Row
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu.driver import driver_release
 

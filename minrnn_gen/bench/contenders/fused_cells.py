@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.bench import reference
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.precision import precision_of
 
 # From [B, T, G, C] and [B, T, C] to each layout, and from y in a layout back to [T, B, C].
@@ -32,7 +32,7 @@ class Inputs:
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
         self._problem, self._gpu = problem, gpu
-        self._cell = reference.CELL_REFERENCES[str(problem.model)]
+        self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
         self._values: Callable[[str], Any] = cache(self._made)
         self._reference: Callable[[], Any] = cache(self._expected)
 
@@ -47,7 +47,7 @@ class Inputs:
             (name, result), *_ = results.items()
             gates = [result] if name == "y" else [result.select(_X_ORDER[layout].index(2), g) for g in range(self._gates)]
             found = self._gpu.torch.stack([gate.permute(_BY_TIME[layout]).double() for gate in gates])
-            return {name: reference.relative_error(found, self._reference())}
+            return {name: scan_reference.relative_error(found, self._reference())}
 
         return judged
 

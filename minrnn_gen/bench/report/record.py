@@ -9,7 +9,7 @@ from typing import Literal
 
 import pydantic
 
-from minrnn_gen.bench.problems import Problem, TableName
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName
 from minrnn_gen.errors import BadInput, shown
 
 COPY = "copy"

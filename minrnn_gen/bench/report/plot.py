@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import mode
 from typing import Any
 
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.record import COPY, Record, Row
-from minrnn_gen.bench.tables import by_problem, contenders
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import COPY, Record, Row
+from minrnn_gen.bench.report.tables import by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 _PANEL_INCHES = (5.6, 4.2)

@@ -21,13 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from minrnn_gen.bench.dense_inputs import Inputs
-from minrnn_gen.bench.dense_problems import is_of_cells
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.peers import NOT_INSTALLED, failure_in_process, is_installed
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
-from minrnn_gen.bench.tables import FIRST_CALL
+from minrnn_gen.bench.contenders.baselines import NOT_INSTALLED, failure_in_process, is_installed
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.dense_problems import is_of_cells
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference.dense_inputs import Inputs
+from minrnn_gen.bench.report.tables import FIRST_CALL
 from minrnn_gen.build.store import digest
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
@@ -37,7 +37,7 @@ DISTRIBUTION = "flashrnn"
 BACKENDS = {"flashrnn.cuda_fused": "cuda_fused", "flashrnn.cuda": "cuda"}
 NO_FUSED = "no fused kernel"
 CHANGED = "the query of the device's properties, which does not compile with CUDA 13, is answered by minrnn-gen's profile"
-BUILD = (sys.executable, "-m", "minrnn_gen.bench.flash_build")
+BUILD = (sys.executable, "-m", "minrnn_gen.bench.contenders.flash_build")
 LIBRARY_FILE = "library.json"
 DTYPE = "bfloat16"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.record import COPY, Record, Row
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import COPY, Record, Row
 
 LIMIT, PATH = "limit", "path"
 # The fact of a row that has seconds from compile(), or from the start of a build, to the first results.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minrnn_gen.assemble import kernel_from, target_of
-from minrnn_gen.bench import flash, torch_cells
-from minrnn_gen.bench.dense_inputs import Inputs
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
-from minrnn_gen.bench.tables import FIRST_CALL, PATH
+from minrnn_gen.bench.contenders import flash, torch_cells
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference.dense_inputs import Inputs
+from minrnn_gen.bench.report.tables import FIRST_CALL, PATH
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.bench import reference
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.peers import Layout, Peer, load
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.contenders.baselines import Layout, Peer, load
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.precision import precision_of
 
 OURS: dict[str, Layout] = {"minrnn-gen B,T,C": "B,T,C", "minrnn-gen B,C,T": "B,C,T"}
@@ -74,7 +74,7 @@ class Inputs:
         def judged(results: Arrays) -> dict[str, float]:
             expected = self.expected(takes_log_a)
             return {
-                name: reference.relative_error(self.by_time(result.detach(), layout), expected[name])
+                name: scan_reference.relative_error(self.by_time(result.detach(), layout), expected[name])
                 for name, result in results.items()
             }
 
@@ -104,10 +104,10 @@ class Inputs:
         torch = self._gpu.torch
         a = self.by_time(self._values("log a" if takes_log_a else "a"), "B,T,C")
         a = a.exp() if takes_log_a else a
-        y = reference.scan(torch, a, self.by_time(self._values("b"), "B,T,C"))
+        y = scan_reference.scan(torch, a, self.by_time(self._values("b"), "B,T,C"))
         if self._problem.task == "forward":
             return {"y": y}
-        da, db = reference.scan_gradients(torch, a, y, self.by_time(self._values("dy"), "B,T,C"))
+        da, db = scan_reference.scan_gradients(torch, a, y, self.by_time(self._values("dy"), "B,T,C"))
         return {"y": y, "da": da * a if takes_log_a else da, "db": db}
 
 

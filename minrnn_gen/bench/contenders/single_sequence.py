@@ -9,10 +9,10 @@ from typing import Any
 
 import minrnn_gen
 from minrnn_gen.assemble import target_of
-from minrnn_gen.bench import reference
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
@@ -31,7 +31,7 @@ def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
     def judged(results: Arrays) -> dict[str, float]:
         y = results["y"]
         y = y if not isinstance(y, gpu.torch.Tensor) else y.cpu().numpy()
-        return {"y": reference.relative_error(y.astype("float64"), expected())}
+        return {"y": scan_reference.relative_error(y.astype("float64"), expected())}
 
     def on_gpu() -> Run:
         kernel = minrnn_gen.compile(problem.spec)
@@ -55,7 +55,7 @@ def host_inputs(problem: Problem, seed: int) -> tuple[Any, Any]:
     assert problem.inputs is not None
     generator = numpy.random.default_rng(seed)
     x = generator.standard_normal((problem.batch, problem.time, problem.inputs), dtype=numpy.float32)
-    rows = len(reference.CELL_REFERENCES[str(problem.model)].gates) * problem.channels
+    rows = len(scan_reference.CELL_REFERENCES[str(problem.model)].gates) * problem.channels
     weight = generator.standard_normal((rows, problem.inputs), dtype=numpy.float32) / math.sqrt(problem.inputs)
     return x, weight.astype(numpy.float32)
 
@@ -64,7 +64,7 @@ def layer_reference(problem: Problem, x: Any, weight: Any) -> Any:
     """Return y [B, T, H] in float64 of x [B, T, I] and weight [G H, I]."""
     import numpy
 
-    cell = reference.CELL_REFERENCES[str(problem.model)]
+    cell = scan_reference.CELL_REFERENCES[str(problem.model)]
     gates = numpy.split(x.astype(numpy.float64) @ weight.astype(numpy.float64).T, len(cell.gates), axis=-1)
     return cell.run(numpy, [gate.swapaxes(0, 1) for gate in gates]).swapaxes(0, 1)
 

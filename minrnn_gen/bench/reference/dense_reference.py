@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minrnn_gen.bench.reference import Array, sigmoid, softplus
+from minrnn_gen.bench.reference.scan_reference import Array, sigmoid, softplus
 
 Arrays = Sequence[Array]
 

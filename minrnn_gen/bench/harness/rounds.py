@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.record import Row
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import Row
 from minrnn_gen.precision import PrecisionName, error_allowed, precision_of
 
 Arrays = Mapping[str, Any]

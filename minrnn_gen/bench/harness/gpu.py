@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from minrnn_gen import __version__
-from minrnn_gen.bench.record import COPY
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.report.record import COPY
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.precision import precision_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minrnn_gen.bench.problems import Problem, TableName, Task
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
 
 TITLES: dict[TableName, str] = {
     "host": "The host's time of one call of a layer, projection from 768 included, until Python goes on",

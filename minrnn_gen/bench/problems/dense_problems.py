@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minrnn_gen.bench.problems import Problem, TableName, Task
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
 from minrnn_gen.precision import PrecisionName
 
 TITLES: dict[TableName, str] = {

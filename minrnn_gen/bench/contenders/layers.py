@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.bench import reference
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem
-from minrnn_gen.bench.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
 
 Layer = Callable[[Any, Any], Any]
 
@@ -66,14 +66,14 @@ class Inputs:
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
         self._problem, self._gpu = problem, gpu
-        self._cell = reference.CELL_REFERENCES[str(problem.model)]
+        self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
         self.array: Callable[[str], Any] = cache(self._made)
         self._reference: Callable[[], Arrays] = cache(self._expected)
 
     def judged(self, results: Arrays) -> dict[str, float]:
         """Return the relative error of y [B, T, H], dx [B, T, I] and dweight [G H, I], of those there are."""
         expected = self._reference()
-        return {name: reference.relative_error(each.detach().double(), expected[name]) for name, each in results.items()}
+        return {name: scan_reference.relative_error(each.detach().double(), expected[name]) for name, each in results.items()}
 
     def _made(self, name: str) -> Any:
         problem, gpu = self._problem, self._gpu

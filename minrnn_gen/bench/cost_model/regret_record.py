@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pydantic
 
-from minrnn_gen.bench.plot import Curve, Panel, need_matplotlib, svg_text
-from minrnn_gen.bench.record import write_text
-from minrnn_gen.bench.regret import Quality, table_of
+from minrnn_gen.bench.cost_model.regret import Quality, table_of
+from minrnn_gen.bench.report.plot import Curve, Panel, need_matplotlib, svg_text
+from minrnn_gen.bench.report.record import write_text
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.tune.results import Result
 

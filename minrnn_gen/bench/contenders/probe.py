@@ -1,12 +1,12 @@
-"""`python -m minrnn_gen.bench.probe PEER`: whether a peer builds and runs here; if not, the reason is the last line printed."""
+"""Whether a peer builds and runs here: `python -m MODULE PEER`; if not, the reason is the last line printed."""
 
 from __future__ import annotations
 
 import sys
 
-from minrnn_gen.bench.gpu import open_gpu
-from minrnn_gen.bench.peers import load, peer_of
-from minrnn_gen.bench.rounds import failure_of
+from minrnn_gen.bench.contenders.baselines import load, peer_of
+from minrnn_gen.bench.harness.gpu import open_gpu
+from minrnn_gen.bench.harness.rounds import failure_of
 
 # Small, and within every peer's limits: a power of two of at least 32 steps, and channels enough for a block.
 BATCH, TIME, CHANNELS = 2, 128, 64

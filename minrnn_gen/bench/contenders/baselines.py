@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-from minrnn_gen.bench.rounds import failure_of
+from minrnn_gen.bench.harness.rounds import failure_of
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
 Layout = Literal["B,T,C", "B,C,T"]
@@ -21,7 +21,7 @@ Layout = Literal["B,T,C", "B,C,T"]
 Scan = Callable[[Any, Any], Any]
 
 NOT_INSTALLED = "not installed"
-PROBE = (sys.executable, "-m", "minrnn_gen.bench.probe")
+PROBE = (sys.executable, "-m", "minrnn_gen.bench.contenders.probe")
 
 
 @dataclass(frozen=True)
