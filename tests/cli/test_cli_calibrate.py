@@ -59,10 +59,10 @@ def test_what_was_measured_is_judged(command: Command, tmp_path: Path) -> None:
 
     file = ResultsFile(tmp_path / "results.jsonl")
     kernel = next(one for one in kernels_of(PROBLEMS, "h200") if one.label.startswith("ind_rnn"))
-    lineup: CandidatePool = kernel.pool(FakeMeasurer(), file)
-    half = list(lineup.places)[: len(lineup.places) // 2]
+    pool: CandidatePool = kernel.pool(FakeMeasurer(), file)
+    half = list(pool.ranked)[: len(pool.ranked) // 2]
     for number, (family, variables) in enumerate(half):
-        result = Result(lineup.setting, family, dict(variables), "measured", (100.0 - number,))
+        result = Result(pool.setting, family, dict(variables), "measured", (100.0 - number,))
         file.add([replace(result, predicted_us=1.0)])
     answer = command("bench", "tuner", file.path, "--seconds", 0, "--gpu", "h200", "--only", "ind_rnn", "--json").json
     (judged,) = answer["kernels"]
