@@ -259,7 +259,7 @@ def test_cells_show_proves_the_class(command: Command, tmp_path: Path) -> None:
 
 
 def test_cells_counts_what_a_step_takes(command: Command) -> None:
-    """The words of the scans are the least there can be: docs/kernels.md."""
+    """The words of the scans are the least there can be: docs/kernels/scan.md."""
     work = {cell["name"]: cell["work"] for cell in command("cells", "--json").json["cells"]}
     for name, words in {"min_gru": (3, 6), "min_lstm": (4, 8)}.items():
         assert (work[name]["forward"]["words"], work[name]["backward"]["words"]) == words
