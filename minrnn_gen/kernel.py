@@ -11,7 +11,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.recipe import recipe_of
-from minrnn_gen.call.arguments import CallArguments, GradientArguments
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
@@ -166,7 +166,7 @@ class Kernel:
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        result = self.executor.step(CallArguments(x_t, R, weight, bias, recurrent_bias, parameters=parameters, state=state))
+        result = self.executor.step(CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state))
         return result.y, self._named(result.final)
 
     def forward(
@@ -206,7 +206,7 @@ class Kernel:
         longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for fp64) or wider.
         Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
-        return self.executor.backward(saved.open_for(self.executor), GradientArguments(dy, dstate))
+        return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
     def reference(
         self,

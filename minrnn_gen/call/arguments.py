@@ -45,16 +45,9 @@ class CallArguments(NamedTuple):
 
         None where a mapping has other names than the interface, or none of an array's.
         """
-        arrays = [*self[:PARAMETERS_FROM]]
-        for mapping, names in ((self.parameters, interface.parameters), (self.state, interface.states)):
-            if not _extend(arrays, mapping, names):
-                return None
-        return arrays
-
-    @property
-    def has_boundaries(self) -> bool:
-        """Whether sequences end by arrays whose values are checked, call by call."""
-        return self.lengths is not None or self.cu_seqlens is not None
+        *arrays, parameters, state = self
+        fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
+        return arrays if fits else None
 
 
 # Slots. Those of arrays without gradients lie from `SEQUENCES_FROM` to `PARAMETERS_FROM`; states come behind parameters.
@@ -64,16 +57,13 @@ LENGTHS = CallArguments._fields.index("lengths")
 CU_SEQLENS = CallArguments._fields.index("cu_seqlens")
 
 
-class GradientArguments(NamedTuple):
-    """What a backward is given beside its forward, not checked yet."""
+def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
+    """Return what a backward is given beside its forward, whose slots come behind: dy, and gradients of the final states.
 
-    dy: Any
-    dstate: Mapping[str, Any] | None = None
-
-    def flat(self, interface: Interface) -> list[Any] | None:
-        """Return dy and the gradients of the final states, whose slots come behind those of the forward."""
-        arrays = [self.dy]
-        return arrays if _extend(arrays, self.dstate, interface.states) else None
+    None where the mapping has other names than the interface.
+    """
+    arrays = [dy]
+    return arrays if _extend(arrays, dstate, interface.states) else None
 
 
 def _extend(arrays: list[Any], mapping: object, names: tuple[str, ...]) -> bool:

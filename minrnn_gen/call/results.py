@@ -47,7 +47,8 @@ class StepResult(NamedTuple):
 
     def mapped(self, change: Callable[[Any], Any]) -> StepResult:
         """Return the results with every entry changed."""
-        return StepResult(change(self.y), tuple(map(change, self.final)))
+        y, final = self
+        return StepResult(change(y), tuple(map(change, final)))
 
 
 class BackwardResult(NamedTuple):
@@ -65,7 +66,11 @@ class BackwardResult(NamedTuple):
 
     def mapped(self, change: Callable[[Any], Any]) -> BackwardResult:
         """Return the results with every entry changed."""
-        x, initial, *others = self
+        x, initial, sums, weight, R = self
         return BackwardResult(
-            change(x), tuple(map(change, initial)), *(None if entry is None else change(entry) for entry in others)
+            change(x),
+            tuple(map(change, initial)),
+            None if sums is None else change(sums),
+            None if weight is None else change(weight),
+            None if R is None else change(R),
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, GradientArguments, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import RawGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
@@ -96,7 +96,7 @@ class Executor:
         """
         states_out = self._states_out(all_states, saves)
         call_key = self._keyed(("forward", states_out), arguments)
-        replay = self.gpu.replay_forward(call_key)
+        replay = self.gpu.forwards.replay(call_key)
         if replay is not None:
             return replay.result, replay
         call = self.checked(arguments).with_slots(call_key)
@@ -106,25 +106,25 @@ class Executor:
     def step(self, arguments: CallArguments) -> StepResult:
         """Run one step."""
         call_key = self._keyed("step", arguments)
-        result = self.gpu.replay_step(call_key)
-        if result is not None:
-            return result
+        replay = self.gpu.steps.replay(call_key)
+        if replay is not None:
+            return replay.result
         call = self.checked(arguments, single_step=True).with_slots(call_key)
         return self._run_of(call).step(call)
 
-    def backward(self, forward: Forward | ForwardReplay, arguments: GradientArguments) -> dict[str, Any]:
+    def backward(self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the gradients of a forward by the names of its arguments."""
         call_key = None
         if not isinstance(forward, Forward):
             # The trace of the forward tells what the arrays before these are.
-            call_key = keyed(forward.trace, arguments.flat(self.interface))
+            call_key = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
             call_key = None if call_key is None else call_key.behind(forward.arrays, forward.addresses)
             replayed = self.gpu.replay_backward(call_key)
             if replayed is not None:
                 return gradients_by_name(self.interface, *replayed, self.gpu.in_form_of)
             forward = forward.metadata()
         call, run = forward.call, self._run_of(forward.call)
-        incoming = check_gradient(self.interface, memory.inspect, forward.outputs.y, arguments.dy, arguments.dstate, call.batch)
+        incoming = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
         raw = run.backward(forward, incoming.with_slots(call_key))
         return gradients_by_name(self.interface, call, raw, run.in_form_of)
 
@@ -137,7 +137,7 @@ class Executor:
             return None  # `Kernel.forward` says why not
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
-        replay = self.gpu.replay_forward(keyed(("forward", self._states_out(all_states, saves)), [*arrays]))
+        replay = self.gpu.forwards.replay(keyed(("forward", self._states_out(all_states, saves)), [*arrays]))
         return None if replay is None else replay.result
 
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
@@ -188,7 +188,9 @@ class Executor:
 
     def _keyed(self, operation: Any, arguments: CallArguments) -> KeyedArrays | None:
         """Return the arrays of a call with their key, unchecked; None where they have none."""
-        return None if arguments.has_boundaries else keyed(operation, arguments.flat(self.interface))
+        if arguments.lengths is not None or arguments.cu_seqlens is not None:
+            return None  # their values are checked, call by call
+        return keyed(operation, arguments.flat(self.interface))
 
     def _states_out(self, all_states: bool, saves: bool) -> KeptStates:
         """Return the dtype in which a forward writes the states after every step."""

@@ -19,7 +19,7 @@ from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import TraceCache
-from minrnn_gen.run.saved import Forward, ForwardReplay, owner_of
+from minrnn_gen.run.saved import Forward, owner_of
 from minrnn_gen.run.scan import ScanRun
 
 
@@ -127,15 +127,6 @@ class GpuRun:
         result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R)
         self.backwards.keep(recorder.finish(result, call))
         return _added_up(result.mapped(owner_of))
-
-    def replay_forward(self, keyed: KeyedArrays | None) -> ForwardReplay | None:
-        """Replay a forward, or return None where none of this key was recorded."""
-        return self.forwards.replay(keyed)
-
-    def replay_step(self, keyed: KeyedArrays | None) -> StepResult | None:
-        """Replay a single step, or return None where none of this key was recorded."""
-        replay = self.steps.replay(keyed)
-        return None if replay is None else replay.result
 
     def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""

@@ -200,8 +200,10 @@ class TraceCache(Generic[ResultT, MetadataT]):
 
     def replay(self, keyed: KeyedArrays | None) -> Replay[ResultT, MetadataT] | None:
         """Run a call again, or return None where no call of its key was recorded."""
-        trace = self.find(keyed)
-        return None if trace is None or keyed is None else trace.replay(keyed)
+        if keyed is None:
+            return None
+        trace = self._traces.get(keyed.key)
+        return None if trace is None else trace.replay(keyed)
 
     def find(self, keyed: KeyedArrays | None) -> Trace[ResultT, MetadataT] | None:
         """Return the trace of calls of this key, if there is one."""

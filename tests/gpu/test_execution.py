@@ -261,7 +261,7 @@ def test_candidates_of_a_problem_agree(
     x *= 0.7
     y, state, saved = kernel.forward(x)
     expected = kernel.backward(saved, y)
-    builder: Builder = kernel._builder
+    builder: Builder = kernel.builder
     alignment_bytes = 16 if layout == "BTD" else 4
     # Of two sequences this is the regime of every call; many channels are another's, whose kernels serve these too.
     called = replace(builder.hinted_regime, alignment_bytes=alignment_bytes, few_channels=True, short=False)

@@ -21,7 +21,7 @@ from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.raw_scan import arrangement, device, host, scan
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
-from minrnn_gen.run.replay import Steps, Tapes
+from minrnn_gen.run.replay import TraceCache, TraceRecorder
 
 
 def on_device(values: Any, name: str = "array") -> Array:
@@ -167,7 +167,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
         return PlayedKernels(precision_of(precision), hidden_size, layout, log_a)
 
     monkeypatch.setattr(device, "raw_kernels", kernels)
-    monkeypatch.setattr(scan, "_TAPES", Tapes())
+    for name in ("SCANS", "BACKWARDS"):
+        monkeypatch.setattr(scan, name, TraceCache())
     monkeypatch.setattr(arrangement, "SIZE_LIMIT", 6)
     monkeypatch.setattr(arrangement, "CHANNELS_WANTED", 4)
 
@@ -226,13 +227,13 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
     found, expected = empty(recurrence, shape, state_shape), empty(recurrence, shape, state_shape)
     call = ScanCall(recurrence, a, b, h0)
-    device.run_scan(call, found[0], found[1], Steps(call.a, None))
+    device.run_scan(call, found[0], found[1], TraceRecorder(call.a, None))
     host.run_scan(moved_to_host(call), *map(on_host, expected))
     assert_equal(found, expected)
 
     found, expected = empty(recurrence, shape, shape, state_shape), empty(recurrence, shape, shape, state_shape)
     backward = BackwardCall(recurrence, a, y, dy, h0, dfinal)
-    device.run_scan_backward(backward, found[0], found[1], found[2], Steps(backward.a, None))
+    device.run_scan_backward(backward, found[0], found[1], found[2], TraceRecorder(backward.a, None))
     host.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
 
@@ -240,7 +241,7 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 @pytest.mark.usefixtures("played")
 @given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_scans_of_one_form_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
+def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
     how = {"log_a": recurrence.log_a, "reverse": recurrence.reverse, "axis": recurrence.axis}
     for again in range(3):
         form, random = np.random.default_rng(seed), np.random.default_rng([seed, again])
@@ -263,7 +264,7 @@ def test_what_equals_a_flag_or_an_axis_is_not_taken_for_one() -> None:
     with torch_on_host():
         for _ in range(2):
             scan.scan(Tensor(values), Tensor(values), axis=1)
-        assert len(scan._TAPES._tapes) == 1
+        assert len(scan.SCANS) == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scan, "check_scan", lambda *_, **__: pytest.fail("it was looked at again"))
             scan.scan(Tensor(values), Tensor(values), axis=1)

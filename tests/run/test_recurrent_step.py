@@ -24,8 +24,6 @@ from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, step_sequences_max
-from minrnn_gen.run.dense import DenseRun
-from minrnn_gen.run.scan import DeviceRun
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
@@ -83,29 +81,25 @@ def kernel_of(model: str, precision: str, head_dim: int, heads: int, **spec: Any
 
 @functools.cache
 def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callable[..., Any]:
-    """Return what stands for `DeviceRun._load`: the candidate of these variables, for any regime."""
+    """Return what gives the kernels of `as_if_on_a_device`: the candidate of these variables, for any regime."""
 
     @functools.cache
     def load(regime: Regime) -> Any:
-        solution = kernel._builder.solve("step", regime)
+        solution = kernel.builder.solve("step", regime)
         assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
-        code = emulated_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
+        code = emulated_code.compiled(render(plan, kernel.builder.lowered, ()), plan, folder)
 
         def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
             code.run(blocks, arguments, seed=blocks)
 
         return SimpleNamespace(launch=launch), plan
 
-    return lambda _run, _pass, regime: load(regime)
+    return lambda _pass, regime: load(regime)
 
 
 def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
-    def compiled(run: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> Any:
-        return b"", load(run, kernel_pass, regime)[1]
-
-    with as_if_on_a_device(kernel, load) as launched, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DenseRun, "_compiled", compiled)
+    with as_if_on_a_device(kernel, load) as launched:
         y, state = kernel.step(*given, **named)
     assert {kernel_pass for kernel_pass, _ in launched} <= {"step"}
     return y, state
@@ -156,7 +150,7 @@ def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]
 
 def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
     """The equations in float64; what R multiplies is rounded to storage."""
-    interface, builder = kernel.interface, kernel._builder
+    interface, builder = kernel.interface, kernel.builder
     x = call["x_t"].astype(np.float64)
     batch, _, hidden = x.shape
     previous = call["state"] or {name: np.zeros((batch, hidden)) for name in kernel.states}
@@ -228,30 +222,29 @@ def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) 
         assert np.delete(one, 2, 0).tobytes() == np.delete(bad, 2, 0).tobytes()
 
 
-def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
+    """Of more it is a forward of one step."""
     kernel = kernel_of("lstm", "fp32", 16, 1)
-    most = step_sequences_max(kernel._builder.target.profile, 4 * 16 * 16)
-    walked, launched, R = [], [], np.zeros((4, 1, 16, 16), np.float32)
-    monkeypatch.setattr(DenseRun, "_walk_forward", lambda *_, single_step: walked.append(single_step))
-
-    def load(_run: DeviceRun, _pass: KernelPass, regime: Regime) -> Any:
-        return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(regime)
+    most = step_sequences_max(kernel.builder.target.profile, 4 * 16 * 16)
+    launched, R = [], np.zeros((4, 1, 16, 16), np.float32)
 
     @functools.cache
-    def plan_of(regime: Regime) -> Any:
-        return kernel._builder.solve("step", regime).plan()
+    def load(kernel_pass: KernelPass, regime: Regime) -> Any:
+        module = SimpleNamespace(launch=lambda *_: launched.append(kernel_pass))
+        return module, kernel.builder.solve(kernel_pass, regime).plan()
 
     x = np.zeros((1, 4, 16), np.float32)
-    for batch in (most, most + 1):
-        step_on_device(kernel, load, np.broadcast_to(x, (batch, 4, 16)), R)
-    assert len(launched) == 1 and walked == [True]
+    with as_if_on_a_device(kernel, load):
+        for batch in (most, most + 1):
+            kernel.step(np.broadcast_to(x, (batch, 4, 16)), R)
+    assert launched == ["step", "forward"]
     # And by what R takes: those of an LSTM with one head of 512 units, and of 1024.
-    profile = kernel._builder.target.profile
+    profile = kernel.builder.target.profile
     assert [step_sequences_max(profile, 4 * size * size) for size in (16, 512, 1024)] == [128, 79, 19]
 
 
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
-        plan = kernel_of("elman", "bf16", head_dim, 1)._builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
+        plan = kernel_of("elman", "bf16", head_dim, 1).builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
         assert plan.entry == entry, plan.passed_over
