@@ -37,6 +37,8 @@ class BuiltKernels:
 
     def build(self, kernel: KernelKey) -> BuiltKernel:
         """Return a kernel, built if it was not yet."""
+        if built := self._built.get(kernel):
+            return built
         with self._lock:
             lock = self._locks.setdefault(kernel, threading.Lock())
         with lock:  # others may be built meanwhile
@@ -54,22 +56,22 @@ class CompiledKernels(BuiltKernels):
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
         super().__init__(builder, built)
-        self._loaded: dict[tuple[KernelKey, str], LoadedKernel] = {}
+        self._loaded: dict[tuple[KernelKey, str], tuple[LoadedKernel, KernelPlan]] = {}
 
     def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]:
         """Return a kernel to launch and its plan; raises ToolchainMissing where there is no NVRTC to compile it.
 
         `part` is the end of its name where the plan has several.
         """
-        built = self.build(kernel)
         key = (kernel, part)
-        if key not in self._loaded:
-            if built.cubin is None:
-                raise ToolchainMissing(
-                    "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
-                )
-            self._loaded.setdefault(key, module.loaded_kernel(built.cubin, built.plan, part))
-        return self._loaded[key], built.plan
+        if loaded := self._loaded.get(key):
+            return loaded
+        built = self.build(kernel)
+        if built.cubin is None:
+            raise ToolchainMissing(
+                "the kernel was not compiled because NVRTC is not installed: pip install 'minrnn-gen[cuda13]'"
+            )
+        return self._loaded.setdefault(key, (module.loaded_kernel(built.cubin, built.plan, part), built.plan))
 
     def build_ahead(self, kernel: KernelKey) -> None:
         """Begin to build a kernel by another thread, if it is not built yet."""

@@ -26,11 +26,11 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
         if result is not None:
             return [result.y, *result.final, *result.saved] if saves else [result.y, *result.final]
     arguments = _arguments(kernel, tensors)
-    given = arguments._asdict()
+    named = arguments._asdict()
     if not saves:
-        y, states = kernel(**given, all_states=all_states)
+        y, states = kernel(**named, all_states=all_states)
         return [y, *states.values()]
-    y, _, saved = kernel.forward(**given, all_states=all_states)
+    y, _, saved = kernel.forward(**named, all_states=all_states)
     # Pre-activations of tensors in host memory are in NumPy.
     extra = (array if isinstance(array, torch.Tensor) else torch.from_numpy(array) for array in saved.arrays())
     return [y, *saved.final(), *extra]

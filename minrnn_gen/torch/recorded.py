@@ -61,7 +61,7 @@ class RecurrenceFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved, count = ctx.saved_tensors, ctx.count
         arriving = gradients[: ctx.way.results_count]
-        if all(one is None for one in arriving):
+        if all(gradient is None for gradient in arriving):
             return (None,) * (1 + count)
         return (None, *ctx.way.backward(saved[:count], saved[count:], arriving))
 

@@ -1,4 +1,4 @@
-"""What raw scans launch: kernels that see the caller's memory as batch, time and channels, here played by NumPy on the host."""
+"""What raw scans launch: kernels that see the caller's memory as batch, time and channels, here run by NumPy on the host."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class PlayedKernel:
+class NumpyKernel:
     """Both kernels of the raw cell, in the order of arguments that the scan templates have."""
 
     plan: Plan
@@ -141,7 +141,7 @@ class PlayedKernel:
 
 
 @dataclass(frozen=True)
-class PlayedKernels:
+class NumpyKernels:
     """In the place of `RawKernels`."""
 
     precision: Precision
@@ -153,18 +153,18 @@ class PlayedKernels:
         assert sizes.batch > 0
         return Regime(alignment_bytes, reverse)
 
-    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
+    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[NumpyKernel, Plan]:
         plan = Plan(self.layout, self.hidden_size, regime)
-        return PlayedKernel(plan, kernel_pass, self.precision, self.log_a), plan
+        return NumpyKernel(plan, kernel_pass, self.precision, self.log_a), plan
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of at most 6 channels, which want to be at least 4, played on the host."""
+def numpy_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of at most 6 channels, which want to be at least 4, run on the host."""
 
-    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> PlayedKernels:
+    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> NumpyKernels:
         assert device == 0 and 1 <= hidden_size <= 6
-        return PlayedKernels(precision_of(precision), hidden_size, layout, log_a)
+        return NumpyKernels(precision_of(precision), hidden_size, layout, log_a)
 
     monkeypatch.setattr(device, "raw_kernels", kernels)
     for name in ("SCANS", "BACKWARDS"):
@@ -214,7 +214,7 @@ def assert_equal(found: list[Array], expected: list[Array]) -> None:
         assert np.allclose(one.owner.values, other.owner.values, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> None:
@@ -238,7 +238,7 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
     assert_equal(found, expected)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
@@ -258,7 +258,7 @@ def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: in
             assert np.allclose(as_arrays(one), other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 def test_what_equals_a_flag_or_an_axis_is_not_taken_for_one() -> None:
     values = np.ones((2, 3, 2))
     with torch_on_host():
