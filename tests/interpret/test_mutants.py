@@ -17,7 +17,7 @@ TEMPLATES = templates()
 MUTANTS = [mutant for name, text in TEMPLATES.items() for mutant in mutants_of(name, text)]
 # Statements that must not go, wherever they are called.
 WAITING = re.compile(
-    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|synchronize_cluster|wait_copy_groups|wait_for_mail|close_copy_group)\b.*;"
+    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|cluster_sync|wait_copy_groups|mbarrier_wait|close_copy_group)\b.*;"
 )
 
 
