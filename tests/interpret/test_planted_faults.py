@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         "race",
     ),
     "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
-    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
+    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "divergence"),
     "a shuffle for some": (PARTED, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }
 

@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_verified_kernels_are_told_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verified_kernels_are_listed_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "hidden_size=12", "--gpu", "h200", "--candidates", "1", "--json"]
     assert main(["verify", str(EXAMPLES / "min_gru.yaml"), *small]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -45,7 +45,7 @@ def test_without_a_compiler_the_status_is_1(monkeypatch: pytest.MonkeyPatch, cap
     said = capsys.readouterr()
     assert said.out == ""
     assert (
-        said.err.strip() == "error: running kernels on the host needs a C++ compiler, and there is none: install g++ or clang++"
+        said.err.strip() == "error: emulating kernels on a CPU needs a C++ compiler, and there is none: install g++ or clang++"
     )
 
 
@@ -70,5 +70,5 @@ def test_an_instruction_without_a_twin_is_named(instruction: str) -> None:
         )
 
     kernel: Any = faulty(kernel_of(model="min_gru", hidden_size=8, training=False), change)
-    with pytest.raises(CompileFailed, match=r"the host has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"):
+    with pytest.raises(CompileFailed, match=r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"):
         kernel(np.zeros((1, 3, 2, 8), np.float32))
