@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minrnn_gen.bench.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
-from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
-from minrnn_gen.bench.plot import panels_of, svg_of
-from minrnn_gen.bench.record import read_record
-from minrnn_gen.bench.regret_record import (
+from minrnn_gen.bench.cost_model.regret_record import (
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
     REGRETS_PLOT,
@@ -16,6 +12,10 @@ from minrnn_gen.bench.regret_record import (
     regret_sections,
     regret_svg,
 )
+from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
+from minrnn_gen.bench.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
+from minrnn_gen.bench.report.plot import panels_of, svg_of
+from minrnn_gen.bench.report.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 

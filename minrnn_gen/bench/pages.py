@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from minrnn_gen.bench.functions import FunctionRecord, functions_text
-from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.problems import TableName
-from minrnn_gen.bench.record import Record, Row
+from minrnn_gen.bench.problems.scan_problems import TableName
+from minrnn_gen.bench.report.functions import FunctionRecord, functions_text
+from minrnn_gen.bench.report.plot import panels_of
+from minrnn_gen.bench.report.record import Record, Row
+from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
 from minrnn_gen.bench.suites import CALLS, RECURRENT, SCAN, SUITES
-from minrnn_gen.bench.tables import provenance, table_text, whole_text
 from minrnn_gen.errors import BadInput, nearest_name
 
 # By the commands that make them; from the top of the checkout. What was not measured yet has no record.

@@ -37,10 +37,10 @@ def tuner(
     as_json: AsJson = False,
 ) -> None:
     """Measure every feasible candidate of 28 problems, over several occasions, and judge the picks."""
-    from minrnn_gen.bench.regret import table_of
-    from minrnn_gen.bench.regret_record import regret_record, write_regrets
-    from minrnn_gen.bench.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
-    from minrnn_gen.bench.tuner_problems import PROBLEMS
+    from minrnn_gen.bench.cost_model.regret import table_of
+    from minrnn_gen.bench.cost_model.regret_record import regret_record, write_regrets
+    from minrnn_gen.bench.cost_model.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
+    from minrnn_gen.bench.problems.tuner_problems import PROBLEMS
 
     kernels = [one for one in kernels_of(PROBLEMS, gpu) if not only or any(word in one.label for word in only)]
     if not kernels:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
-from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.problems import TableName
-from minrnn_gen.bench.record import Record, Row, read_record
+from minrnn_gen.bench.problems.scan_problems import TableName
+from minrnn_gen.bench.report.plot import panels_of
+from minrnn_gen.bench.report.record import Record, Row, read_record
+from minrnn_gen.bench.report.tables import FIRST_CALL, PATH, provenance
 from minrnn_gen.bench.suites import CALLS, RECURRENT
-from minrnn_gen.bench.tables import FIRST_CALL, PATH, provenance
 from minrnn_gen.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.problems import TABLES, Problem, problems_of
-from minrnn_gen.bench.record import COPY, Record, Row
-from minrnn_gen.bench.tables import cell_text, milliseconds, provenance, shares_text, table_text
+from minrnn_gen.bench.problems.scan_problems import TABLES, Problem, problems_of
+from minrnn_gen.bench.report.record import COPY, Record, Row
+from minrnn_gen.bench.report.tables import cell_text, milliseconds, provenance, shares_text, table_text
 
 SHORT = Problem(table="raw", task="forward", precision="fp32", batch=8, time=1024, channels=1536)
 LONG = SHORT.model_copy(update={"time": 4096, "task": "forward + backward"})

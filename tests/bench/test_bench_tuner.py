@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_measurer import FakeMeasurer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_measurer import FakeMeasurer
 
-from minrnn_gen.bench.pages import filled_sections
-from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
-from minrnn_gen.bench.regret_record import (
+from minrnn_gen.bench.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from minrnn_gen.bench.cost_model.regret_record import (
     DRAWN_POINTS,
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
@@ -24,8 +23,9 @@ from minrnn_gen.bench.regret_record import (
     read_regrets,
     regret_sections,
 )
-from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
-from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
+from minrnn_gen.bench.cost_model.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
+from minrnn_gen.bench.pages import filled_sections
+from minrnn_gen.bench.problems.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.build.tuned_choice import Trial
