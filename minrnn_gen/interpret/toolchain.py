@@ -163,9 +163,8 @@ def _first_error(program: str, text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line or "undefined" in line]
     if unknown := _UNKNOWN.search(text):
         remedy = f"its twin belongs into {FOLDER.name}/{HEADER}"
-        return (
-            f"the emulated machine has no {unknown[1]}, which the kernel calls; {remedy} ({_line_with(text, unknown.start())})"
-        )
+        line = _line_with(text, unknown.start())
+        return f"the emulated machine has no {unknown[1]}, which the kernel calls; {remedy} ({line})"
     return f"{Path(program).name} refuses the kernel: {(lines or [text.strip() or 'no reason given'])[0].strip()}"
 
 

@@ -70,7 +70,6 @@ def test_an_instruction_without_a_twin_is_named(instruction: str) -> None:
         )
 
     kernel: Any = faulty(kernel_of(model="min_gru", hidden_size=8, training=False), change)
-    with pytest.raises(
-        CompileFailed, match=r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"
-    ):
+    message = r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"
+    with pytest.raises(CompileFailed, match=message):
         kernel(np.zeros((1, 3, 2, 8), np.float32))

@@ -52,10 +52,8 @@ def main() -> int:
         outcome = bench.run(number)
         known[outcome["key"]] = outcome
         _write(bench, known)
-        print(
-            f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {bench.mutants[number].name[:110]}  {_summary(outcome)}",
-            flush=True,
-        )
+        name = bench.mutants[number].name[:110]
+        print(f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {name}  {_summary(outcome)}", flush=True)
     write_page(page_of(bench.mutants, known, reasons()))
     return 0
 

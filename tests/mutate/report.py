@@ -34,10 +34,10 @@ HOW = (
 
 HEAD = """# Mutants
 
-The mutation test asks whether the [kernels on a CPU](interpret.md) would notice a fault in a template. `make mutate` makes the faults,
-one at a time:
+The mutation test asks whether the [kernels on a CPU](interpret.md) would notice a fault in a template. `make mutate` makes the
+faults, one at a time:
 
-- it removes or weakens every barrier, wait, commit, expectation, message and asynchronous copy;
+- it removes or weakens every barrier, wait, commit, `expect_tx`, remote store and asynchronous copy;
 - it makes every relaxed or atomic access a plain one, and leaves half of the lanes out of every shuffle;
 - it turns every predicate and mask that is known only at run time into true, and moves every bound by one.
 
@@ -47,16 +47,16 @@ result or the compiler *kills* it. Under the same seeds none of the problems rep
 Three things are left out:
 
 - microbenchmarks, which measure a GPU and are no kernels;
-- the waits of debug builds, which have no clock on the host;
-- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose twins on the host are not the text that
-  a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that compute have no such
-  call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
+- the waits of debug builds, which have no clock when emulated;
+- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text that a
+  GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that compute have no
+  such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
 
 Choices between constants of a plan are no predicates.
 
-`make mutate` writes this page and `benchmarks/mutations.json`, with what killed each mutant, and goes on where it was left. An *equivalent*
-mutant is no fault, for the reason in `tests/mutate/reasons.json`. A survivor without a reason counts as missed, and so does a mutant that no
-problem renders.
+`make mutate` writes this page and `benchmarks/mutations.json`, with what killed each mutant, and goes on where it was left. An
+*equivalent* mutant is no fault, for the reason in `tests/mutate/reasons.json`. A survivor without a reason counts as missed, and
+so does a mutant that no problem renders.
 """
 
 
