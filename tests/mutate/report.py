@@ -48,15 +48,15 @@ Three things are left out:
 
 - microbenchmarks, which measure a GPU and are no kernels;
 - the waits of debug builds, which have no clock when emulated;
-- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text that a
-  GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that compute have no
-  such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
+- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text
+  that a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that
+  compute have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
 
 Choices between constants of a plan are no predicates.
 
 `make mutate` writes this page and `benchmarks/mutations.json`, with what killed each mutant, and goes on where it was left. An
-*equivalent* mutant is no fault, for the reason in `tests/mutate/reasons.json`. A survivor without a reason counts as missed, and
-so does a mutant that no problem renders.
+*equivalent* mutant is no fault, for the reason in `tests/mutate/reasons.json`. A survivor without a reason counts as missed,
+and so does a mutant that no problem renders.
 """
 
 
