@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import summary
+
 from minrnn_gen.bench.cost_model.regret_record import (
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
@@ -26,6 +28,10 @@ def main() -> None:
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(encoding="utf-8"), records, name), encoding="utf-8")
+    page = ROOT / summary.PAGE
+    sections = {"summary": summary.summary_text}
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), summary.PAGE, sections), encoding="utf-8")
+    (ROOT / summary.FIGURE).write_text(summary.summary_svg(), encoding="utf-8")
     page = ROOT / FUNCTIONS_PAGE
     functions = read_functions(ROOT / PUBLISHED_FUNCTIONS)
     page.write_text(filled_functions(page.read_text(encoding="utf-8"), functions, FUNCTIONS_PAGE), encoding="utf-8")

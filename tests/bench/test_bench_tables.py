@@ -99,3 +99,10 @@ def test_every_byte_is_counted_once() -> None:
         ("min_gru", "backward"): 6,
         ("min_lstm", "backward"): 8,
     }
+
+
+def test_a_build_that_stops_at_a_command_says_so_without_the_command() -> None:
+    notes: dict[str, int] = {}
+    text = cell_text(Row(problem=SHORT, contender="b", failure="[7/8] /usr/bin/g++ a.o b.o -shared -o b.so"), None, notes)
+    assert text == "fails [1]"
+    assert list(notes) == ["b: its build stopped in step 7 of 8, without a message"]

@@ -30,7 +30,7 @@ from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.tune import candidates as lineup
+from minrnn_gen.tune import candidates as pool
 
 RECORDS = Path(__file__).parents[2] / "benchmarks"
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=12)
@@ -124,7 +124,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(builder, "compile_source", compile_source)
-    for module in (builder, lineup):
+    for module in (builder, pool):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     return seen
 
@@ -163,7 +163,7 @@ def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: l
     assert len(seen) == len(set(seen)) and ResultsFile(path).results == file.results
     whole = list(qualities(kernels, ResultsFile(path)))
     assert [one.label for one in whole] == [one.label for one in kernels] and all(one.is_complete for one in whole)
-    assert [one.feasible_count for one in whole] == [len(one.lineup(measurer, file).places) for one in kernels]
+    assert [one.feasible_count for one in whole] == [len(one.pool(measurer, file).ranked) for one in kernels]
     # Nobody is chosen that is wrong.
     right = [one for one in file.results if one.outcome == "measured"]
     assert sum(one.measured_count for one in whole) == len(right) < len(file.results)

@@ -17,7 +17,7 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import append_results, read_results, times_of
 from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import Measurer
@@ -77,9 +77,9 @@ class SweptKernel:
         spec = load_spec(self.problem.spec, gpu=self.gpu)
         return builder_of(spec, target_of(spec), remembered)
 
-    def lineup(self, measurer: Measurer, file: ResultsFile) -> Lineup:
+    def pool(self, measurer: Measurer, file: ResultsFile) -> CandidatePool:
         """Return its candidates."""
-        return Lineup(self.builder, self.kernel_pass, self.builder.hinted_regime, measurer, file)
+        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_regime, measurer, file)
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,15 @@ def sweep(
     for kernel in kernels:
         if time.monotonic() >= end:
             return False
-        lineup = kernel.lineup(measurer, file)
-        wanted = drawn(tuple(lineup.places))
-        with closing(lineup.arriving(None, wanted)) as arriving:
+        pool = kernel.pool(measurer, file)
+        wanted = drawn(tuple(pool.ranked))
+        with closing(pool.arriving(None, wanted)) as arriving:
             for key in arriving:
-                if key in lineup.times_us:
+                if key in pool.times_us:
                     continue
-                lineup.visit(key, REPEATS)
-                lineup.forget(key)
-                watch(Swept(kernel.label, len(wanted & (lineup.times_us.keys() | lineup.out.keys())), len(wanted)))
+                pool.measure(key, REPEATS)
+                pool.forget(key)
+                watch(Swept(kernel.label, len(wanted & (pool.times_us.keys() | pool.eliminated.keys())), len(wanted)))
                 if time.monotonic() >= end:
                     return False
     return True

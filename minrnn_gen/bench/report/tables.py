@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from minrnn_gen.bench.problems.scan_problems import Problem
@@ -12,6 +13,8 @@ LIMIT, PATH = "limit", "path"
 FIRST_CALL = "first_call_seconds"
 # What is short enough to stand in a cell; anything longer is a note below the table.
 INLINE_CHARACTERS = 20
+# What ninja prints of a step of a build: where a build stops without a word, its last line is such a command.
+_BUILD_STEP = re.compile(r"\[(\d+)/(\d+)\] /")
 
 
 def table_text(rows: Sequence[Row]) -> str:
@@ -78,7 +81,9 @@ def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
     if row.failure is not None:
         if len(row.failure) <= INLINE_CHARACTERS:
             return row.failure
-        sentence = f"{row.contender}: {row.failure}".replace("|", "\\|")
+        step = _BUILD_STEP.match(row.failure)
+        why = f"its build stopped in step {step[1]} of {step[2]}, without a message" if step else row.failure
+        sentence = f"{row.contender}: {why}".replace("|", "\\|")
         return f"fails [{notes.setdefault(sentence, len(notes) + 1)}]"
     if row.problem.table == "accuracy":
         return ", ".join(f"{name} " + ("NaN" if error is None else f"{error:.1e}") for name, error in row.errors.items())

@@ -17,9 +17,9 @@ from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes, alignment_of
 from minrnn_gen.tune.tuner import kernels_of
-from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Subject, checked_sizes, demand_regime, on_host
+from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_regime, on_host
 
-SubjectOf = Callable[..., Subject]
+SubjectOf = Callable[..., Workload]
 CASES = (
     {"model": "min_gru", "precision": "bf16", "layout": "BDT"},
     {"model": "min_lstm", "direction": "bidirectional", "input_size": 24},
@@ -33,16 +33,16 @@ CASES = (
 
 
 @pytest.fixture
-def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Subject]]:
+def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Workload]]:
     """One for each kernel of a spec that is tuned, run on the host."""
 
-    def made(**spec: Any) -> list[Subject]:
+    def made(**spec: Any) -> list[Workload]:
         builder = builder_of(gpu="h200", **{"hidden_size": 32, "training": True, "batch": 3, "time": 37, **spec})
         found = []
         for kernel_pass, regime in kernels_of(builder):
             solution = builder.solve(kernel_pass, regime)
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
-            found.append(Subject(trial, builder.target, Store(tmp_path), on_host))
+            found.append(Workload(trial, builder.target, Store(tmp_path), on_host))
         return found
 
     return made
@@ -51,7 +51,7 @@ def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Subj
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['model']} {case.get('precision', 'fp32')}")
 def test_what_is_right_is_within_the_tolerance_and_one_wrong_element_is_not(
-    subjects_of: Callable[..., list[Subject]], case: dict[str, Any]
+    subjects_of: Callable[..., list[Workload]], case: dict[str, Any]
 ) -> None:
     for subject in subjects_of(**case):
         results = dict(subject.checked_run(subject.kernel_of(subject.trial))())
@@ -66,7 +66,7 @@ def test_what_is_right_is_within_the_tolerance_and_one_wrong_element_is_not(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callable[..., list[Subject]]) -> None:
+def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callable[..., list[Workload]]) -> None:
     *_, backward = (one for one in subjects_of(model="gru", recurrent_bias=True) if one.plan.kernel_pass == "backward")
     assert set(backward.expected) == {"x", "R", "bias", "recurrent_bias", "state h"}
     timed = backward.timed_run(backward.kernel_of(backward.trial))()
@@ -96,7 +96,7 @@ def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[Subject]]) -> None:
+def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
     subject = subjects_of(model="min_gru", training=False)[0]
     kernel = subject.kernel_of(subject.trial)
     demand_regime(kernel, subject.plan)

@@ -21,7 +21,7 @@ from minrnn_gen.build.store import Store, templates_digest
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput
 from minrnn_gen.tune import history as memory_module
-from minrnn_gen.tune.history import DISTANCE_MOST, SHIPPED, Memory, append_results, read_results
+from minrnn_gen.tune.history import DISTANCE_MOST, SHIPPED, History, append_results, read_results
 from minrnn_gen.tune.import_export import export_results, import_results
 from minrnn_gen.tune.results import Result, Setting, result_from
 from minrnn_gen.tune.t4_format import t4_of
@@ -32,11 +32,11 @@ a_file_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
-    return Memory(Store(tmp_path))
+def memory(tmp_path: Path) -> History:
+    return History(Store(tmp_path))
 
 
-def emptied(memory: Memory) -> Memory:
+def emptied(memory: History) -> History:
     for gpu in memory.gpus():
         memory.path(gpu).unlink()
     return memory
@@ -53,7 +53,7 @@ def test_a_line_is_read_as_it_was_written(result: Result) -> None:
 @given(st.lists(RESULTS, min_size=1, max_size=6), st.binary(max_size=60))
 @example([measured(1.0)], b'{"setting":')
 @example([measured(1.0)], b"[" * 100_000)
-def test_damage_costs_the_damaged_lines(memory: Memory, results: list[Result], damage: bytes) -> None:
+def test_damage_costs_the_damaged_lines(memory: History, results: list[Result], damage: bytes) -> None:
     """Whatever stands between two writes, a line cut off by a kill included: what was written around it is there."""
     path = emptied(memory).path("h200")
     results = [replace(one, setting=replace(one.setting, gpu="h200")) for one in results]
@@ -69,7 +69,7 @@ def test_damage_costs_the_damaged_lines(memory: Memory, results: list[Result], d
 
 @pytest.mark.parametrize("written", [0, 1, 200])
 def test_a_full_disk_costs_the_line_and_is_said_once(
-    memory: Memory, written: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memory: History, written: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory.add([measured(1.0)])
     memory_module._notice_unwritable.cache_clear()
@@ -89,7 +89,7 @@ def test_a_full_disk_costs_the_line_and_is_said_once(
     assert [one.times_us for one in memory.results("h200")] == [(1.0,), (4.0,)]
 
 
-def test_writers_at_once_lose_nothing_and_one_that_is_killed_loses_a_line_at_most(memory: Memory) -> None:
+def test_writers_at_once_lose_nothing_and_one_that_is_killed_loses_a_line_at_most(memory: History) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
@@ -97,8 +97,8 @@ from pathlib import Path
 from support.tuning_results import measured
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.build.store import Store, templates_digest
-from minrnn_gen.tune.history import Memory
-memory, writer = Memory(Store(Path({str(memory.store.folder)!r}))), int(sys.argv[1])
+from minrnn_gen.tune.history import History
+memory, writer = History(Store(Path({str(memory.store.folder)!r}))), int(sys.argv[1])
 print("ready", flush=True)
 number = 0
 while number < {LINES_OF_EACH} or writer == 0:
@@ -126,7 +126,7 @@ while number < {LINES_OF_EACH} or writer == 0:
     assert killed == [float(line) for line in range(1, len(killed) + 1)] and len(killed) >= LINES_OF_EACH
 
 
-def test_the_best_is_exact_else_of_the_nearest_sizes_else_nothing(memory: Memory) -> None:
+def test_the_best_is_exact_else_of_the_nearest_sizes_else_nothing(memory: History) -> None:
     assert memory.best(SETTING) is None
     far, near = replace(SETTING, batch=8 * 2**3), replace(SETTING, batch=16)
     memory.add([measured(1.0, 1, far)])
@@ -155,12 +155,12 @@ def test_the_best_is_exact_else_of_the_nearest_sizes_else_nothing(memory: Memory
     ],
     ids=lambda change: "".join(change),
 )
-def test_nothing_is_taken_from_another_gpu_or_for_another_kernel(memory: Memory, change: dict[str, Any]) -> None:
+def test_nothing_is_taken_from_another_gpu_or_for_another_kernel(memory: History, change: dict[str, Any]) -> None:
     memory.add([measured(1.0, 1, replace(SETTING, **change))])
     assert memory.best(SETTING) is None
 
 
-def test_a_driver_or_toolchain_of_another_day_stands_behind_todays(memory: Memory) -> None:
+def test_a_driver_or_toolchain_of_another_day_stands_behind_todays(memory: History) -> None:
     memory.add([measured(1.0, 1, replace(SETTING, driver="570.0"))])
     best = memory.best(SETTING)
     assert best and not best.is_exact
@@ -174,7 +174,7 @@ def test_a_driver_or_toolchain_of_another_day_stands_behind_todays(memory: Memor
 
 @a_file_each
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(1, 9), st.booleans()), min_size=1))
-def test_a_wrong_candidate_is_never_the_best(memory: Memory, found: list[tuple[int, float, bool]]) -> None:
+def test_a_wrong_candidate_is_never_the_best(memory: History, found: list[tuple[int, float, bool]]) -> None:
     """However fast, before or after it was found to be wrong, here or with other sizes."""
     emptied(memory).add(
         [
@@ -190,11 +190,11 @@ def test_a_wrong_candidate_is_never_the_best(memory: Memory, found: list[tuple[i
     assert best is None or best.variables["tile"] not in wrong
 
 
-def test_what_is_exported_is_imported_once(memory: Memory, tmp_path: Path) -> None:
+def test_what_is_exported_is_imported_once(memory: History, tmp_path: Path) -> None:
     memory.add([measured(1.0), measured(2.0, setting=replace(SETTING, gpu="t4"))])
     path = tmp_path / "results.jsonl"
     assert export_results(memory, str(path)) == 2
-    other = Memory(Store(tmp_path / "other"))
+    other = History(Store(tmp_path / "other"))
     other.store.put_request("0" * 64, {})
     assert [import_results(other, str(path)) for _ in range(2)] == [2, 0]
     assert other.store.find_request("0" * 64) is None
@@ -235,14 +235,14 @@ def test_what_ships_is_of_these_templates_and_one_candidate_of_each_setting() ->
             assert (one.setting.gpu, one.setting.sources, one.outcome) == (path.stem, templates_digest(), "measured")
 
 
-def shipping(memory: Memory, *results: Result) -> Memory:
+def shipping(memory: History, *results: Result) -> History:
     folder = memory.store.folder / "shipped"
     folder.mkdir()
     append_results(folder / "h200.jsonl", results)
     return replace(memory, shipped=folder)
 
 
-def test_what_shipped_is_taken_for_its_own_setting_alone(memory: Memory) -> None:
+def test_what_shipped_is_taken_for_its_own_setting_alone(memory: History) -> None:
     shipped = shipping(memory, measured(2.0, 1), measured(3.0, 2))
     for setting in (SETTING, replace(SETTING, driver="600.0"), replace(SETTING, device="", driver="")):
         best = shipped.best(setting)
@@ -251,7 +251,7 @@ def test_what_shipped_is_taken_for_its_own_setting_alone(memory: Memory) -> None
         assert shipped.best(replace(SETTING, **other)) is None
 
 
-def test_what_was_measured_here_stands_before_what_shipped_and_that_before_what_is_near(memory: Memory) -> None:
+def test_what_was_measured_here_stands_before_what_shipped_and_that_before_what_is_near(memory: History) -> None:
     shipped = shipping(memory, measured(2.0, 1))
     shipped.add([measured(1.0, 2, replace(SETTING, time=4096))])
     best = shipped.best(SETTING)
