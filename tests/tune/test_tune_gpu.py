@@ -127,6 +127,6 @@ def test_values_are_repeated_as_aligned_as_asked(count: int, rows: int, columns:
 
 
 def test_without_a_gpu_the_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_module.cuda, "live_device", lambda: None)
+    monkeypatch.setattr(gpu_module.gpu_device, "live_device", lambda: None)
     with pytest.raises(Exception, match="needs a GPU"):
         gpu_module.gpu_measurer(Path())

@@ -202,7 +202,7 @@ def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
 @pytest.mark.usefixtures("compiler", "cache")
 def test_compile_tunes_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
-    monkeypatch.setattr(device.cuda, "live_device", lambda: None)
+    monkeypatch.setattr(device.device, "live_device", lambda: None)
     with pytest.raises(ToolchainMissing, match="tuning measures on a GPU"):
         api.compile(spec, tune=True)
     model_pick = api.compile(spec).plan
