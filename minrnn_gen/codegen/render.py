@@ -39,7 +39,7 @@ def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str,
 
 
 @dataclass(frozen=True)
-class Ruler:
+class Microbenchmark:
     """A template that measures a GPU instead of computing a cell, as a plan: "every_gpu", "cluster" or "matrix"."""
 
     entry: str
@@ -49,7 +49,7 @@ class Ruler:
     waits_are_bounded: bool = False
 
 
-def render_ruler(ruler: Ruler) -> str:
+def render_microbenchmark(ruler: Microbenchmark) -> str:
     """Render a ruler's template."""
     return (
         environment()
