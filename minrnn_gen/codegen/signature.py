@@ -55,6 +55,18 @@ def names_of(lowered: Lowered | LoweredBackward) -> ArrayNames:
     return ArrayNames(lowered.states, lowered.parameters)
 
 
+@lru_cache(maxsize=_SIGNATURES_HELD)
+def named_arrays(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parameters of the arrays that a cell has by name, such as its final states."""
+    return tuple(f"{prefix}_{name}" for name in names)
+
+
+@lru_cache(maxsize=_SIGNATURES_HELD)
+def stride_names(array: str, axes: str) -> tuple[tuple[str, str], ...]:
+    """Return the parameters that are strides of an array along `axes`, each with its axis."""
+    return tuple((f"{array}_{AXES[axis]}_stride", axis) for axis in axes)
+
+
 def suffixes_of(entry: str) -> tuple[str, ...]:
     """Return the suffixes of the entries that one kernel has: none, or `BEGIN` and `STEP`."""
     return (BEGIN, STEP) if (entry, BEGIN) in _KINDS else ("",)
@@ -117,8 +129,8 @@ def _output(name: str, element: str, comment: str, source: str) -> Parameter:
 
 
 def _strides(array: str, axes: str, source: str) -> _Parameters:
-    for axis in axes:
-        yield Parameter(f"{array}_{AXES[axis]}_stride", "int64", "", source)
+    for name, _ in stride_names(array, axes):
+        yield Parameter(name, "int64", "", source)
 
 
 def _sizes(*names: str) -> _Parameters:
@@ -140,8 +152,8 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
     yield _input("bias", "void", "[GATES, HIDDEN_SIZE] or null", "call.bias")
     if recurrent:
         yield _input("recurrent_bias", "void", "[PRODUCTS, HIDDEN_SIZE] or null", "call.recurrent_bias")
-    for name in names.parameters:
-        yield _input(f"parameter_{name}", "void", "[HIDDEN_SIZE]", "call.parameters")
+    for name in named_arrays("parameter", names.parameters):
+        yield _input(name, "void", "[HIDDEN_SIZE]", "call.parameters")
     behind = "bit 1: recurrent_bias is; bit 2 + p" if recurrent else "bit 1 + p"
     yield Parameter(
         "float32_vectors", "unsigned", f"bit 0: bias is float32; {behind}: parameter p is", "launch.float32_vectors"
@@ -150,14 +162,14 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
 
 def _states(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Initial states or the gradients of final ones, read once."""
-    for name in names.states:
-        yield _input(f"{prefix}_{name}", "compute_t", "[batch, HIDDEN_SIZE] or null for zeros", source)
+    for name in named_arrays(prefix, names.states):
+        yield _input(name, "compute_t", "[batch, HIDDEN_SIZE] or null for zeros", source)
 
 
 def _states_out(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Final states or the gradients of initial ones, written once."""
-    for name in names.states:
-        yield _output(f"{prefix}_{name}", "compute_t", "[batch, HIDDEN_SIZE]", source)
+    for name in named_arrays(prefix, names.states):
+        yield _output(name, "compute_t", "[batch, HIDDEN_SIZE]", source)
 
 
 def _rows(axes: str, layout: str) -> str:
@@ -194,8 +206,8 @@ def _scan_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield _output("y", "storage_t", _rows("y", variant.layout), "outputs.y")
     yield from _strides("y", SCAN_Y_AXES[variant.layout], "outputs.y")
     if variant.kept_states != "none":
-        for name in names.states:
-            yield _output(f"kept_{name}", variant.kept_type, "[as y], the state after each step, strides as y", "outputs.kept")
+        for name in named_arrays("kept", names.states):
+            yield _output(name, variant.kept_type, "[as y], the state after each step, strides as y", "outputs.kept")
     yield from _states_out("final", names, "outputs.final")
     yield from _workspace(variant)
     yield from _sizes("batch", "time")
@@ -203,8 +215,8 @@ def _scan_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
 
 def _scan_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _scan_inputs(variant, names)
-    for name in names.saved_states:
-        yield _input(f"saved_{name}", "storage_t", "[as dy], the state after each step, strides as dy", "arrays.read_states")
+    for name in named_arrays("saved", names.saved_states):
+        yield _input(name, "storage_t", "[as dy], the state after each step, strides as dy", "arrays.read_states")
     yield _input("dy", "storage_t", _rows("y", variant.layout), "incoming.dy")
     yield from _strides("y", SCAN_Y_AXES[variant.layout], "incoming.dy")
     yield from _states("dfinal", names, "incoming.dfinal")
@@ -251,10 +263,8 @@ def _dense_forward(names: ArrayNames, kept_type: str, kept_comment: str) -> _Par
     yield from _dense_inputs(names, takes_R=True)
     yield _output("y", "storage_t", "[batch or 1, time, HIDDEN_SIZE], strides below", "outputs.y")
     yield from _strides("y", DENSE_Y_AXES, "outputs.y")
-    for name in names.states:
-        yield _output(
-            f"kept_{name}", kept_type, f"[batch or 1, time, HIDDEN_SIZE], the strides of y{kept_comment}", "outputs.kept"
-        )
+    for name in named_arrays("kept", names.states):
+        yield _output(name, kept_type, f"[batch or 1, time, HIDDEN_SIZE], the strides of y{kept_comment}", "outputs.kept")
 
 
 def _dense_backward(names: ArrayNames, takes_R: bool) -> _Parameters:
@@ -271,8 +281,8 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> _Parameters:
     rows, first = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, HEADS, PRODUCTS, HEAD_DIM]"
     yield _input("products", "compute_t", f"{rows}: R by the output of each row, strides below", "arrays.products")
     yield _input("first_products", "compute_t", f"{first}: R by the initial output", "arrays.first_products")
-    for axis in "bt":
-        yield Parameter(f"row_{AXES[axis]}_stride", "int64", "in rows", "arrays.products")
+    for name, _ in stride_names("row", "bt"):
+        yield Parameter(name, "int64", "in rows", "arrays.products")
     yield _output("dx", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "gradients.dx")
     yield from _strides("dx", DENSE_X_AXES, "gradients.dx")
     yield _output("dproducts", "storage_t", f"{rows}: at the row whose output was multiplied", "arrays.dproducts")

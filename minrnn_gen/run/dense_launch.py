@@ -170,8 +170,8 @@ def _rows_of(contract: Contract, layout: str, y: Array) -> list[tuple[int, int, 
     batch, _, time = y.shape
     step = y.strides[0] * y.itemsize
     return [
-        (one * time, time, Matrix(y.pointer + one * step, y.dtype, y.strides[1], size * y.strides[1], transposed=True))
-        for one in range(batch)
+        (row * time, time, Matrix(y.pointer + row * step, y.dtype, y.strides[1], size * y.strides[1], transposed=True))
+        for row in range(batch)
     ]
 
 

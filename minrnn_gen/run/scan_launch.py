@@ -10,7 +10,15 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.codegen.parameter import pack
-from minrnn_gen.codegen.signature import AXES, SCAN_X_AXES, SCAN_Y_AXES, STEP_X_AXES, ArrayNames, signature
+from minrnn_gen.codegen.signature import (
+    SCAN_X_AXES,
+    SCAN_Y_AXES,
+    STEP_X_AXES,
+    ArrayNames,
+    named_arrays,
+    signature,
+    stride_names,
+)
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
@@ -189,7 +197,7 @@ def _strides_by_axis(array: Array, axes: str) -> dict[str, int]:
 
 def stride_values(name: str, wanted: str, by_axis: Mapping[str, int]) -> dict[str, int]:
     """Return the strides of an array along the axes that are wanted, by the names of their parameters."""
-    return {f"{name}_{AXES[axis]}_stride": by_axis[axis] for axis in wanted}
+    return {parameter: by_axis[axis] for parameter, axis in stride_names(name, wanted)}
 
 
 def launch_in_grid(blocks: int, arguments: tuple[Any, ...]) -> Launch:
@@ -204,9 +212,10 @@ def address_or_null(array: Array | None) -> int:
     return 0 if array is None else array.address
 
 
-def named(prefix: str, names: Sequence[str], arrays: Sequence[Array | None]) -> dict[str, int]:
+def named(prefix: str, names: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, int]:
     """Return the addresses of the arrays that a cell has by name, by the names of their parameters."""
-    return {f"{prefix}_{name}": address_or_null(array) for name, array in zip(names, arrays, strict=True)}
+    addresses = [0 if array is None else array.address for array in arrays]
+    return dict(zip(named_arrays(prefix, names), addresses, strict=True))
 
 
 def vector_values(names: ArrayNames, call: Call, recurrent: bool = False) -> dict[str, Any]:
