@@ -25,6 +25,7 @@ from support.small_problems import Prepared
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen import render
+from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.interpret import library
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -154,7 +155,7 @@ class _Libraries:
         if text == other:
             return True
         plan: KernelPlan = prepared.texts[text]
-        entries = [f"{plan.entry}{part}" for part in library.PARTS.get(plan.entry, ("",))]
+        entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
         original = self._compiled(text, entries, plan.storage_dtype == "bfloat16", prepared.kernel.builder.store)
         return other in self._compiled_to and code_of(original) == code_of(self._compiled_to[other])
 
