@@ -14,7 +14,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
-from minrnn_gen.raw_scan.kernels import raw_kernels, typical_time_of
+from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels, typical_time_of
 from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 
@@ -34,7 +34,7 @@ def run_scan(call: ScanCall, y: Array, final: Array, recorder: TraceRecorder) ->
         outputs = Outputs(rows.selected(0, index), (), _present(last))
         part = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = recorder.workspace(workspace_bytes_of(plan, part))
-        recorder.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
+        recorder.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, part, outputs, workspace), plan.threads)
 
 
 def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: TraceRecorder) -> None:
@@ -54,7 +54,7 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, reco
         gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
         part = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = recorder.workspace(workspace_bytes_of(plan, part))
-        launch = backward_launch_of(plan, part, (y.selected(0, index),), incoming, gradients, workspace)
+        launch = backward_launch_of(plan, ARRAY_NAMES, part, (y.selected(0, index),), incoming, gradients, workspace)
         recorder.launch(loaded, launch, plan.threads)
 
 

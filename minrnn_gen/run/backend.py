@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.call.arguments import Call
@@ -119,7 +119,6 @@ class Backend(Protocol):
         """Return how many blocks a kernel takes that strides over all there is of so many rows."""
 
 
-Arguments = Callable[[Scratch], tuple[Any, ...]]
 Prepare = Callable[[Scratch, Stream], None]
 
 

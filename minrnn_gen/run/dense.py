@@ -6,19 +6,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.backend import Backend, Prepare, Recorder, Stream, WideGradients
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,
+    NamedArguments,
     backward_arguments,
     forward_arguments,
     persistent_launches,
@@ -50,6 +51,16 @@ class DenseRun:
         """What takes steps one after the other."""
         return StepwiseRun(self.interface, self.backend)
 
+    @cached_property
+    def names(self) -> ArrayNames:
+        """The names of the arrays of a forward or a step."""
+        return ArrayNames(self.interface.states, self.interface.parameters)
+
+    @cached_property
+    def names_backward(self) -> ArrayNames:
+        """The names of the arrays of a backward."""
+        return names_of(self.builder.lowered_backward)
+
     def expect_backward(self) -> None:
         """Begin to build the hinted backward, whose plan says how all are run, while the forward is built and runs."""
         self.backend.build_ahead(("backward", self.builder.hinted_regime))
@@ -67,7 +78,7 @@ class DenseRun:
             self._run_forward(recorder, replace(call, x=x), outputs, single_step=True)
         else:
             kernel = recorder.load(("step", regime))
-            kernel.launch(step_launch_of(kernel.plan, call, outputs))
+            kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
@@ -105,7 +116,7 @@ class DenseRun:
             "forward",
             self._regime("forward", part, states_out, part.x, part.R, outputs.y),
             part,
-            lambda scratch: forward_arguments(part, interface.layout, outputs, is_storage, scratch, single_step),
+            lambda scratch: forward_arguments(self.names, part, interface.layout, outputs, is_storage, scratch, single_step),
         )
 
     def _run_back(
@@ -153,7 +164,7 @@ class DenseRun:
             "backward",
             regime,
             part,
-            lambda scratch: backward_arguments(part, interface.layout, arrays, clip, scratch),
+            lambda scratch: backward_arguments(self.names_backward, part, interface.layout, arrays, clip, scratch),
             prepare,
         )
         for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if rows else ():
@@ -174,7 +185,7 @@ class DenseRun:
         kernel_pass: KernelPass,
         regime: Regime,
         part: Call,
-        arguments: Callable[[Scratch | None], tuple[Any, ...]],
+        arguments: Callable[[Scratch | None], NamedArguments],
         prepare: Prepare = lambda _scratch, _stream: None,
     ) -> None:
         """Run all steps of a call of one direction, by the kernel that serves."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
@@ -31,6 +33,16 @@ class ScanRun:
     interface: Interface
     builder: Builder
 
+    @cached_property
+    def names(self) -> ArrayNames:
+        """The names of the arrays of a forward or a step."""
+        return ArrayNames(self.interface.states, self.interface.parameters)
+
+    @cached_property
+    def names_backward(self) -> ArrayNames:
+        """The names of the arrays of a backward."""
+        return names_of(self.builder.lowered_backward)
+
     def expect_backward(self) -> None:
         """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
@@ -39,12 +51,12 @@ class ScanRun:
         rows = (part.x, outputs.y, *outputs.kept)
         kernel = recorder.load(("forward", self._regime(part, states_out, *rows)))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
-        kernel.launch(forward_launch_of(kernel.plan, part, outputs, workspace))
+        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
         kernel = recorder.load(("step", self.builder.hinted_regime))
-        kernel.launch(step_launch_of(kernel.plan, call, outputs))
+        kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
@@ -60,7 +72,8 @@ class ScanRun:
         for index, run in enumerate(runs):
             plan, part = run.kernel.plan, gradients_of_run(interface, forward.projected.x_axes, written, index)
             workspace = recorder.workspace(workspace_bytes_of(plan, run.call))
-            run.kernel.launch(backward_launch_of(plan, run.call, run.read_states, run.incoming, part, workspace))
+            arrays = (run.call, run.read_states, run.incoming, part, workspace)
+            run.kernel.launch(backward_launch_of(plan, self.names_backward, *arrays))
         return WideGradients(sums)
 
     def _runs_back(

@@ -249,7 +249,7 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
 def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: str, with_state: bool) -> None:
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    plan = SimpleNamespace(hidden_size=HIDDEN, threads=32)
+    plan = SimpleNamespace(entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, regime=Regime(16), variables={})
     seen = []
     for seed in range(2):
         arguments = arguments_of(model, "BTD", "forward", False, frozenset({"bias", "state"} if with_state else {"bias"}), seed)
@@ -500,10 +500,9 @@ def test_a_call_costs_the_host_little() -> None:
     """Measured at 12 microseconds without torch and CuPy's launch; ten times that is for slow and busy machines."""
     one = kernel_of("min_gru", precision="fp32")
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
-    loaded, plan = (
-        Launched(),
-        SimpleNamespace(layout="BTD", hidden_size=HIDDEN, channels_per_block=32, threads=32, variables={}),
-    )
+    sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
+    loaded = Launched()
+    plan = SimpleNamespace(entry="scan_forward", layout="BTD", regime=Regime(16), variables={}, **sizes)
     with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")
         for _ in range(20):
