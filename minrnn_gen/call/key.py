@@ -28,7 +28,7 @@ class KeyedArrays(NamedTuple):
 
 
 def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
-    """Return the key of `arrays`, each an array or None, in the order of their slots.
+    """Return the key of `arrays`, in the order of their slots: the first is an array, each other one may be None.
 
     `operation` tells calls apart that do different things with such arrays. None where there is no key: arrays of other
     libraries than torch and CuPy or of both, and arrays that a call looks at more closely (because they record gradients, or
@@ -36,8 +36,7 @@ def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
     """
     if arrays is None:
         return None
-    # Every type has a hash.
-    describe = next((_describer_of(type(array)) for array in arrays if array is not None), None)  # type: ignore[arg-type]
+    describe = _describer_of(type(arrays[0]))  # type: ignore[arg-type]  # every type has a hash
     try:
         described = None if describe is None else describe(arrays)
     except (RuntimeError, TypeError, ValueError):
@@ -64,17 +63,15 @@ def _tensors(arrays: list[Any]) -> _Described | None:
     torch = sys.modules["torch"]
     kinds, are_recorded = (torch.Tensor, torch.nn.Parameter), torch.is_grad_enabled()
     key: list[Hashable] = []
-    addresses: list[int] = []
-    for array in arrays:
+    addresses = [0] * len(arrays)
+    for slot, array in enumerate(arrays):
         if array is None:
-            key.append(None)
-            addresses.append(0)
             continue
         if type(array) not in kinds or (are_recorded and array.requires_grad) or array.is_neg() or array.is_conj():
             return None
         address = array.data_ptr()
-        key += (array.shape, array.stride(), array.dtype, array.device, address % WIDEST_COPY_BYTES)
-        addresses.append(address)
+        key += (slot, array.shape, array.stride(), array.dtype, array.device, address % WIDEST_COPY_BYTES)
+        addresses[slot] = address
     return key, addresses
 
 
@@ -84,6 +81,7 @@ def _cupy_arrays(arrays: list[Any]) -> _Described | None:
         return None
     addresses = [0 if array is None else array.data.ptr for array in arrays]
     return [
-        None if array is None else (array.shape, array.strides, array.dtype, array.device.id, address % WIDEST_COPY_BYTES)
-        for array, address in zip(arrays, addresses, strict=True)
+        (slot, array.shape, array.strides, array.dtype, array.device.id, addresses[slot] % WIDEST_COPY_BYTES)
+        for slot, array in enumerate(arrays)
+        if array is not None
     ], addresses
