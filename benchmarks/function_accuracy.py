@@ -25,7 +25,8 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device, memory
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.precision import FunctionAccuracy
 
@@ -68,13 +69,13 @@ def text_for(plan: KernelPlan) -> str:
 
 def results(cubin: bytes, plan: KernelPlan, name: str, arguments: tuple[Array, ...]) -> Array:
     """Launch one function on the GPU."""
-    kernel = cuda.LoadedKernel(cubin, f"apply_{name}", plan.arch, 0)
-    inputs = [cuda.inspect(cuda.to_device(argument), "sample") for argument in arguments]
+    kernel = LoadedKernel(cubin, f"apply_{name}", plan.arch, 0)
+    inputs = [memory.inspect(memory.to_device(argument), "sample") for argument in arguments]
     count = len(arguments[0])
-    y = cuda.new_array(inputs[0], (count,), "float32")
+    y = memory.new_array(inputs[0], (count,), "float32")
     pointers = [inputs[0].pointer, inputs[-1].pointer, y.pointer]
     kernel.launch(inputs[0], -(-count // THREADS), THREADS, [*pointers, count])
-    found: Array = cuda.to_host(y.owner)
+    found: Array = memory.to_host(y.owner)
     return found
 
 
@@ -92,7 +93,7 @@ def measured(profile: GpuProfile, gpu: str, versions: Mapping[str, str]) -> Func
 
 
 def main() -> None:
-    live = cuda.live_device()
+    live = device.live_device()
     if live is None:
         sys.exit("no GPU was found: the functions of a GPU are measured on one")
     versions = {"minrnn-gen": __version__, "NVRTC": nvrtc_version()}

@@ -11,7 +11,7 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -25,7 +25,7 @@ def target_of(spec: Spec) -> Target:
     asked = spec.gpu_asked
     if asked is not None:
         return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
-    live = cuda.live_device()
+    live = device.live_device()
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")
     return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")

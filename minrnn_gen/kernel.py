@@ -13,15 +13,15 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.recipe import recipe_of
-from minrnn_gen.call.arguments import Call, Given, Outputs, check_call, check_gradient
+from minrnn_gen.call.arguments import Call, Given, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import gradients_by_name
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading, read
-from minrnn_gen.call.validate import check_place, check_plain
+from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense import DenseRun
@@ -31,7 +31,7 @@ from minrnn_gen.run.scan import DeviceRun
 from minrnn_gen.run.slots import numbered_call, numbered_gradient, read_call, read_gradient
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
-    from minrnn_gen.run.cpu import HostRun
+    from minrnn_gen.run.cpu import CpuRun
 
 State = dict[str, Any]
 
@@ -70,10 +70,10 @@ class Kernel:
         self.recipe = recipe_of(spec, builder.cell_source)
 
     @cached_property
-    def _on_host(self) -> HostRun:
-        from minrnn_gen.run.cpu import HostRun
+    def _on_host(self) -> CpuRun:
+        from minrnn_gen.run.cpu import CpuRun
 
-        return HostRun(self._contract, self._builder)
+        return CpuRun(self._contract, self._builder)
 
     @cached_property
     def _backward_reads_kept(self) -> bool:
@@ -253,7 +253,7 @@ class Kernel:
             return gradients_by_name(self._contract, *again, self._on_device.in_form_of)
         forward: Forward = before.notes() if isinstance(before, Played) else before
         call = forward.call
-        checked = check_gradient(self._contract, cuda.inspect, forward.outputs.y, dy, dstate, call.batch)
+        checked = check_gradient(self._contract, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
         run = self._run_of(call)
         raw = run.backward(forward, numbered_gradient(checked, played, reading))
         return gradients_by_name(self._contract, call, raw, run.in_form_of)
@@ -284,7 +284,7 @@ class Kernel:
         if played is not None:
             return Saved(self, played)
         # Values of lengths were checked before the forward; reading them back again would wait for the stream.
-        call = check_call(self._contract, cuda.inspect, lambda _: None, given)
+        call = check_call(self._contract, memory.inspect, lambda _: None, given)
         run, contract = self._run_of(call), self._contract
         call = run.with_sequences_beside_x(call)
         forms = self._saved_forms(run, call.rows, call.time, all_states)
@@ -293,9 +293,10 @@ class Kernel:
                 f"saved has {len(arrays)} arrays; the {len(forms)} that the forward of this kernel saved are expected"
             )
         written = [
-            check_plain(cuda.inspect(one, "saved"), (dtype,), shape) for one, (shape, dtype) in zip(arrays, forms, strict=True)
+            check_plain(memory.inspect(one, "saved"), (dtype,), shape)
+            for one, (shape, dtype) in zip(arrays, forms, strict=True)
         ]
-        y = check_plain(cuda.inspect(y, "y"), (contract.precision.storage_dtype,), contract.y_shape(call.rows, call.time))
+        y = check_plain(memory.inspect(y, "y"), (contract.precision.storage_dtype,), contract.y_shape(call.rows, call.time))
         for one in (y, *written):
             check_place(one, call.x)
         projected = call
@@ -347,7 +348,7 @@ class Kernel:
         return [one.owner for one in (outputs.y, *outputs.kept, *outputs.final)], forward.played or forward
 
     def _saved_forms(
-        self, run: DeviceRun | HostRun, batch: int, time: int, all_states: bool
+        self, run: DeviceRun | CpuRun, batch: int, time: int, all_states: bool
     ) -> tuple[tuple[tuple[int, ...], str], ...]:
         contract, kept = self._contract, run.kept_dtype(self._kept_for_backward(all_states), True)
         forms = [] if kept is None else [(contract.y_shape(batch, time), kept) for _ in contract.states]
@@ -361,10 +362,10 @@ class Kernel:
         return "none"
 
     def _checked(self, given: Given, reading: Reading | None = None, single_step: bool = False) -> Call:
-        call = check_call(self._contract, cuda.inspect, cuda.read_back, given, single_step=single_step)
+        call = check_call(self._contract, memory.inspect, memory.read_back, given, single_step=single_step)
         return numbered_call(call, reading)
 
-    def _run_of(self, call: Call) -> DeviceRun | HostRun:
+    def _run_of(self, call: Call) -> DeviceRun | CpuRun:
         """What runs a call: the target that is where its arrays are."""
         return self._on_host if call.x.device is None else self._on_device
 

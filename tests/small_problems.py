@@ -17,11 +17,11 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import Spec, load_spec
-from minrnn_gen.interpret.builder import HostBuilder
+from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Inputs, Trial, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.library import HostKernel
+from minrnn_gen.interpret.library import EmulatedKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
@@ -34,7 +34,7 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class WantedBuilder(HostBuilder):
+class WantedBuilder(EmulatedBuilder):
     """Builds, of each pass, the candidate with most of the variables wanted, and of these the one with the fewest threads."""
 
     wanted: tuple[tuple[str, int], ...] = ()
@@ -114,7 +114,7 @@ class Prepared:
         run = self.kernel._by_the_machine
         load = type(run).load_text
 
-        def load_other(text: str, plan: KernelPlan) -> HostKernel:
+        def load_other(text: str, plan: KernelPlan) -> EmulatedKernel:
             self.texts[text] = plan
             return load(run, others.get(text, text), plan)
 

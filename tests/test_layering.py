@@ -221,6 +221,11 @@ def test_imports_are_absolute_and_written_out() -> None:
     assert [name for name, path in MODULES.items() if imports_of(path) & {"relative import", "computed import"}] == []
 
 
+def test_one_module_reads_the_environment_variables_of_the_package() -> None:
+    reads = re.compile(r"environ[^\n]*MINRNN_")
+    assert [name for name, path in MODULES.items() if reads.search(path.read_text(encoding="utf-8"))] == ["config.environment"]
+
+
 @pytest.mark.parametrize("library", OWNERS)
 def test_only_its_owners_import(library: str) -> None:
     patterns = OWNERS[library].split()

@@ -30,7 +30,7 @@ from minrnn_gen.bench.rounds import Arrays, Contender, Run
 from minrnn_gen.bench.tables import FIRST_CALL
 from minrnn_gen.build.store import digest
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device as gpu_device
 
 DISTRIBUTION = "flashrnn"
 # Its backends by the names of the peers: all steps in one launch, and products and pointwise kernels in turn.
@@ -209,7 +209,7 @@ def loaded(build: Build) -> Function:
 def its_module() -> Any:
     """Import the module that builds and calls the kernels, its query of the device answered by our profile."""
     module: Any = importlib.import_module("flashrnn.flashrnn.flashrnn")
-    live = cuda.live_device()
+    live = gpu_device.live_device()
     if live is None:
         raise ToolchainMissing("there is no GPU")
     gpu = live.profile

@@ -191,7 +191,8 @@ class Builder:
 
         Raises PromiseBroken where the compiled kernel takes more than its plan promised, CompileFailed where NVRTC refuses it.
         """
-        from minrnn_gen.codegen.render import header_lines, render
+        from minrnn_gen.codegen.header import header_lines
+        from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
         plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)

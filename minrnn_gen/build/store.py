@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minrnn_gen.config.environment import chosen_cache_folder, shared_cache_folder
 from minrnn_gen.config.package_files import PACKAGE_FOLDER, package_folder
 
 # Raised when the layout above or the meaning of a file changes, so that versions side by side never read each other's.
@@ -48,11 +49,10 @@ _Found = TypeVar("_Found")
 
 def cache_folder() -> Path:
     """Return the cache's absolute folder: `MINRNN_CACHE_DIR`, else `minrnn-gen` in `XDG_CACHE_HOME` or the user's cache."""
-    if chosen := os.environ.get("MINRNN_CACHE_DIR"):
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
-    # The XDG base directory specification has relative paths ignored.
-    if os.path.isabs(shared := os.environ.get("XDG_CACHE_HOME", "")):
-        return Path(shared) / "minrnn-gen"
+    if chosen := chosen_cache_folder():
+        return chosen
+    if shared := shared_cache_folder():
+        return shared / "minrnn-gen"
     import platformdirs  # takes longer to import than this module and everything else it needs
 
     return platformdirs.user_cache_path("minrnn-gen", appauthor=False)

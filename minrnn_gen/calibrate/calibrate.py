@@ -12,7 +12,7 @@ from minrnn_gen import __version__
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import with_rates
 from minrnn_gen.gpu.driver import driver_release, has_device
 
@@ -26,7 +26,7 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
 
     Raises ToolchainMissing where there is no GPU, no NVRTC, or what measures does not come to its end.
     """
-    live = cuda.live_device()
+    live = device.live_device()
     if live is None:
         why = "the one here needs CuPy, which is not installed" if has_device() else "none is found here"
         raise ToolchainMissing(f"calibrating measures a GPU, and {why}; 'minrnn-gen doctor' looks closer")

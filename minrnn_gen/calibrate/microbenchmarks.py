@@ -16,7 +16,9 @@ import numpy
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.codegen.render import Ruler, render_ruler
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device, memory
+from minrnn_gen.gpu.device import LiveDevice
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.gpu.timer import ColdClock
 
 RUNS = 5
@@ -38,7 +40,7 @@ COPIED_BYTES, CHASED_BYTES, SHARE_OF_MEMORY = 2 << 30, 1 << 30, 16
 class Rulers:
     """Measures one GPU, CuPy's number 0."""
 
-    live: cuda.LiveDevice
+    live: LiveDevice
 
     def rates(self) -> Iterator[tuple[str, float]]:
         """Yield (number of the profile, value): those of `gpu_profile.MEASURED` that this GPU has."""
@@ -73,20 +75,20 @@ class Rulers:
     def _cubins(self) -> dict[str, bytes]:
         return {}
 
-    def _kernel(self, ruler: str, entry: str, cluster_blocks: int = 1, is_cooperative: bool = False) -> cuda.LoadedKernel:
+    def _kernel(self, ruler: str, entry: str, cluster_blocks: int = 1, is_cooperative: bool = False) -> LoadedKernel:
         arch = self.live.profile.arch
         if ruler not in self._cubins:
             plan = Ruler(ruler, arch)
             self._cubins[ruler] = compile_source(render_ruler(plan), plan).cubin
-        return cuda.LoadedKernel(self._cubins[ruler], entry, arch, 0, cluster_blocks, is_cooperative)
+        return LoadedKernel(self._cubins[ruler], entry, arch, 0, cluster_blocks, is_cooperative)
 
     @staticmethod
     def _memory(words: int) -> Any:
-        return cuda.cupy_module().zeros(words, "u8")
+        return device.cupy_module().zeros(words, "u8")
 
     @staticmethod
-    def _launch(kernel: cuda.LoadedKernel, blocks: int, threads: int, *arguments: int) -> None:
-        stream = cuda.cupy_module().cuda.get_current_stream().ptr
+    def _launch(kernel: LoadedKernel, blocks: int, threads: int, *arguments: int) -> None:
+        stream = device.cupy_module().cuda.get_current_stream().ptr
         kernel.launch_on(0, stream, blocks, threads, arguments)
 
     def _median_us(self, run: Callable[[], Any]) -> float:
@@ -94,7 +96,7 @@ class Rulers:
         return statistics.median(self._clock.time_us(run) for _ in range(RUNS))
 
     def _ns_per_turn(
-        self, kernel: cuda.LoadedKernel, blocks: int, arguments: tuple[int, ...], before: Callable[[], None] = lambda: None
+        self, kernel: LoadedKernel, blocks: int, arguments: tuple[int, ...], before: Callable[[], None] = lambda: None
     ) -> float:
         def run(turns: int) -> float:
             def launch() -> None:
@@ -106,7 +108,7 @@ class Rulers:
         short, long = map(run, TURNS)
         return 1e3 * (long - short) / (TURNS[1] - TURNS[0])
 
-    def _busy(self, kernel: cuda.LoadedKernel) -> list[tuple[float, float]]:
+    def _busy(self, kernel: LoadedKernel) -> list[tuple[float, float]]:
         """Return (microseconds, cycles) of a short and of a long run on all SMs."""
         sm_count = self.live.profile.sm_count
         out, cycles = self._memory(sm_count * BUSY_THREADS), self._memory(sm_count)
@@ -114,10 +116,10 @@ class Rulers:
         for turns in TURNS:
             arguments = (kernel, sm_count, BUSY_THREADS, out.data.ptr, cycles.data.ptr, turns)
             us = self._median_us(functools.partial(self._launch, *arguments))
-            found.append((us, float(numpy.median(cuda.to_host(cycles)))))
+            found.append((us, float(numpy.median(memory.to_host(cycles)))))
         return found
 
-    def _per_cycle(self, kernel: cuda.LoadedKernel, per_thread: float) -> float:
+    def _per_cycle(self, kernel: LoadedKernel, per_thread: float) -> float:
         (_, short), (_, long) = self._busy(kernel)
         return per_thread * CHAINS * BUSY_THREADS * (TURNS[1] - TURNS[0]) / (long - short)
 
@@ -130,7 +132,7 @@ class Rulers:
             turns_of_blocks.data.memset_async(0, turns_of_blocks.nbytes)
 
         ns = self._ns_per_turn(kernel, blocks, (turns_of_blocks.data.ptr, gave_up.data.ptr), clear)
-        if int(cuda.to_host(gave_up)[0]):
+        if int(memory.to_host(gave_up)[0]):
             raise ToolchainMissing("blocks of a grid waited for each other in vain; is something else running on this GPU?")
         return ns
 
@@ -145,8 +147,8 @@ class Rulers:
         order = numpy.random.default_rng(0).permutation(count).astype("u4")
         following = numpy.empty(count, "u4")
         following[order] = numpy.roll(order, -1)
-        lines = cuda.cupy_module().zeros((count, LINE_BYTES // 4), "u4")
-        lines[:, 0] = cuda.to_device(following)
+        lines = device.cupy_module().zeros((count, LINE_BYTES // 4), "u4")
+        lines[:, 0] = memory.to_device(following)
         out, kernel = self._memory(1), self._kernel("every_gpu", "chase")
 
         def run(steps: int) -> float:
@@ -161,7 +163,7 @@ class Rulers:
 
 def main() -> None:
     """Print what was measured as one JSON object."""
-    live = cuda.live_device()
+    live = device.live_device()
     if live is None:
         raise SystemExit("no GPU, or no CuPy to use it")
     rulers = Rulers(live)

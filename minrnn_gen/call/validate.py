@@ -1,16 +1,135 @@
-"""What a single array has to be: its dtype, shape, strides and place; each refusal is one sentence that names the array."""
+"""A call's arrays held against the interface of the kernel: dtypes, shapes, strides, places, sequences.
+
+Each refusal is one sentence that names the array.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from minrnn_gen.call.array import Array, contiguous_strides
-from minrnn_gen.errors import BadInput
+from minrnn_gen.call.arguments import Call, Given, IncomingGradient
+from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
+from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.errors import BadInput, nearest_name
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
 # The axes of x whose sizes the caller chooses, call by call.
 FREE_AXES = "bt"
+INTEGER_DTYPES = ("int64", "int32")
+
+Inspect = Callable[[Any, str], Array]
+
+ReadBack = Callable[[Array], Any]
+"""Gives the values of an array on a GPU as a NumPy array, or None where they cannot be had now."""
+
+
+def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given: Given, *, single_step: bool = False) -> Call:
+    """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
+
+    A single step has no time axis and no sequences.
+    """
+    axes = contract.x_axes
+    if single_step:
+        # Without its time axis every layout is the same memory.
+        axes = "bi" if contract.input_size else "bgh"
+    x = inspect(given.x, "x")
+    check_dtype(x, (contract.precision.storage_dtype,))
+    sizes = dict(zip("dghi", contract.shape("dghi", 0, 0), strict=True))
+    found = check_axes(x, axes, sizes)
+    rows, time = found["b"], found.get("t", 1)
+    if not single_step:
+        check_innermost_axis(x, axes, contract.layout)
+    if single_step:
+        sequences = Sequences(rows)
+    else:
+        sequences = check_sequences(
+            inspect,
+            read_back,
+            x,
+            rows,
+            time,
+            contract.layout,
+            resets=given.resets,
+            lengths=given.lengths,
+            cu_seqlens=given.cu_seqlens,
+        )
+    call = Call(
+        x=x,
+        x_axes=axes,
+        rows=rows,
+        time=time,
+        weight=_weight(contract, inspect, x, given.weight),
+        bias=_bias(contract, inspect, given.bias),
+        parameters=_parameters(contract, inspect, given.parameters),
+        initial=_states(contract, inspect, given.state, sequences.count, "state", all_or_none=True),
+        sequences=sequences,
+        R=_recurrent_matrix(contract, inspect, given.R),
+        recurrent_bias=_recurrent_bias(contract, inspect, given.recurrent_bias),
+    )
+    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial):
+        if other is not None:
+            check_place(other, x)
+    return call
+
+
+def check_gradient(
+    contract: Contract, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
+) -> IncomingGradient:
+    """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does."""
+    checked = check_plain(inspect(dy, "dy"), (y.dtype,), y.shape)
+    dfinal = _states(contract, inspect, dstate, batch, "dstate")
+    for other in (checked, *dfinal):
+        if other is not None:
+            check_place(other, replace(y, name="y"))
+    return IncomingGradient(checked, dfinal)
+
+
+def check_sequences(
+    inspect: Callable[[Any, str], Array],
+    read_back: ReadBack,
+    x: Array,
+    rows: int,
+    time: int,
+    layout: str,
+    *,
+    resets: Any,
+    lengths: Any,
+    cu_seqlens: Any,
+) -> Sequences:
+    """Check the sequences of an x with `rows` in its batch axis and `time` steps; raises BadInput with one sentence.
+
+    `lengths` and `cu_seqlens` may be in host memory with an x on a GPU. Their values are checked too, unless `read_back`
+    has none.
+    """
+    if lengths is not None and cu_seqlens is not None:
+        raise BadInput(
+            "lengths and cu_seqlens were both given; give lengths for padded sequences, or cu_seqlens for packed ones"
+        )
+    count, checked_resets, checked_lengths, checked_ends = rows, None, None, None
+    if resets is not None:
+        checked_resets = inspect(resets, "resets")
+        check_dtype(checked_resets, ("bool",))
+        check_exact_shape(checked_resets, (rows, time))
+        check_place(checked_resets, x)
+    if lengths is not None:
+        checked_lengths = _integers(inspect(lengths, "lengths"), x)
+        check_exact_shape(checked_lengths, (rows,))
+        _check_lengths(_values(checked_lengths, read_back), time)
+    if cu_seqlens is not None:
+        if layout != "BTD":
+            raise BadInput(f"cu_seqlens was given, but the layout is {layout}; packed sequences need layout BTD")
+        if rows != 1:
+            raise BadInput(f"cu_seqlens was given, but x has a batch of {rows}; packed sequences are one row, [1, total, ...]")
+        checked_ends = _integers(inspect(cu_seqlens, "cu_seqlens"), x)
+        if len(checked_ends.shape) != 1 or checked_ends.shape[0] < 1:
+            raise BadInput(f"cu_seqlens has shape {list(checked_ends.shape)}; [sequences + 1] is expected")
+        count = checked_ends.shape[0] - 1
+        _check_ends(_values(checked_ends, read_back), time)
+    return Sequences(count, checked_resets, checked_lengths, checked_ends)
 
 
 def check_dtype(array: Array, allowed: tuple[str, ...]) -> None:
@@ -68,6 +187,144 @@ def check_place(array: Array, beside: Array) -> None:
     """Refuse an array that is not in the memory that `beside` is in."""
     if array.device != beside.device:
         raise BadInput(f"{array.name} is {_place(array)}, but {beside.name} is {_place(beside)}; move it there")
+
+
+def _integers(array: Array, x: Array) -> Array:
+    check_dtype(array, INTEGER_DTYPES)
+    check_contiguous(array)
+    if array.device is not None:
+        check_place(array, x)
+    return array
+
+
+def _values(array: Array, read_back: ReadBack) -> Any:
+    return as_numpy(array) if array.device is None else read_back(array)
+
+
+def _check_lengths(values: Any, time: int) -> None:
+    if values is None:
+        return
+    wrong = (values < 0) | (values > time)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise BadInput(f"lengths[{place}] is {values[place]}; 0 to {time}, the time of x, is expected")
+
+
+def _check_ends(values: Any, total: int) -> None:
+    if values is None:
+        return
+    if values[0] != 0:
+        raise BadInput(f"cu_seqlens starts with {values[0]}; 0 is expected, where the first sequence begins")
+    falling = values[1:] < values[:-1]
+    if falling.any():
+        place = int(falling.argmax()) + 1
+        raise BadInput(
+            f"cu_seqlens[{place}] is {values[place]}, less than {values[place - 1]} before it; "
+            f"each sequence must end where the next one begins"
+        )
+    if values[-1] != total:
+        raise BadInput(f"cu_seqlens ends with {values[-1]}; {total}, the time of x, is expected")
+
+
+def _weight(contract: Contract, inspect: Inspect, x: Array, weight: Any) -> Array | None:
+    if not contract.input_size:
+        if weight is not None:
+            raise BadInput("weight was given, but the spec has no input_size; set input_size, or pass pre-activations alone")
+        return None
+    if weight is None:
+        raise BadInput(f"weight is missing; input_size is {contract.input_size}, so pass weight [gates * hidden, input]")
+    storage = (contract.precision.storage_dtype,)
+    checked = check_plain(inspect(weight, "weight"), storage, (contract.weight_rows, contract.input_size))
+    check_contiguous(x)
+    return checked
+
+
+def _vector_dtypes(contract: Contract) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((contract.precision.storage_dtype, "float32")))
+
+
+def _bias(contract: Contract, inspect: Inspect, bias: Any) -> Array | None:
+    if bias is None:
+        return None
+    checked = inspect(bias, "bias")
+    check_dtype(checked, _vector_dtypes(contract))
+    if checked.shape != (contract.weight_rows,):
+        check_exact_shape(checked, contract.shape(contract.gate_axes, 0, 0))
+    check_contiguous(checked)
+    return checked
+
+
+def _recurrent_matrix(contract: Contract, inspect: Inspect, R: Any) -> Array | None:
+    if not contract.recurrent_gates:
+        _refuse(R, "R")
+        return None
+    if R is None:
+        axes = ", ".join((*("directions" for _ in contract.directions), "gates", "heads", "out", "in"))
+        raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(contract.R_shape)}")
+    checked = _unflattened(inspect(R, "R"), (contract.recurrent_rows, contract.head_dim), contract.R_shape)
+    return check_plain(checked, (contract.precision.storage_dtype,), contract.R_shape)
+
+
+def _recurrent_bias(contract: Contract, inspect: Inspect, recurrent_bias: Any) -> Array | None:
+    if recurrent_bias is None:
+        return None
+    if not contract.recurrent_gates:
+        _refuse(recurrent_bias, "recurrent_bias")
+    if not contract.takes_recurrent_bias:
+        raise BadInput("recurrent_bias was given, but the spec has recurrent_bias: false; set it to true, or leave it out")
+    shape = contract.recurrent_bias_shape
+    checked = _unflattened(inspect(recurrent_bias, "recurrent_bias"), (contract.recurrent_rows,), shape)
+    return check_plain(checked, _vector_dtypes(contract), shape)
+
+
+def _unflattened(array: Array, flat: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """View an array that is `flat`, as the layers of torch have theirs, in its shape, and leave any other as it is."""
+    if array.shape != flat or not array.is_contiguous:
+        return array
+    return replace(array, shape=shape, strides=contiguous_strides(shape))
+
+
+def _refuse(value: Any, name: str) -> None:
+    if value is not None:
+        raise BadInput(f"{name} was given, but the cell has no recurrent product; leave it out")
+
+
+def _parameters(contract: Contract, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
+    given = _named(parameters, contract.parameters, "parameters")
+    missing = [name for name in contract.parameters if name not in given]
+    if missing:
+        axes = "[2, hidden]" if contract.directions else "[hidden]"
+        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(contract.parameters)}, each {axes}")
+    return tuple(
+        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(contract), contract.parameter_shape)
+        for name in contract.parameters
+    )
+
+
+def _states(
+    contract: Contract, inspect: Inspect, given: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
+) -> tuple[Array | None, ...]:
+    states = _named(given, contract.states, what)
+    absent = [name for name in contract.states if name not in states]
+    if all_or_none and states and absent:
+        raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(contract.states)}, or none for zeros")
+    carried, shape = (contract.precision.arithmetic_dtype,), contract.state_shape(batch)
+    return tuple(
+        check_plain(inspect(states[name], f"{what}['{name}']"), carried, shape) if name in states else None
+        for name in contract.states
+    )
+
+
+def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise BadInput(f"{what} is a {type(given).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+    for name in given:
+        if name not in names:
+            allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
+            raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
+    return dict(given)
 
 
 def _place(array: Array) -> str:

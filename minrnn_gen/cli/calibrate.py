@@ -20,12 +20,12 @@ def calibrate(out: OutFile = None, as_json: AsJson = False) -> None:
     """Measure the GPU here for the cost model: half a minute, two at most."""
     from minrnn_gen.calibrate.calibrate import calibrate as measured
     from minrnn_gen.config.gpu_profile import MEASURED
-    from minrnn_gen.gpu import cuda
+    from minrnn_gen.gpu import device
     from minrnn_gen.gpu.calibration import calibration_path, write_calibration
 
     with progress("measuring", as_json):
         profile = measured()
-    live = cuda.live_device()
+    live = device.live_device()
     path = Path(out) if out is not None else calibration_path(profile.name)
     write_calibration(profile, path)
     rates = {field: getattr(profile, field) for field in MEASURED if getattr(profile, field) is not None}

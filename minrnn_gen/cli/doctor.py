@@ -99,7 +99,7 @@ def _driver(nvrtc: str) -> Finding:
 def _gpu() -> Finding:
     from minrnn_gen.cli.request import why_no_gpu
     from minrnn_gen.errors import MinrnnError
-    from minrnn_gen.gpu.cuda import live_device
+    from minrnn_gen.gpu.device import live_device
 
     try:
         live = live_device()

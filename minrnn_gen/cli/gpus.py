@@ -9,15 +9,15 @@ from minrnn_gen.cli.terminal import console, new_table, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.config.gpu_profile import GpuProfile
-    from minrnn_gen.gpu.cuda import LiveDevice
+    from minrnn_gen.gpu.device import LiveDevice
 
 
 def gpus(as_json: AsJson = False) -> None:
     """List the GPU profiles, and check the one of the GPU here."""
     from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_mismatches, profile_names
-    from minrnn_gen.gpu import cuda
+    from minrnn_gen.gpu import device as gpu_device
 
-    live = cuda.live_device()
+    live = gpu_device.live_device()
     profiles = [load_profile(name) for name in profile_names()]
     if live is not None and not live.profile_is_shipped:
         profiles.append(live.profile)

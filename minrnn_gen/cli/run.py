@@ -91,11 +91,11 @@ def run(
 
 def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
     """Return where to run, and the reason in words where it was not asked for."""
-    from minrnn_gen.gpu import cuda
+    from minrnn_gen.gpu import device as gpu_device
 
     if asked is Device.CPU:
         return Device.CPU, "on the CPU, as asked for"
-    live = cuda.live_device()
+    live = gpu_device.live_device()
     if live is None:
         if asked is Device.CUDA:
             raise ToolchainMissing(f"--device cuda: {why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer")
@@ -109,16 +109,17 @@ def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Ou
     import numpy
 
     from minrnn_gen.cli.accuracy import compare
-    from minrnn_gen.gpu import cuda
+    from minrnn_gen.gpu import device as gpu_device
+    from minrnn_gen.gpu import memory
 
     arguments = _random_arguments(kernel, batch, steps, seed)
     # A cell of the user's own may overflow; that shows in the comparison, not as warnings.
     with numpy.errstate(all="ignore"):
         expected = kernel.reference(**arguments)
         if place is Device.CUDA:
-            given = _mapped(cuda.to_device, arguments)
-            (y, state), seconds = _timed(lambda: kernel(**given), cuda.synchronize)
-            y, state = cuda.to_host(y), _mapped(cuda.to_host, state)
+            given = _mapped(memory.to_device, arguments)
+            (y, state), seconds = _timed(lambda: kernel(**given), gpu_device.synchronize)
+            y, state = memory.to_host(y), _mapped(memory.to_host, state)
         else:
             (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
         accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.contract.recurrent_gates))

@@ -9,7 +9,7 @@ import numpy as np
 
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
 
 
@@ -134,16 +134,16 @@ class _CudaCell(_Cell):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         """Draw the weights; raises ToolchainMissing where there is no GPU or no CuPy."""
-        if cuda.live_device() is None:
+        if device.live_device() is None:
             name = type(self).__name__
             raise ToolchainMissing(f"{name} needs a GPU and CuPy; take {name.removesuffix('CUDA')}, which runs on the CPU")
         super().__init__(input_size, hidden_size)
 
     def _there(self, array: Any) -> Any:
-        return cuda.to_device(super()._there(array))
+        return memory.to_device(super()._there(array))
 
     def _back(self, array: Any) -> Any:
-        return cuda.to_host(array)
+        return memory.to_host(array)
 
 
 class MinGRUCell(_Cell):

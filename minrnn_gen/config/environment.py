@@ -1,8 +1,9 @@
-"""Whether kernels are built for debugging, with waits that end: the environment says so."""
+"""The environment variables that the package reads."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from minrnn_gen.errors import BadInput
 
@@ -13,3 +14,20 @@ def debug_build_is_asked_for() -> bool:
     if asked not in ("", "0", "1"):
         raise BadInput(f"MINRNN_DEBUG is {asked!r}; allowed: 1 for a debug build, 0 or nothing for none")
     return asked == "1"
+
+
+def chosen_cache_folder() -> Path | None:
+    """Return `MINRNN_CACHE_DIR` as an absolute folder, or None where it is unset or empty."""
+    chosen = os.environ.get("MINRNN_CACHE_DIR")
+    return Path(os.path.abspath(os.path.expanduser(chosen))) if chosen else None
+
+
+def shared_cache_folder() -> Path | None:
+    """Return `XDG_CACHE_HOME`, or None where it is unset or relative: the base directory specification has such ignored."""
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(shared) if os.path.isabs(shared) else None
+
+
+def cpp_compiler_command() -> str:
+    """Return `CXX`, the command of the C++ compiler, or nothing."""
+    return os.environ.get("CXX", "")

@@ -1,4 +1,4 @@
-"""The CPU target: the cell's own equations in NumPy, vectorised over batch and hidden, in blocks of time."""
+"""Scans of affine-diagonal cells in NumPy and their gradients, vectorised over batch and hidden, in blocks of time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.cell.lowering import LoweredScan
+from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu.recurrence import Cuts, ScanMethod, Values, scan, scan_in_logarithms
 
 # Coefficients are computed for as many steps at once as keep the temporaries in the last-level cache.
@@ -121,3 +121,110 @@ def project(x: Values, weight: Values, arithmetic: Any) -> Values:
     with numpy.errstate(all="ignore"):
         product: Values = x.astype(arithmetic) @ weight.astype(arithmetic).T
     return product
+
+
+@dataclass(frozen=True)
+class ScanGradients:
+    """Gradients beside that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] whether given or not.
+
+    The sums over batch and time, of the latter two, are in float64.
+    """
+
+    initial: dict[str, Values]
+    parameters: dict[str, Values]
+    bias: Values
+
+    @property
+    def sums(self) -> Values:
+        """Those of bias and parameters: [gates + parameters, H]."""
+        return numpy.concatenate([self.bias, *(one[None] for one in self.parameters.values())])
+
+
+def run_scan_backward(
+    cell: LoweredScanBackward,
+    gates: Values,
+    *,
+    bias: Values | None,
+    parameters: Mapping[str, Values],
+    initial: Mapping[str, Values],
+    states: Mapping[str, Values],
+    dy: Values,
+    dfinal: Mapping[str, Values] | None,
+    arithmetic: Any,
+    dx: Values,
+    marks: StepMarks = EVERY_STEP,
+    method: ScanMethod | None = None,
+) -> ScanGradients:
+    """Write the gradient of x and return the others.
+
+    `gates`, `bias`, `parameters`, `initial`, `marks` and `method` as given to `run_scan`; `states` {name: [T, B, H]} has the
+    state after each step for each of `cell.read_states` (y itself for `cell.output_state`); `dy` [T, B, H] and `dfinal`
+    {state: [B, H]}, where a missing one is 0, are the incoming gradients; `dx` [T, B, G, H] is written. Dtypes and strides may
+    be any; all is computed in `arithmetic` (numpy.float32 or numpy.float64) and dx is rounded to its own dtype.
+    """
+    constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
+    _, batch, _, hidden = gates.shape
+    incoming = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
+    incoming |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
+    parameter_sums = {name: numpy.zeros(hidden) for name in cell.parameters}
+    bias_sum = numpy.zeros((len(cell.gates), hidden))
+    zero = numpy.dtype(arithmetic).type(0)
+    with numpy.errstate(all="ignore"):
+        for part in reversed(list(time_blocks(gates))):
+            inputs, marked = constants | gate_values(cell.gates, gates[part], bias, arithmetic), marks[part]
+            inputs["gradient_y"] = dy[part].astype(arithmetic)
+            for name in cell.read_states:
+                history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
+                inputs[f"state_{name}"], inputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
+            for name, (deltas, before) in _deltas(cell, inputs, incoming, marked, method).items():
+                inputs[f"delta_{name}"], incoming[name] = deltas, before
+            found = cell.gradients.evaluate({name: inputs[name] for name in cell.gradients.inputs})
+            shape = dy[part].shape
+            found = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in found.items()}
+            for index, gate in enumerate(cell.gates):
+                dx[part, :, index] = found[f"gradient_W_{gate}"]
+                bias_sum[index] += _over_batch_and_time(found[f"gradient_W_{gate}"])
+            for name in cell.parameters:
+                parameter_sums[name] += _over_batch_and_time(found[f"gradient_parameter_{name}"])
+    return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum)
+
+
+def history_of(states: Values, initial: Values, marks: StepMarks, part: slice) -> Values:
+    """Return the state before the first step of `part` and after each, [steps + 1, B, H], as the forward had it.
+
+    Where a forward passed over the steps before a sequence, the state was the initial one, whatever `states` has there.
+    """
+    first = max(part.start - 1, 0)
+    found = marks[first : part.stop].within_or(initial, states[first : part.stop].astype(initial.dtype))
+    return found if part.start else numpy.concatenate([initial[None], found])
+
+
+def _deltas(
+    cell: LoweredScanBackward,
+    inputs: Mapping[str, Values],
+    incoming: Mapping[str, Values],
+    marks: StepMarks,
+    method: ScanMethod | None,
+) -> dict[str, tuple[Values, Values]]:
+    """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives behind it."""
+    shape, dtype = inputs["gradient_y"].shape, inputs["gradient_y"].dtype
+    adjoint = cell.adjoint.evaluate({name: inputs[name] for name in cell.adjoint.inputs})
+    # Steps that are passed over pass on what arrives: a = 1, and nothing is added.
+    values = {
+        label: marks.within_or(dtype.type(label.startswith("a_")), numpy.broadcast_to(value, shape))
+        for label, value in adjoint.items()
+    }
+    cuts = marks.cuts
+    result = {}
+    for name in cell.states:
+        a, added, last = values[f"a_{name}"], values[f"e_{name}"], values[f"e_{name}"][-1] + incoming[name]
+        passed_back = marks.cut_off(values[f"f_{name}"]) if name in cell.looks_back else numpy.zeros_like(added)
+        deltas = scan(a[:0:-1], (added[:-1] + passed_back[1:])[::-1], last, method, None if cuts is None else cuts[:0:-1])[::-1]
+        before = marks[:1].cut_off(a[:1] * deltas[:1])[0] + passed_back[0]
+        result[name] = (deltas, before)
+    return result
+
+
+def _over_batch_and_time(gradient: Values) -> Values:
+    total: Values = gradient.sum(axis=(0, 1), dtype=numpy.float64)
+    return total

@@ -1,16 +1,17 @@
-"""The CPU target of cells that are no scan: one step after the other in NumPy, vectorised over batch and hidden."""
+"""Cells that are no scan in NumPy, one step after the other, and their gradients, vectorised over batch and hidden."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from minrnn_gen.cell.lowering_steps import LoweredSteps
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu.matmul import RecurrentProduct
 from minrnn_gen.cpu.recurrence import Values
-from minrnn_gen.cpu.scan import EVERY_STEP, StepMarks, gate_values, time_blocks
+from minrnn_gen.cpu.scan import EVERY_STEP, StepMarks, gate_values, history_of, time_blocks
 
 
 def run_steps(
@@ -28,7 +29,7 @@ def run_steps(
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
-    All but `product` is as `cpu.run_scan` takes it. `product`, of a dense cell, multiplies the previous output, a state, as it
+    All but `product` is as `scan.run_scan` takes it. `product`, of a dense cell, multiplies the previous output, a state, as it
     is carried in `arithmetic`, not the y that was rounded to storage.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
@@ -57,3 +58,105 @@ def run_steps(
 def spread(value: Values, like: Values) -> Values:
     """Return a result of a program, which has no more axes than its inputs, in the shape and dtype of `like`."""
     return value if value.shape == like.shape else numpy.broadcast_to(value.astype(like.dtype), like.shape)
+
+
+@dataclass(frozen=True)
+class StepsGradients:
+    """Gradients beside that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
+    recurrent bias and parameters, and `R` [Gr, N, D, D] where there is a product.
+
+    The sums over batch and time, of the latter two, are in float64.
+    """
+
+    initial: dict[str, Values]
+    sums: Values
+    R: Values | None
+
+
+def run_steps_backward(
+    cell: LoweredStepsBackward,
+    gates: Values,
+    *,
+    product: RecurrentProduct | None,
+    clip: float | None,
+    bias: Values | None,
+    parameters: Mapping[str, Values],
+    initial: Mapping[str, Values],
+    states: Mapping[str, Values],
+    dy: Values,
+    dfinal: Mapping[str, Values] | None,
+    arithmetic: Any,
+    dx: Values,
+    marks: StepMarks = EVERY_STEP,
+) -> StepsGradients:
+    """Write the gradient of x and return the others.
+
+    All but `product` and `clip` is as `cpu_backward.run_scan_backward` takes it; `states` has the state after each step for
+    each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
+    of steps at once. `clip` bounds, element by element, what passes through R to the previous output at each step.
+    """
+    _, batch, _, hidden = gates.shape
+    arriving = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
+    arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
+    walk = _Walk(cell, {f"parameter_{name}": one.astype(arithmetic) for name, one in parameters.items()}, product, clip)
+    sums = numpy.zeros((len(walk.labels), hidden))
+    dR = None if product is None else numpy.zeros(product.shape)
+    zero = numpy.dtype(arithmetic).type(0)
+    with numpy.errstate(all="ignore"):
+        for part in reversed(list(time_blocks(gates))):
+            marked = marks[part]
+            values = gate_values(cell.gates, gates[part], bias, arithmetic) | {"gradient_y": dy[part].astype(arithmetic)}
+            for name in cell.states:
+                if name in cell.read_states or (product is not None and name == cell.output_state):
+                    history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
+                    values[f"previous_{name}"] = marked.cut_off(history[:-1])
+            rows = None
+            if product is not None:
+                # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
+                output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
+                rows = output.reshape(output.shape[0] * batch, hidden)
+                if cell.read_products:
+                    products = product.of(rows).reshape(len(cell.recurrent_gates), *output.shape)
+                    values |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=True)}
+            found, arriving = walk.back(values, arriving, marked)
+            dx[part] = found[walk.of_gates].transpose(1, 2, 0, 3)
+            sums += found.sum((1, 2), dtype=numpy.float64)
+            if product is not None and rows is not None:
+                dR += product.to_matrix(found[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
+    return StepsGradients(arriving, sums, dR)
+
+
+class _Walk:
+    """The steps of a block, the last one first."""
+
+    def __init__(
+        self, cell: LoweredStepsBackward, constants: dict[str, Values], product: RecurrentProduct | None, clip: float | None
+    ) -> None:
+        self._cell, self._constants, self._product, self._clip = cell, constants, product, clip
+        names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", cell.parameters)
+        self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
+        self.of_gates = slice(0, len(cell.gates))
+        self.of_products = slice(len(cell.gates), len(cell.gates) + len(cell.recurrent_gates))
+
+    def back(
+        self, values: Mapping[str, Values], arriving: Mapping[str, Values], marks: StepMarks
+    ) -> tuple[Values, dict[str, Values]]:
+        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first of them."""
+        cell, product = self._cell, self._product
+        steps, *shape = values["gradient_y"].shape
+        found = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
+        arriving = dict(arriving)
+        for step in reversed(range(steps)):
+            marked = marks[step]
+            inputs = self._constants | {name: one[step] for name, one in values.items()}
+            inputs |= {f"gradient_state_{name}": one for name, one in arriving.items()}
+            gradients = cell.backward.evaluate(inputs)
+            for index, label in enumerate(self.labels):
+                found[index, step] = marked.within_or(found.dtype.type(0), gradients[label])
+            for name, after in arriving.items():
+                before = spread(gradients[f"gradient_previous_{name}"], after)
+                if product is not None and name == cell.output_state:
+                    through = product.to_output(found[self.of_products, step])
+                    before = before + (through if self._clip is None else numpy.clip(through, -self._clip, self._clip))
+                arriving[name] = marked.within_or(after, marked.cut_off(before))
+        return found, arriving

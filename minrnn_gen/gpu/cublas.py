@@ -11,7 +11,7 @@ from typing import Any
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device as gpu_device
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
@@ -78,8 +78,8 @@ def multiply(
     left_at, right_at, result_at = pointers or (left.pointer, right.pointer, result.pointer)
     compute, one, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
     library = _library()
-    with cuda.on_device(device):
-        handle = cuda.cublas_handle()
+    with gpu_device.on_device(device):
+        handle = _handle()
         _check(library.cublasSetStream_v2(handle, stream))
         if workspace:
             _check(library.cublasSetWorkspace_v2(handle, workspace, WORKSPACE_BYTES))
@@ -103,7 +103,7 @@ def _check(status: int) -> None:
 @cache
 def _library() -> Any:
     """Return the library that CuPy has loaded, wherever it was found."""
-    cuda.load_cublas()
+    _load_library()
     for name in _LIBRARIES:
         try:
             library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
@@ -115,3 +115,17 @@ def _library() -> Any:
         library.cublasGemmStridedBatchedEx.argtypes = _GEMM_ARGUMENTS
         return library
     raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
+
+
+def _handle() -> int:
+    """Return this thread's handle of cuBLAS for the current device, which CuPy prepares anew before each use of its own."""
+    return int(gpu_device.cupy_module().cuda.device.get_cublas_handle())
+
+
+def _load_library() -> None:
+    """Load cuBLAS into the process, from where CuPy finds it; raises ToolchainMissing where it does not."""
+    gpu_device.cupy_module()
+    try:
+        from cupy_backends.cuda.libs import cublas  # noqa: F401
+    except ImportError as missing:
+        raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])") from missing

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
-from minrnn_gen.gpu.cuda import cupy_module, external_stream, on_device
+from minrnn_gen.gpu.device import cupy_module, on_device
+from minrnn_gen.gpu.stream import external_stream
 
 ALIGNMENT_BYTES = 256  # of what the driver allocates
 

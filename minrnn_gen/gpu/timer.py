@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from minrnn_gen.gpu.cuda import cupy_module
+from minrnn_gen.gpu.device import cupy_module
 
 # Twice the cache, so that nothing of what was there before is left.
 FLUSHED_OF_L2 = 2

@@ -1,28 +1,34 @@
-"""What a run does, done on the host: arrays that nobody else has a place in, products by NumPy, launches by the machine."""
+"""Calls on host arrays by the kernels' own text: arrays with room around each, products by NumPy, launches by the machine."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy
 
 from minrnn_gen.call.address import Address, Gap
-from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.arguments import Call, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
+from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import KernelMisbehaved
-from minrnn_gen.interpret.library import HostKernel, Memory
-from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
+from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.dense_launch import scratch_sizes, step_product
 from minrnn_gen.run.replay import ALL_ONES, Played, Steps
+from minrnn_gen.run.saved import Forward
+from minrnn_gen.run.scan import DeviceRun
 from minrnn_gen.run.scan_launch import Launch
 from minrnn_gen.run.stepwise import BEGIN_BLOCKS, Arguments, Prepare
 
@@ -30,6 +36,8 @@ from minrnn_gen.run.stepwise import BEGIN_BLOCKS, Arguments, Prepare
 GAP_BYTES = 256
 # NaN in every dtype with a point, and no index.
 POISON = 0xFF
+# Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
+GROUPS_AT_ONCE = 2
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Seed:
         return self.value * self.slack + self.launches
 
 
-class HostSteps(Steps):
+class EmulatedSteps(Steps):
     """What one run does, on host arrays: none of it is noted down. Launches may touch the arrays that it was told of alone."""
 
     def __init__(self, like: Array, reading: Reading | None, given: Sequence[object], seed: Seed) -> None:
@@ -67,7 +75,7 @@ class HostSteps(Steps):
             values = _apart(shape, numpy_dtype(dtype))
             array = wrap_numpy(values, "result")
         else:
-            array = cuda.new_array(self._like, shape, dtype)
+            array = memory.new_array(self._like, shape, dtype)
             values = as_numpy(array)
         values.reshape(-1).view(numpy.uint8)[...] = POISON if fill is None else fill
         self._arrays.append(values)  # which live as long as the run
@@ -84,7 +92,7 @@ class HostSteps(Steps):
         del threads
         self.run(loaded, launch.blocks, launch.arguments)
 
-    def run(self, kernel: HostKernel, blocks: int, arguments: Sequence[Any], part: str = "") -> None:
+    def run(self, kernel: EmulatedKernel, blocks: int, arguments: Sequence[Any], part: str = "") -> None:
         """Launch the kernel, or a `part` of several; raises KernelMisbehaved."""
         words = [int(one) if isinstance(one, (Address, Gap)) else one for one in arguments]
         findings = kernel.launch(blocks, words, self._seed.next(), self._memory.values(), part)
@@ -133,7 +141,7 @@ class HostSteps(Steps):
                 self._memory[key] = replace(one, is_given=True)
 
 
-class HostScratch(Scratch):
+class EmulatedScratch(Scratch):
     """Named pieces of host memory."""
 
     def clear(self, device: int | None, stream: int, name: str) -> None:
@@ -142,17 +150,17 @@ class HostScratch(Scratch):
         ctypes.memset(self[name], 0, self.sizes_bytes[name])
 
 
-class HostWalk:
+class EmulatedWalk:
     """The steps of a dense cell one by one, as a product and a launch of the kernels that `load` gives."""
 
-    def __init__(self, contract: Contract, load: Callable[[str, KernelPlan], HostKernel]) -> None:
+    def __init__(self, contract: Contract, load: Callable[[str, KernelPlan], EmulatedKernel]) -> None:
         self._contract, self._load = contract, load
 
     def run(
         self,
         kernel_pass: KernelPass,
         kernel: tuple[bytes, KernelPlan],
-        steps: HostSteps,
+        steps: EmulatedSteps,
         part: Call,
         arguments: Arguments,
         prepare: Prepare,
@@ -164,7 +172,7 @@ class HostWalk:
         sizes = scratch_sizes(self._contract, part.batch, backward)
         # Each apart from the others, as one array would hide who writes beyond its piece.
         pieces = {name: int(steps.new_array((size,), "uint8").pointer) for name, size in sizes.items() if name != "cublas"}
-        scratch = HostScratch(sizes, {"cublas": 0, **pieces})
+        scratch = EmulatedScratch(sizes, {"cublas": 0, **pieces})
         prepare(scratch, 0)
         if backward:
             for name in ("packed", "dproduct"):
@@ -202,3 +210,91 @@ def _arrays(given: object) -> Iterator[Array]:
     elif is_dataclass(given) and not isinstance(given, type):
         for each in fields(given):
             yield from _arrays(getattr(given, each.name))
+
+
+class EmulatedScan(DeviceRun):
+    """The calls of a scan or a diagonal cell; kernels come as their text, and steps are done by the machine."""
+
+    @property
+    def builder(self) -> EmulatedBuilder:
+        """What builds its kernels."""
+        assert isinstance(self._builder, EmulatedBuilder)
+        return self._builder
+
+    @cached_property
+    def seed(self) -> Seed:
+        """The seed of its launches."""
+        return Seed()
+
+    @cached_property
+    def _local(self) -> threading.local:
+        return threading.local()
+
+    @cached_property
+    def _texts(self) -> dict[str, EmulatedKernel]:
+        return {}
+
+    def load_text(self, text: str, plan: KernelPlan) -> EmulatedKernel:
+        """Return the kernels of a text, compiled when it is first met."""
+        if text not in self._texts:
+            self._texts[text] = emulated_kernel(text, plan, self._builder.store)
+        return self._texts[text]
+
+    def _begin(self, like: Array, reading: Reading | None, *given: Call | Forward | IncomingGradient) -> Steps:
+        steps = EmulatedSteps(like, reading, given, self.seed)
+        self._local.steps = steps
+        return steps
+
+    def _in_storage(self, array: Array) -> Array:
+        # Where that is a copy it is of this run's own, of which nobody else tells it.
+        found = super()._in_storage(array)
+        self._local.steps.give(found)
+        return found
+
+    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[Any, KernelPlan]:
+        text, plan = self._compiled(kernel_pass, regime)
+        return _Launched(self.load_text(text.decode(), plan)), plan
+
+    def _compiled(self, kernel_pass: KernelPass, regime: Regime) -> tuple[bytes, KernelPlan]:
+        """Return the text of a kernel in place of its cubin."""
+        key = (kernel_pass, regime)
+        if key not in self._built:
+            self._built[key] = self._builder.build(kernel_pass, regime)
+        return self._built[key].source.encode(), self._built[key].plan
+
+
+class _Launched:
+    """A kernel as runs ask for it."""
+
+    def __init__(self, kernel: EmulatedKernel) -> None:
+        self.launch = kernel.launch
+        self.plan = kernel.plan
+
+    def resident_blocks(self, _device: int | None, _threads: int) -> int:
+        """Return how many blocks are launched at once where they wait for each other."""
+        return GROUPS_AT_ONCE * self.plan.variables["grid_blocks"]
+
+
+class EmulatedDense(EmulatedScan, DenseRun):
+    """The calls of a dense cell."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._alternating: Any = EmulatedWalk(self._contract, self.load_text)
+
+    def _expect_backward(self) -> None:
+        """Build nothing ahead."""
+
+    def _walk(
+        self,
+        kernel_pass: KernelPass,
+        kept: KeptStates,
+        rows: tuple[Array, ...],
+        steps: Steps,
+        part: Call,
+        arguments: Callable[..., tuple[Any, ...]],
+        prepare: Callable[..., None] = lambda _scratch, _stream: None,
+    ) -> None:
+        if isinstance(steps, EmulatedSteps):
+            steps.give(part)
+        super()._walk(kernel_pass, kept, rows, steps, part, arguments, prepare)

@@ -24,7 +24,7 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_
 
 
 @dataclass(frozen=True)
-class HostBuilder(Builder):
+class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
     Of each pass and regime it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`

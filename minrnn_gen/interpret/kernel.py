@@ -13,8 +13,8 @@ from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import RUNS_REVERSED, Contract
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.interpret.builder import HostBuilder
-from minrnn_gen.interpret.host_runs import HostDense, HostScan
+from minrnn_gen.interpret.backend import EmulatedDense, EmulatedScan
+from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.toolchain import cpp_compiler
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
@@ -30,15 +30,15 @@ class InterpretedKernel(Kernel):
     Exact but for the order of sums in products, and slow; raises KernelMisbehaved where a thread does what it must not.
     """
 
-    def __init__(self, builder: HostBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
+    def __init__(self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
         super().__init__(builder, built)
-        run = HostDense if self._contract.recurrent_gates else HostScan
+        run = EmulatedDense if self._contract.recurrent_gates else EmulatedScan
         self._by_the_machine = run(self._contract, builder, built)
         self._on_device = self._by_the_machine
         self._allow_long = allow_long
 
     @property
-    def builder(self) -> HostBuilder:
+    def builder(self) -> EmulatedBuilder:
         """What builds its kernels."""
         return self._by_the_machine.builder
 
@@ -53,7 +53,7 @@ class InterpretedKernel(Kernel):
         finally:
             mine.value, mine.launches = before
 
-    def _run_of(self, call: Call) -> HostScan | HostDense:
+    def _run_of(self, call: Call) -> EmulatedScan | EmulatedDense:
         if call.x.device is not None:
             raise BadInput(
                 f"x is on CUDA device {call.x.device}; device='interpret' runs on host arrays, so copy it, or leave it out"
@@ -77,12 +77,12 @@ def seconds_of(contract: Contract, rows: int, time: int) -> float:
 def interpreted(
     spec: Spec, target: Target, *, allow_long: bool = False, other: int = 0, sizes: Sizes | None = None
 ) -> InterpretedKernel:
-    """Return the kernel of `spec` for `target`, to run on the host; `other` and `sizes` are those of `HostBuilder`.
+    """Return the kernel of `spec` for `target`, to run on the host; `other` and `sizes` are those of `EmulatedBuilder`.
 
     Raises ToolchainMissing where there is no C++ compiler, and what `compile` raises for the spec and its cell.
     """
     cpp_compiler()
-    builder = HostBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
+    builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
     regime = builder.hinted_regime
     reversed_ = RUNS_REVERSED[spec.direction][0]
     return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)

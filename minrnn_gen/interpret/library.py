@@ -32,7 +32,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class HostKernel:
+class EmulatedKernel:
     """The kernels of one plan on the host; one launch at a time, others wait."""
 
     plan: KernelPlan
@@ -71,7 +71,7 @@ class HostKernel:
         return resolved(raw, self._path, self.plan.entry, seed)
 
 
-def host_kernel(source: str, plan: KernelPlan, store: Store) -> HostKernel:
+def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKernel:
     """Return the text of a plan's kernel, as it stands, compiled for the host.
 
     Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
@@ -90,7 +90,7 @@ def host_kernel(source: str, plan: KernelPlan, store: Store) -> HostKernel:
         ctypes.c_char_p, unsigned, unsigned, unsigned, ctypes.c_int, word, ctypes.POINTER(ctypes.c_longlong), word,
     )  # fmt: skip
     library.minrnn_finding.restype = ctypes.POINTER(RawFinding)
-    return HostKernel(plan, library, path)
+    return EmulatedKernel(plan, library, path)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.environment import cpp_compiler_command
 from minrnn_gen.config.package_files import PACKAGE_FOLDER
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 
@@ -75,7 +76,7 @@ class CppCompiler:
 
 def cpp_compiler() -> CppCompiler:
     """Return the compiler that CXX names, else the first of `COMPILERS`; raises ToolchainMissing where there is none."""
-    return _compiler(os.environ.get("CXX", ""))
+    return _compiler(cpp_compiler_command())
 
 
 @functools.cache

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import cost
-from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 REGISTER_BYTES = 4
@@ -100,23 +101,23 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             ("threads", "channels_per_lane"),
             # With time contiguous a block takes channels of several sequences.
             lambda threads, channels_per_lane: 0 if problem.layout == "BDT" else threads * channels_per_lane,
-            lambda *_: max(2 * hidden_size - 1, cost.WARP_LANES),
+            lambda *_: max(2 * hidden_size - 1, limits.WARP_LANES),
             "channels",
             drops_dominated=True,
         ),
-        *cost.hardware_constraints(
+        *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
             Quantity(tile, lambda *of_tile: _registers(problem, *of_tile)),
             Quantity(("threads",), lambda _: 0),
         ),
-        cost.unrolled_constraint(problem, Quantity(tile, lambda channels_per_lane, steps: channels_per_lane * steps)),
+        limits.unrolled_constraint(problem, Quantity(tile, lambda channels_per_lane, steps: channels_per_lane * steps)),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
-    return cost.resident(
+    return limits.resident(
         problem,
         threads=threads,
         channels_per_block=threads * channels_per_lane,
@@ -132,7 +133,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     elements = steps * channels_per_lane
     vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
-    instructions = elements * cost.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
+    instructions = (
+        elements * gpu_rates.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
+    )
     step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
     walked_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
@@ -147,14 +150,14 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         cost.Walk(
             blocks=blocks,
             at_once=problem.gpu.sm_count * taken.blocks_per_sm,
-            warps=threads // cost.WARP_LANES,
+            warps=threads // limits.WARP_LANES,
             tile_steps=steps,
             in_flight_bytes=threads * elements * cell.read_count * problem.precision.storage_bytes,
             instructions=instructions,
             latency_cycles=max(walked_cycles, memory_cycles),
             elements_per_lane=elements,
             memory=MEMORY,
-            row_bytes=(steps if is_by_time else cost.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
+            row_bytes=(steps if is_by_time else limits.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
         ),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import diagonal, step
+from minrnn_gen.plan import diagonal, pointwise
 from minrnn_gen.plan.dense import decode, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, time
@@ -17,7 +17,7 @@ FAMILIES: tuple[Family, ...] = (
     channels.BACKWARD,
     time.FORWARD,
     time.BACKWARD,
-    step.SCAN,
+    pointwise.SCAN,
     persistent.FORWARD,
     persistent.BACKWARD,
     decode.STEP,
@@ -25,7 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     stepwise.BACKWARD,
     diagonal.FORWARD,
     diagonal.BACKWARD,
-    step.DIAGONAL,
+    pointwise.DIAGONAL,
 )
 
 
@@ -87,7 +87,7 @@ def family_of(problem: Problem) -> Family:
 
 def _family_of_scan(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
-        return step.SCAN
+        return pointwise.SCAN
     if problem.kernel_pass == "backward":
         return time.BACKWARD if problem.layout == "BDT" else channels.BACKWARD
     return time.FORWARD if problem.layout == "BDT" else channels.FORWARD
@@ -95,5 +95,5 @@ def _family_of_scan(problem: Problem) -> Family:
 
 def _family_of_diagonal(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
-        return step.DIAGONAL
+        return pointwise.DIAGONAL
     return diagonal.BACKWARD if problem.kernel_pass == "backward" else diagonal.FORWARD

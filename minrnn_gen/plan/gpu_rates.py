@@ -1,4 +1,4 @@
-"""How fast a GPU is at what the models of dense cells count, beside the GPU that these were fitted on."""
+"""What the cost models count and how fast a GPU is at it, beside the GPU that the models were fitted on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile
+from minrnn_gen.plan.problem import Problem
 
 # The constants of the models are times on an H200.
 FITTED_ON = DEFAULT_GPU
@@ -17,6 +18,10 @@ TENSOR_PRODUCTS_PER_SM_CYCLE = {"8.0": 1024, "8.6": 256, "8.9": 512, "9.0": 2048
 TRANSCENDENTALS_PER_SM_CYCLE = 16.0
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
 LAUNCH_US = 2.5
+# Cells over complex numbers call no functions.
+INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
+INSTRUCTIONS_PER_THREAD = 13.0  # where a thread begins: its indices and addresses, counted in the source of the single step
+SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,15 @@ class Scales:
     block: float
     cluster: float
     grid: float
+
+
+def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
+    """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
+    cell = problem.cell
+    if per_transcendental is None:
+        per_transcendental = INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    own = cell.operation_count + cell.transcendental_count * per_transcendental
+    return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
 
 
 def transcendentals_per_sm_cycle(gpu: GpuProfile) -> float:

@@ -13,7 +13,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import Reading, read
 from minrnn_gen.call.validate import check_place
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 
 
@@ -161,4 +161,4 @@ def _inspected(value: Any, name: str) -> Array:
             f"{name} requires grad, which a scan of arrays does not record; call minrnn_gen.torch.scan, or call under "
             f"torch.no_grad()"
         )
-    return cuda.inspect(value, name)
+    return memory.inspect(value, name)

@@ -9,7 +9,7 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import X_AXES
 from minrnn_gen.call.sequences import Sequences
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
@@ -60,7 +60,7 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, step
 
 def _kernel(
     arrangement: Arrangement, recurrence: Recurrence, kernel_pass: KernelPass, x: Array, *rows: Array
-) -> tuple[cuda.LoadedKernel, KernelPlan]:
+) -> tuple[LoadedKernel, KernelPlan]:
     assert x.device is not None
     size, layout = arrangement.hidden_size, arrangement.layout
     typical_time = typical_time_of(arrangement.time)

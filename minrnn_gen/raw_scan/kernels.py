@@ -9,7 +9,9 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device as gpu_device
+from minrnn_gen.gpu import module
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import ComplexName, PrecisionName
@@ -38,10 +40,10 @@ class RawKernels:
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
-        self._ready: dict[tuple[KernelPass, Regime], tuple[cuda.LoadedKernel, KernelPlan]] = {}
+        self._ready: dict[tuple[KernelPass, Regime], tuple[LoadedKernel, KernelPlan]] = {}
         self._lock = threading.Lock()
 
-    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
+    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
         """Return the kernel to launch and its plan; raises ToolchainMissing where NVRTC is not installed."""
         key = (kernel_pass, regime)
         if key not in self._ready:
@@ -54,12 +56,12 @@ class RawKernels:
         """Return the regime of a call."""
         return self._builder.regime_of(sizes, alignment_bytes, reverse)
 
-    def _built(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
+    def _built(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
         built = self._builder.build(kernel_pass, regime)
         if built.cubin is None:
             raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
         plan = built.plan
-        return cuda.loaded_kernel(built.cubin, plan), plan
+        return module.loaded_kernel(built.cubin, plan), plan
 
 
 @lru_cache(maxsize=KERNELS_HELD)
@@ -67,7 +69,7 @@ def raw_kernels(
     precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, typical_time: int, device: int
 ) -> RawKernels:
     """Return the kernels for the live device number `device`, kept until `KERNELS_HELD` others have been used since."""
-    live = cuda.live_device(device)
+    live = gpu_device.live_device(device)
     if live is None:
         raise ToolchainMissing(f"a is on CUDA device {device}, but CuPy, which launches the kernels, is not installed")
     target = Target(live.profile, live.profile.model_dump_json().encode(), "device")

@@ -1,10 +1,11 @@
-"""Running calls whose arrays are in host memory on the CPU target, run by run and stretch by stretch."""
+"""Calls on NumPy arrays, as the CPU target takes them: time first, and in the order in which it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -14,22 +15,20 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Y_AXES, Contract
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.matmul import RecurrentProduct
 from minrnn_gen.cpu.recurrence import ScanMethod, Values
-from minrnn_gen.cpu.scan_backward import ScanGradients, run_scan_backward
-from minrnn_gen.cpu.steps import run_steps
-from minrnn_gen.cpu.steps_backward import StepsGradients, run_steps_backward
-from minrnn_gen.gpu import cuda
+from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
+from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
+from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import KeptStates
-from minrnn_gen.run.host_views import gates_by_time, initial_of, stretches_of, vectors_of, within_lengths, y_by_time
 from minrnn_gen.run.saved import Forward
 
 
 @dataclass(frozen=True)
-class HostRun:
+class CpuRun:
     """The CPU target of one builder; may be used from several threads."""
 
     contract: Contract
@@ -74,9 +73,9 @@ class HostRun:
         contract, precision = self.contract, self.contract.precision
         shape = contract.state_shape(call.batch)
         outputs = Outputs(
-            y=cuda.new_array(call.x, shape, precision.storage_dtype),
+            y=memory.new_array(call.x, shape, precision.storage_dtype),
             kept=(),
-            final=tuple(cuda.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
+            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
         )
         projected = _projected(contract, call, precision.arithmetic_dtype)
         self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
@@ -87,8 +86,8 @@ class HostRun:
         contract, call, projected = self.contract, forward.call, forward.projected
         carried = contract.precision.arithmetic_dtype
         gradients = Gradients(
-            dx=cuda.new_array(call.x, projected.x.shape, projected.x.dtype),
-            dinitial=tuple(cuda.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
+            dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
+            dinitial=tuple(memory.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
             sums=None,
         )
         sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
@@ -111,7 +110,7 @@ class HostRun:
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:
         """Return a NumPy array in the library, shape and dtype of `array`."""
-        result = cuda.new_array(array, array.shape, array.dtype)
+        result = memory.new_array(array, array.shape, array.dtype)
         as_numpy(result)[...] = gradient.reshape(array.shape)
         return result.owner
 
@@ -122,9 +121,9 @@ class HostRun:
         contract = self.contract
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
         outputs = Outputs(
-            y=cuda.new_array(like, shape, storage),
-            kept=tuple(cuda.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
-            final=tuple(cuda.new_array(like, state_shape, arithmetic) for _ in contract.states),
+            y=memory.new_array(like, shape, storage),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
+            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in contract.states),
         )
         projected = _projected(contract, call, arithmetic)
         for run, part in runs_of(contract, projected):
@@ -230,7 +229,7 @@ def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) 
         within = within_lengths(lengths, call.time)
         x = numpy.where((within if axes[0] == "t" else within.T)[..., None], x, x.dtype.type(0))
     rows, flat = x.reshape(-1, x.shape[-1]).astype(gradient.dtype), gradient.reshape(-1, weight.shape[0])
-    dx = cuda.new_array(call.x, call.x.shape, call.x.dtype)
+    dx = memory.new_array(call.x, call.x.shape, call.x.dtype)
     with numpy.errstate(all="ignore"):
         _rows_of(as_numpy(dx), call.x_axes)[...] = gradient @ as_numpy(weight).astype(gradient.dtype)
         return dx, flat.T @ rows
@@ -244,3 +243,72 @@ def _input_rows(call: Call) -> Values:
 def _rows_of(x: Values, axes: str) -> Values:
     view: Values = numpy.moveaxis(x, axes.index("i"), -1)
     return view
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Sequences that are run at once: their steps and rows in x and y, and their places among the states."""
+
+    steps: slice
+    rows: slice
+    sequences: slice
+    reverse: bool
+    marks: StepMarks
+
+    def of(self, array: Values) -> Values:
+        """View the part of an array [T, rows, ...] in the order in which it is run."""
+        part = array[self.steps, self.rows]
+        return part[::-1] if self.reverse else part
+
+
+def stretches_of(call: Call) -> Iterator[Stretch]:
+    """Yield all sequences of a call of one direction as one stretch, or packed ones as one each."""
+    sequences, order = call.sequences, slice(None, None, -1 if call.reverse else 1)
+    resets = None if sequences.resets is None else as_numpy(sequences.resets).T
+    if sequences.cu_seqlens is not None:
+        ends = as_numpy(sequences.cu_seqlens).tolist()
+        for index, (begin, end) in enumerate(pairwise(ends)):
+            marks = StepMarks(None if resets is None else resets[begin:end][order])
+            yield Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
+        return
+    within = None if sequences.lengths is None else within_lengths(sequences.lengths, call.time)
+    marks = StepMarks(*(None if one is None else one[order] for one in (resets, within)))
+    yield Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
+
+
+def within_lengths(lengths: Array, time: int) -> Values:
+    """Return [T, B]: which steps lie within their sequence."""
+    within: Values = numpy.arange(time)[:, None] < as_numpy(lengths)
+    return within
+
+
+def gates_by_time(call: Call) -> Values:
+    """View pre-activations as [T, B, G, H], a single step as T = 1."""
+    x, axes = as_numpy(call.x), call.x_axes
+    if "t" not in axes:
+        x, axes = x[None], "t" + axes
+    view: Values = x.transpose([axes.index(axis) for axis in "tbgh"])
+    return view
+
+
+def y_by_time(contract: Contract, y: Array) -> Values:
+    """View an array with the axes of y as [T, B, H]."""
+    axes = Y_AXES[contract.layout]
+    view: Values = as_numpy(y).transpose([axes.index(axis) for axis in "tbh"])
+    return view
+
+
+def vectors_of(contract: Contract, call: Call) -> dict[str, Any]:
+    """Return the bias [G, H], or None, and the parameters {name: [H]} of a call of one direction."""
+    shape = (len(contract.gates), contract.hidden_size)
+    return {
+        "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
+        "parameters": {name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
+    }
+
+
+def initial_of(contract: Contract, call: Call, arithmetic: str) -> dict[str, Values]:
+    """Return the initial states {name: [B, H]} of a call of one direction, zeros where none were given."""
+    zeros = numpy.zeros((call.batch, contract.hidden_size), numpy_dtype(arithmetic))
+    given = zip(contract.states, call.initial, strict=True)
+    return {name: zeros if one is None else as_numpy(one) for name, one in given}

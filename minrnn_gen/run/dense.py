@@ -14,7 +14,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.errors import MinrnnError
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.graph import Scratch, copy_heads_first
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
@@ -59,7 +59,7 @@ class DenseRun(DeviceRun):
             if regime is None:
                 x = call.x
                 if x.strides[-1] != 1:  # these kernels read a row of channels at once
-                    x = cuda.without_gaps(x)
+                    x = memory.without_gaps(x)
                     steps.forget()
                 self._walk_forward(steps, replace(call, x=x), outputs, single_step=True)
             else:

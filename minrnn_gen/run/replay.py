@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from minrnn_gen.call.address import Address, Gap, address_of, is_known
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import Form, Reading
-from minrnn_gen.gpu import cublas, cuda, graph
+from minrnn_gen.gpu import cublas, graph, memory, stream
 from minrnn_gen.gpu.cublas import Product
+from minrnn_gen.gpu.device import Place, Placed
+from minrnn_gen.gpu.memory import Allocation
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.run.scan_launch import Launch
 
@@ -27,7 +29,7 @@ ALL_ONES = 255
 class Launcher(Protocol):
     """A loaded kernel."""
 
-    def launch(self, like: cuda.Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None: ...
+    def launch(self, like: Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None: ...
 
 
 class Steps:
@@ -40,18 +42,18 @@ class Steps:
         self._arrays: list[Any] = [] if reading is None else [*reading.arrays]
         self._addresses: list[int] = [] if reading is None else [*reading.addresses]
         self._given = len(self._arrays)
-        self._allocations: list[cuda.Allocation] = []
+        self._allocations: list[Allocation] = []
         self._scratch: list[int] = []
         self._repeats: list[_Repeat] = []
         self._is_repeatable = reading is not None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        """Allocate an array; uninitialised without `fill`, see `cuda.Allocation`."""
-        array = cuda.new_array(self._like, shape, dtype, fill=fill)
+        """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
+        array = memory.new_array(self._like, shape, dtype, fill=fill)
         numbered = array.numbered(len(self._arrays))
         self._arrays.append(array.owner)
         self._addresses.append(array.pointer)
-        self._allocations.append(cuda.Allocation(shape, array.strides, array.owner.dtype, fill))
+        self._allocations.append(Allocation(shape, array.strides, array.owner.dtype, fill))
         return numbered
 
     def workspace(self, size_bytes: int) -> Array | None:
@@ -70,13 +72,13 @@ class Steps:
 
     def multiply(self, product: Product) -> None:
         """Multiply by cuBLAS on the current stream."""
-        cublas.multiply(self._like.device, cuda.current_stream(self._like), product)
+        cublas.multiply(self._like.device, stream.current_stream(self._like), product)
         pointers = tuple(address_of(one.pointer) for one in (product.left, product.right, product.result))
         self._note(_Product(product, pointers), pointers)
 
     def copy_heads_first(self, R: Array, packed: Array) -> None:
         """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
-        graph.copy_heads_first(self._like.device, cuda.current_stream(self._like), R, R.pointer, packed.pointer)
+        graph.copy_heads_first(self._like.device, stream.current_stream(self._like), R, R.pointer, packed.pointer)
         pointers = (R.address, packed.address)
         self._note(_Copy(R, pointers), pointers)
 
@@ -96,7 +98,7 @@ class Steps:
             return None
         tape = Tape(
             form=self._form,
-            place=cuda.Place(self._like.library, self._like.device),
+            place=Place(self._like.library, self._like.device),
             allocations=tuple(self._allocations),
             scratch=tuple(self._scratch),
             repeats=tuple(self._repeats),
@@ -118,8 +120,8 @@ class Tape:
     """
 
     form: Form
-    place: cuda.Place
-    allocations: tuple[cuda.Allocation, ...]
+    place: Place
+    allocations: tuple[Allocation, ...]
     scratch: tuple[int, ...]
     repeats: tuple[_Repeat, ...]
     results: tuple[int | None, ...]
@@ -129,7 +131,7 @@ class Tape:
         """Do the run again; None, before anything is launched, where an allocation is not aligned as its form says."""
         like, arrays, addresses = reading.arrays[0], [*reading.arrays], [*reading.addresses]
         for allocation in self.allocations:
-            array, address = cuda.allocate(like, self.place, allocation)
+            array, address = memory.allocate(like, self.place, allocation)
             if address % WIDEST_COPY_BYTES:
                 return None
             arrays.append(array)
@@ -190,7 +192,7 @@ class Tapes:
 
 
 class _Repeat(Protocol):
-    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+    def again(self, place: Place, addresses: list[int]) -> None:
         """Do it with arrays that start at other addresses."""
 
 
@@ -211,7 +213,7 @@ class _Launch:
         self._pointers = [(place, one.number, one.offset_bytes) for place, one in moving if isinstance(one, Address)]
         self._gaps = [(place, one) for place, one in moving if isinstance(one, Gap)]
 
-    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+    def again(self, place: Place, addresses: list[int]) -> None:
         arguments = self._arguments.copy()
         for at, number, offset_bytes in self._pointers:
             arguments[at] = addresses[number] + offset_bytes  # type: ignore[index]  # only of known arrays
@@ -228,9 +230,9 @@ class _Product:
     def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
         self._product, self._pointers = product, pointers
 
-    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+    def again(self, place: Place, addresses: list[int]) -> None:
         left, right, result = [one.among(addresses) for one in self._pointers]
-        cublas.multiply(place.device, cuda.current_stream(place), self._product, (left, right, result))
+        cublas.multiply(place.device, stream.current_stream(place), self._product, (left, right, result))
 
 
 class _Copy:
@@ -241,9 +243,9 @@ class _Copy:
     def __init__(self, R: Array, pointers: Sequence[Address]) -> None:
         self._R, self._pointers = replace(R, owner=None), pointers
 
-    def again(self, place: cuda.Place, addresses: list[int]) -> None:
+    def again(self, place: Place, addresses: list[int]) -> None:
         source, target = [one.among(addresses) for one in self._pointers]
-        graph.copy_heads_first(place.device, cuda.current_stream(place), self._R, source, target)
+        graph.copy_heads_first(place.device, stream.current_stream(place), self._R, source, target)
 
 
 def _without_owners(notes: Any) -> Any:

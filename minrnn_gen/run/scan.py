@@ -17,7 +17,8 @@ from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory, module
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
@@ -44,7 +45,7 @@ class DeviceRun:
         self._contract = contract
         self._builder = builder
         self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
-        self._loaded: dict[tuple[KernelPass, Regime], cuda.LoadedKernel] = {}
+        self._loaded: dict[tuple[KernelPass, Regime], LoadedKernel] = {}
         self._lock = threading.Lock()
         self._locks: dict[tuple[KernelPass, Regime], threading.Lock] = {}
         self._tapes = Tapes()
@@ -164,7 +165,7 @@ class DeviceRun:
     @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
-        return cuda.cast(gradient.reshape(array.shape), array.dtype)
+        return memory.cast(gradient.reshape(array.shape), array.dtype)
 
     def _begin(self, like: Array, reading: Reading | None, *given: Call | Forward | IncomingGradient) -> Steps:
         """Return what does a run beside `like`, on the arrays of what is `given`."""
@@ -183,7 +184,7 @@ class DeviceRun:
     def with_sequences_beside_x(self, call: Call) -> Call:
         """Return a call whose lengths and ends are where its kernels read them."""
         lengths, cu_seqlens = (
-            None if array is None else cuda.int64_beside(call.x, array)
+            None if array is None else memory.int64_beside(call.x, array)
             for array in (call.sequences.lengths, call.sequences.cu_seqlens)
         )
         return replace(call, sequences=replace(call.sequences, lengths=lengths, cu_seqlens=cu_seqlens))
@@ -205,7 +206,7 @@ class DeviceRun:
 
     def _in_storage(self, array: Array) -> Array:
         storage = self._contract.precision.storage_dtype
-        return array if array.dtype == storage else cuda.inspect(cuda.cast(array.owner, storage), array.name)
+        return array if array.dtype == storage else memory.inspect(memory.cast(array.owner, storage), array.name)
 
     def _projected(self, steps: Steps, call: Call, axes: str) -> Call:
         """Multiply x by the weight, if there is one; the result has the axes of pre-activations."""
@@ -229,7 +230,7 @@ class DeviceRun:
             x, lengths = call.x, call.sequences.lengths
             if lengths is not None:
                 # What lies beyond a length has no gradient, but a NaN there times zero would have.
-                x = cuda.zeroed_beyond(x, call.x_axes, lengths)
+                x = memory.zeroed_beyond(x, call.x_axes, lengths)
             steps.multiply(x_gradient(gradient, call.weight, dx, time_is_last))
             for product in weight_gradient(gradient, x, dweight, time_is_last):
                 steps.multiply(product)
@@ -247,11 +248,11 @@ class DeviceRun:
             packed=packed,
         )
 
-    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[cuda.LoadedKernel, KernelPlan]:
+    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
         key = (kernel_pass, regime)
         if key not in self._loaded:
             cubin, plan = self._compiled(kernel_pass, regime)
-            self._loaded.setdefault(key, cuda.loaded_kernel(cubin, plan))
+            self._loaded.setdefault(key, module.loaded_kernel(cubin, plan))
         return self._loaded[key], self._built[key].plan
 
     def _compiled(self, kernel_pass: KernelPass, regime: Regime) -> tuple[bytes, KernelPlan]:
@@ -277,5 +278,5 @@ class _RunBack:
     call: Call
     read_states: tuple[Array, ...]
     incoming: IncomingGradient
-    loaded: cuda.LoadedKernel
+    loaded: LoadedKernel
     plan: KernelPlan

@@ -11,8 +11,10 @@ from typing import Any
 from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import Contract
-from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.gpu import cublas, module
+from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.graph import Recorded, Scratch, scratch_bytes_of
+from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.dense_launch import scratch_sizes, step_product
@@ -56,9 +58,9 @@ class AlternatingWalk:
         `prepare` enqueues what has to be in the scratch before the first step.
         """
         assert part.x.device is not None
-        device, stream, due = part.x.device, cuda.current_stream(part.x), part.time + 1
+        device, stream, due = part.x.device, gpu_stream.current_stream(part.x), part.time + 1
         pair = self._pair(kernel_pass, device, kernel)
-        if due < GRAPH_STEPS or cuda.is_capturing(part.x):
+        if due < GRAPH_STEPS or gpu_stream.is_capturing(part.x):
             sizes = scratch_sizes(self._contract, part.batch, kernel_pass == "backward")
             scratch = Scratch.laid_out(sizes, int(steps.new_array((scratch_bytes_of(sizes),), "uint8").pointer))
             prepare(scratch, stream)
@@ -96,7 +98,7 @@ class AlternatingWalk:
     def _pair(self, kernel_pass: KernelPass, device: int, kernel: tuple[bytes, KernelPlan]) -> _Pair:
         key = (kernel_pass, device)
         if key not in self._pairs:
-            begin, step = (cuda.loaded_kernel(*kernel, f"_{part}") for part in ("begin", "step"))
+            begin, step = (module.loaded_kernel(*kernel, f"_{part}") for part in ("begin", "step"))
             step.function(device)  # nothing can be loaded while a graph is recorded
             self._pairs[key] = _Pair(begin, step, kernel[1])
         return self._pairs[key]
@@ -106,8 +108,8 @@ class AlternatingWalk:
 class _Pair:
     """The two kernels of one pass: that which takes the arguments of a call, and that of a step."""
 
-    _begin: cuda.LoadedKernel
-    _step: cuda.LoadedKernel
+    _begin: LoadedKernel
+    _step: LoadedKernel
     _plan: KernelPlan
 
     def begin(self, device: int, stream: int, scratch: Scratch, first_step: int, arguments: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.store import Store, cache_folder, templates_digest
 from minrnn_gen.build.tuned_choice import Choice, Trial
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.driver import driver_release
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.tune.device import open_measurer
@@ -114,7 +114,7 @@ class JustMeasured:
 
 def remembered() -> Remembered:
     """Return what is remembered here, for the GPU at hand."""
-    memory, live = open_memory(Store(cache_folder())), cuda.live_device()
+    memory, live = open_memory(Store(cache_folder())), gpu_device.live_device()
     if live is None:
         return Remembered(memory)
     return Remembered(memory, live.profile.name, live.name, driver_release() or "", _opened)

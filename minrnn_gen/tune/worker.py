@@ -14,7 +14,8 @@ from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.errors import ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device as gpu_device
+from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.gpu.driver import driver_release
 from minrnn_gen.gpu.timer import ColdClock, poison, release_memory, repeated
 from minrnn_gen.kernel import Kernel
@@ -29,7 +30,7 @@ VISIT_US = 20e3
 class GpuMeasurer:
     """Measures candidates here, in this process; what hangs or faults takes the process with it (`ChildMeasurer`)."""
 
-    live: cuda.LiveDevice
+    live: LiveDevice
     folder: Path
     clock: ColdClock
     _subject: Subject | None = field(default=None, init=False)
@@ -65,7 +66,7 @@ class GpuMeasurer:
         # In the memory that these results were in, too.
         poison(sizes_bytes)
         results = run()
-        cuda.synchronize()
+        gpu_device.synchronize()
         demand_regime(kernel, trial.plan)
         return subject.error_share(results)
 
@@ -110,7 +111,7 @@ class GpuMeasurer:
 
 def gpu_measurer(folder: Path) -> GpuMeasurer:
     """Return the measurer, with its kernels in `folder`; raises ToolchainMissing where there is no GPU for it."""
-    live = cuda.live_device()
+    live = gpu_device.live_device()
     if live is None:
         raise ToolchainMissing("measuring needs a GPU, and CuPy to use it")
     return GpuMeasurer(live, folder, ColdClock(live.profile.l2_bytes, live.profile.bandwidth_bytes_per_s))

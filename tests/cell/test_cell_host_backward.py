@@ -16,8 +16,7 @@ from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
 from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cpu import scan
-from minrnn_gen.cpu.scan import run_scan
-from minrnn_gen.cpu.scan_backward import run_scan_backward
+from minrnn_gen.cpu.scan import run_scan, run_scan_backward
 
 Array = Any
 Problem = dict[str, Any]

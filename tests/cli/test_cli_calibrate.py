@@ -10,9 +10,9 @@ from commands_for_tests import Command
 
 from minrnn_gen.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED, load_profile
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, with_rates
-from minrnn_gen.gpu.cuda import LiveDevice
+from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.tune.candidates import Lineup
 from minrnn_gen.tune.results import Result
 
@@ -24,7 +24,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LiveDevice:
     """An H200 that is none, and what is measured of it."""
     made = LiveDevice("NVIDIA H200", "9.0", {}, load_profile("h200"), True)
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cuda, "live_device", lambda: made)
+    monkeypatch.setattr(device, "live_device", lambda: made)
     measured = with_rates(made.profile, RATES, dict.fromkeys(RATES, "measured: here"))
     monkeypatch.setattr(calibrate, "calibrate", lambda: measured)
     return made

@@ -144,7 +144,7 @@ def test_a_debug_build_is_said(command: Command, min_gru: Path, monkeypatch: pyt
 
 def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minrnn_gen.gpu.driver.has_device", lambda: False)
-    monkeypatch.setattr("minrnn_gen.gpu.cuda.live_device", lambda: None)
+    monkeypatch.setattr("minrnn_gen.gpu.device.live_device", lambda: None)
     answer = command("render", min_gru)
     assert f"gpu {DEFAULT_GPU}" in answer.out
     assert answer.error.count("\n") == 1
@@ -227,10 +227,10 @@ def test_gpus_lists_every_profile_with_its_numbers(command: Command) -> None:
 
 
 def test_gpus_marks_the_live_device_and_its_mismatches(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minrnn_gen.gpu.cuda import LiveDevice
+    from minrnn_gen.gpu.device import LiveDevice
 
     live = LiveDevice("NVIDIA L4", "8.9", {"MultiProcessorCount": 57}, load_profile("l4"), profile_is_shipped=True)
-    monkeypatch.setattr("minrnn_gen.gpu.cuda.live_device", lambda: live)
+    monkeypatch.setattr("minrnn_gen.gpu.device.live_device", lambda: live)
     report = command("gpus", "--json").json
     assert [gpu["name"] for gpu in report["gpus"] if gpu["live"]] == ["l4"]
     assert report["device"]["profile"] == "l4"

@@ -104,7 +104,7 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
 
 def test_cuda_without_a_gpu_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minrnn_gen.gpu.driver.has_device", lambda: False)
-    monkeypatch.setattr("minrnn_gen.gpu.cuda.live_device", lambda: None)
+    monkeypatch.setattr("minrnn_gen.gpu.device.live_device", lambda: None)
     answer = command("run", SPEC, "--device", "cuda", "--gpu", "h100")
     assert (answer.status, answer.out) == (1, "")
     assert "no GPU found" in answer.error

@@ -10,7 +10,8 @@ from plain_loops import DIAGONAL_CELLS
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
-from minrnn_gen.codegen.render import header_lines, render
+from minrnn_gen.codegen.header import header_lines
+from minrnn_gen.codegen.render import render
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime

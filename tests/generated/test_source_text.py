@@ -16,7 +16,7 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build import builder as build
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
-from minrnn_gen.codegen.render import comment
+from minrnn_gen.codegen.header import comment
 from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.config.spec import load_spec

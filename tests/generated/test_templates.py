@@ -13,7 +13,8 @@ import jinja2.meta
 import jinja2.nodes
 import pytest
 
-from minrnn_gen.codegen.render import CellBackwardText, CellText, StepsBackwardText, StepsText, environment
+from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText, StepsText
+from minrnn_gen.codegen.render import environment
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan

@@ -21,7 +21,7 @@ from minrnn_gen.calibrate.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import PromiseBroken
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, write_calibration
 from minrnn_gen.gpu.timer import ColdClock, poison, repeated
 from minrnn_gen.tune.device import CHILD
@@ -111,7 +111,7 @@ def test_what_faults_or_hangs_costs_itself_alone(shared_store: Store) -> None:
     right = trial_of(builder, built)
     child = ChildMeasurer(CHILD, reply_seconds=SOON_SECONDS)
     try:
-        assert child.device == cuda.live_device().name  # type: ignore[union-attr]
+        assert child.device == device.live_device().name  # type: ignore[union-attr]
         assert child.error_share(right) <= 1
         faulty = trial_of(builder, built, spoilt(built, "*reinterpret_cast<volatile int*>(8) = 1;"))
         with pytest.raises(MeasurementFailed):
@@ -143,7 +143,7 @@ def test_a_spec_is_tuned_and_what_won_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_clock_sees_a_copy_from_memory(cupy: ModuleType) -> None:
-    live = cuda.live_device()
+    live = device.live_device()
     assert live is not None
     clock = ColdClock(live.profile.l2_bytes, live.profile.bandwidth_bytes_per_s)
     source = cupy.zeros(1 << 30, "u1")  # of which the cache holds next to nothing
@@ -167,7 +167,7 @@ def test_memory_is_poisoned_and_arrays_are_as_aligned_as_asked(cupy: ModuleType)
 
 
 def test_what_calibrate_measures_is_plausible_and_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    live = cuda.live_device()
+    live = device.live_device()
     assert live is not None
     profile, before = calibrate(), live.profile
     found = {field: getattr(profile, field) for field in MEASURED}

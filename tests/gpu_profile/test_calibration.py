@@ -16,7 +16,7 @@ from minrnn_gen.calibrate import calibrate as calibrate_module
 from minrnn_gen.calibrate.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile, profile_names
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, profile_text, with_rates, write_calibration
 from minrnn_gen.plan.gpu_rates import scales_of
 
@@ -107,10 +107,10 @@ def child(program: str) -> tuple[str, ...]:
 
 
 def test_calibrate_takes_what_a_child_says_and_is_never_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "live_device", lambda: None)
+    monkeypatch.setattr(device, "live_device", lambda: None)
     with pytest.raises(ToolchainMissing, match="calibrating measures a GPU"):
         calibrate()
-    monkeypatch.setattr(cuda, "live_device", Live)
+    monkeypatch.setattr(device, "live_device", Live)
     answer = {"rates": {"launch_us": 2.0, "grid_exchange_ns": 700.0}, "sm_clock_hz": 1.9e9}
     profile = calibrate(child(f"print('''{json.dumps(answer)}''')"))
     assert profile.launch_us == 2.0 and profile.grid_exchange_ns == 700.0

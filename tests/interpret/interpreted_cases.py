@@ -12,7 +12,7 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.interpret.builder import HostBuilder
+from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -20,7 +20,7 @@ from minrnn_gen.plan.solver import Solution
 
 
 @dataclass(frozen=True)
-class HavingBuilder(HostBuilder):
+class HavingBuilder(EmulatedBuilder):
     """Builds, of each pass, the best candidate of those with most of the variables wanted."""
 
     wanted: tuple[tuple[str, int], ...] = ()

@@ -10,7 +10,7 @@ import pytest
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.interpret.builder import TOGETHER, HostBuilder
+from minrnn_gen.interpret.builder import TOGETHER, EmulatedBuilder
 from minrnn_gen.interpret.cases import Trial, inputs_of, trials_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -24,7 +24,7 @@ RAW: dict[str, Any] = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", 
 def plans_of(others: int, **given: Any) -> list[KernelPlan]:
     spec = load_spec({"gpu": "h200", **given})
     builders = (
-        HostBuilder(spec, target_of(spec), Store(cache_folder()), other=n, sizes=Sizes(1, 65536)) for n in range(others + 1)
+        EmulatedBuilder(spec, target_of(spec), Store(cache_folder()), other=n, sizes=Sizes(1, 65536)) for n in range(others + 1)
     )
     return [one.build("forward", one.hinted_regime).plan for one in builders]
 
@@ -65,7 +65,7 @@ def test_tickets_reach_a_second_group(layout: str) -> None:
 @pytest.mark.parametrize("batch", [3, 4, 9])
 def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
     spec = load_spec({"model": "min_gru", "hidden_size": 4, "gpu": "h200"})
-    builder = HostBuilder(spec, target_of(spec), Store(cache_folder()))
+    builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
     trial = Trial(batch, 70, True, 16)
     given = inputs_of(Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract, trial).forward
     assert {16, 0, 70} <= set(given["lengths"].tolist())
@@ -77,7 +77,7 @@ def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
 
 def test_raw_scans_of_complex_numbers_are_given_both_parts() -> None:
     spec = RawSpec(model=RAW, hidden_size=4, precision="complex64", gpu="h200")
-    builder = HostBuilder(spec, target_of(spec), Store(cache_folder()))
+    builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
     contract = Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract
     inputs = inputs_of(contract, Trial(2, 5))
     for one in (inputs.forward["x"], inputs.forward["state"]["h"], inputs.dy, inputs.dstate["h"]):

@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen.render import render
-from minrnn_gen.interpret.library import HostKernel, Memory, host_kernel
+from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -23,14 +23,14 @@ HAS_COMPILER = has_compiler()
 
 
 def compiled(source: str, plan: KernelPlan, folder: Path) -> HostCode:
-    return HostCode(host_kernel(source, plan, Store(folder)))
+    return HostCode(emulated_kernel(source, plan, Store(folder)))
 
 
 @dataclass(frozen=True)
 class HostCode:
-    """A kernel as `cuda.LoadedKernel` is used, and by itself."""
+    """A kernel as `module.LoadedKernel` is used, and by itself."""
 
-    kernel: HostKernel
+    kernel: EmulatedKernel
 
     @property
     def plan(self) -> KernelPlan:

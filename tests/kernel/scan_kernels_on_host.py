@@ -18,7 +18,9 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from minrnn_gen.call.array import as_numpy
-from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.gpu import cublas, device
+from minrnn_gen.gpu import memory as gpu_memory
+from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.run.scan import DeviceRun
 
@@ -221,11 +223,11 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", noted)
         patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
-        patch.setattr(cuda, "cupy_module", lambda: numpy_as_cupy)
-        patch.setattr(cuda, "is_capturing", lambda _: False)
-        patch.setattr(cuda, "current_stream", lambda _: 0)
-        patch.setattr(cuda, "on_device", lambda _: contextlib.nullcontext())
-        patch.setattr(cuda, "cublas_handle", lambda: 1)
+        patch.setattr(device, "cupy_module", lambda: numpy_as_cupy)
+        patch.setattr(gpu_stream, "is_capturing", lambda _: False)
+        patch.setattr(gpu_stream, "current_stream", lambda _: 0)
+        patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
+        patch.setattr(cublas, "_handle", lambda: 1)
         patch.setattr(cublas, "_library", CublasOnHost)
-        patch.setattr(cuda, "read_back", as_numpy)
+        patch.setattr(gpu_memory, "read_back", as_numpy)
         yield launched

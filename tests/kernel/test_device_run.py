@@ -16,7 +16,7 @@ from sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, a
 
 from minrnn_gen.call.arguments import Given
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu import cuda
+from minrnn_gen.gpu import memory, stream
 from minrnn_gen.run.scan import DeviceRun
 
 INPUTS = 4
@@ -117,9 +117,9 @@ def test_while_a_graph_is_captured_sequences_are_not_read() -> None:
     kernel = kernel_of("min_gru")
     x = np.zeros((2, 3, 2, HIDDEN))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "is_capturing", lambda _: True)
+        patch.setattr(stream, "is_capturing", lambda _: True)
         with pytest.raises(BadInput, match=r"lengths is in host memory while a CUDA graph is captured; copy it"):
             kernel(x, lengths=np.array([1, 2]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "is_capturing", lambda _: True)
-        assert cuda.read_back(cuda.inspect(np.array([1]), "lengths")) is None
+        patch.setattr(stream, "is_capturing", lambda _: True)
+        assert memory.read_back(memory.inspect(np.array([1]), "lengths")) is None

@@ -27,7 +27,7 @@ from minrnn_gen.call.arguments import Given
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import read
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.gpu import cublas, memory, stream
 from minrnn_gen.gpu.cublas import Product, factor
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.run import replay
@@ -420,7 +420,7 @@ class Launched:
 
 def steps_on(*tensors: Tensor) -> tuple[Steps, list[Array]]:
     reading = read(("test",), tensors)
-    arrays = [cuda.inspect(one, "x").numbered(number) for number, one in enumerate(tensors)]
+    arrays = [memory.inspect(one, "x").numbered(number) for number, one in enumerate(tensors)]
     return Steps(arrays[0], reading), arrays
 
 
@@ -450,13 +450,13 @@ def test_what_is_launched_on_arrays_of_unknown_origin_is_not_noted_down(monkeypa
         steps.launch(Launched(), Launch(1, (first.address, unknown)), 32)
         assert steps.played((), None) is None
     steps, _ = steps_on(x)
-    unknown_too = factor(cuda.inspect(copied, "copied"), 1)
+    unknown_too = factor(memory.inspect(copied, "copied"), 1)
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(cuda, "current_stream", lambda _: 0)
+    monkeypatch.setattr(stream, "current_stream", lambda _: 0)
     steps.multiply(Product(1, 1, 1, unknown_too, unknown_too, unknown_too))
     assert steps.played((), None) is None
     steps, _ = steps_on(x)
-    assert steps.played((cuda.inspect(copied, "copied"),), None) is None
+    assert steps.played((memory.inspect(copied, "copied"),), None) is None
 
 
 def test_a_workspace_is_filled_for_every_launch_and_kept_for_none() -> None:

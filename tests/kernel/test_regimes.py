@@ -16,7 +16,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import CompileFailed
-from minrnn_gen.gpu import cublas, cuda
+from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass
@@ -51,7 +51,7 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     # Nor is the kernel of the hinted regime, which is for host arrays, ever launched.
     kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
     random = np.random.default_rng(0)
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
         inside.setattr(DeviceRun, "_load", LOAD)
@@ -83,7 +83,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
 
     kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
     monkeypatch.setattr(dense, "copy_heads_first", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
@@ -116,7 +116,7 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
 
     kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(cuda, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
     run, hinted = kernel._on_device, kernel._builder.hinted_regime
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
         inside.setattr(DeviceRun, "_load", LOAD)

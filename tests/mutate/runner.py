@@ -26,7 +26,7 @@ from small_problems import Prepared
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen import render
 from minrnn_gen.errors import CompileFailed
-from minrnn_gen.interpret import library as host_kernels
+from minrnn_gen.interpret import library
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 SEEDS = tuple(range(3, 11))
@@ -142,8 +142,8 @@ class _Libraries:
     """What kernels are compiled to, none of which is kept for other mutants."""
 
     def __init__(self) -> None:
-        self._compiled, self._found = host_kernels.compiled, dict[str, bytes]()
-        host_kernels.compiled = self._keeping
+        self._compiled, self._found = library.compiled, dict[str, bytes]()
+        library.compiled = self._keeping
         Store.put = lambda *_: None  # type: ignore[method-assign,assign,return-value]
 
     def _keeping(self, text: str, entries: Sequence[str], is_bfloat16: bool, store: Store) -> bytes:
@@ -155,7 +155,7 @@ class _Libraries:
         if text == other:
             return True
         plan: KernelPlan = prepared.texts[text]
-        entries = [f"{plan.entry}{part}" for part in host_kernels.PARTS.get(plan.entry, ("",))]
+        entries = [f"{plan.entry}{part}" for part in library.PARTS.get(plan.entry, ("",))]
         original = self._compiled(text, entries, plan.storage_dtype == "bfloat16", prepared.kernel.builder.store)
         return other in self._found and code_of(original) == code_of(self._found[other])
 

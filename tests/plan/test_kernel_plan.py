@@ -68,7 +68,8 @@ def test_the_json_of_a_plan_is_a_copy() -> None:
 PROGRAM = """
 import json
 from planning_problems import real_builder
-from minrnn_gen.codegen.render import header_lines, render
+from minrnn_gen.codegen.header import header_lines
+from minrnn_gen.codegen.render import render
 
 for case in ("qrnn h200 bf16 BTD", "rg_lru t4 fp16 BDT", "min_lstm b200 fp64 TBD"):
     model, gpu, precision, layout = case.split()

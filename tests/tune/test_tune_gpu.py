@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.config.gpu_profile import load_profile
-from minrnn_gen.gpu import cuda, timer
-from minrnn_gen.gpu.cuda import LiveDevice
+from minrnn_gen.gpu import device, timer
+from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.gpu.timer import FLUSH_SECONDS, ColdClock, repeated
 from minrnn_gen.tune import worker as gpu_module
 from minrnn_gen.tune.tuner import kernels_of
@@ -60,7 +60,7 @@ class FakeCupy:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     made = FakeCupy(0.25)
     monkeypatch.setattr(timer, "cupy_module", lambda: made)
-    monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
     # Calls take plain arrays.
     monkeypatch.setattr(gpu_module, "repeated", lambda *given: numpy.asarray(repeated(*given)))
     return made

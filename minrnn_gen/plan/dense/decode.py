@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense.mma import CYCLES_PER_MULTIPLY_ADD, CYCLES_PER_SHUFFLE
 from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import cost
-from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides, places and what is under way of the outputs; an upper bound of what compiled kernels take.
@@ -34,14 +34,14 @@ def _head_dim(problem: Problem) -> int:
 def _values(problem: Problem) -> int:
     """The values of a row that a lane reads at once: no more than let all lanes have some."""
     values, storage_bytes = 1, problem.precision.storage_bytes
-    while values * cost.WARP_LANES < _head_dim(problem) and 2 * values * storage_bytes <= problem.regime.alignment_bytes:
+    while values * limits.WARP_LANES < _head_dim(problem) and 2 * values * storage_bytes <= problem.regime.alignment_bytes:
         values *= 2
     return values
 
 
 def _pieces_of_row(problem: Problem) -> int:
     """How often a lane reads something of a row."""
-    return -(-_head_dim(problem) // (_values(problem) * cost.WARP_LANES))
+    return -(-_head_dim(problem) // (_values(problem) * limits.WARP_LANES))
 
 
 def _rounds(problem: Problem, stages: int) -> int:
@@ -68,7 +68,7 @@ def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> in
 
 
 def _shared_map(problem: Problem, batch_tile: int, stages: int) -> dict[str, int]:
-    row_values = _rounds(problem, stages) * stages * cost.WARP_LANES * _values(problem)
+    row_values = _rounds(problem, stages) * stages * limits.WARP_LANES * _values(problem)
     return {"operand": batch_tile * row_values * problem.precision.storage_bytes}
 
 
@@ -80,7 +80,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a lane has the products of one unit of one sequence at most",
             ("units", "batch_tile"),
             lambda units, batch_tile: units * batch_tile,
-            lambda *_: cost.WARP_LANES,
+            lambda *_: limits.WARP_LANES,
             "cells",
         ),
         Constraint(
@@ -108,9 +108,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "operations",
             "split the cell's equations into fewer products",
         ),
-        *cost.hardware_constraints(
+        *limits.hardware_constraints(
             problem.gpu,
-            Quantity(("warps",), lambda warps: warps * cost.WARP_LANES),
+            Quantity(("warps",), lambda warps: warps * limits.WARP_LANES),
             Quantity(of_registers, lambda *of: _registers(problem, *of)),
             Quantity(("batch_tile", "stages"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
@@ -119,9 +119,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     units, warps, batch_tile, stages = (candidate[name] for name in ("units", "warps", "batch_tile", "stages"))
-    return cost.resident(
+    return limits.resident(
         problem,
-        threads=warps * cost.WARP_LANES,
+        threads=warps * limits.WARP_LANES,
         channels_per_block=warps * units,
         registers_estimated=_registers(problem, units, batch_tile, stages),
         shared_map=_shared_map(problem, batch_tile, stages),
@@ -149,20 +149,20 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if whole_bytes <= gpu.l2_bytes else 1.0)
 
     states_read = max(1, problem.regime.alignment_bytes // precision.arithmetic_bytes)
-    fills = math.ceil(sequences * head_dim / states_read / (warps * cost.WARP_LANES))
+    fills = math.ceil(sequences * head_dim / states_read / (warps * limits.WARP_LANES))
     widening = precision.storage_bytes == 2
     multiply_add = CYCLES_PER_MULTIPLY_ADD[precision.arithmetic_bytes]
     of_piece = values * (rows * widening + sequences * (widening + rows * multiply_add)) + rows + sequences
     shuffles = rows * max(sequences - 1, 0) + (rows // units) * 5  # halves of all cells, then copies of one
     of_warp = _pieces_of_row(problem) * of_piece + shuffles * CYCLES_PER_SHUFFLE + fills * (2 * states_read + 4)
     warps_of_partition = math.ceil(blocks_of_busiest_sm * warps / gpu.partitions_per_sm)
-    cycles = warps_of_partition * (of_warp + INSTRUCTIONS_PER_WARP + cost.operations_per_element(problem))
+    cycles = warps_of_partition * (of_warp + INSTRUCTIONS_PER_WARP + gpu_rates.operations_per_element(problem))
 
     trips = math.ceil(fills / FILLS_UNDER_WAY) + _rounds(problem, stages) - 1
     cycles_per_us = gpu.sm_clock_hz / 1e6
     return {
         "memory": blocks * block_bytes / bandwidth * 1e6,
-        "busiest_sm": blocks_of_busiest_sm * block_bytes / cost.SM_BYTES_PER_CYCLE / cycles_per_us,
+        "busiest_sm": blocks_of_busiest_sm * block_bytes / gpu_rates.SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": cycles / cycles_per_us,
         "chain": trips * CYCLES_PER_L2_TRIP / cycles_per_us,
         "launch": launch_us(gpu),

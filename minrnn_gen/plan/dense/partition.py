@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from minrnn_gen.plan import limits
 from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP, Tiling
 from minrnn_gen.plan.dense.mma import tiling as tiling_of
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate
 
 COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
@@ -106,4 +106,4 @@ def told_bytes(problem: Problem, candidate: Candidate) -> int:
 
 def threads(candidate: Candidate) -> int:
     """The threads of a block."""
-    return candidate["row_warps"] * candidate["split_k_warps"] * cost.WARP_LANES
+    return candidate["row_warps"] * candidate["split_k_warps"] * limits.WARP_LANES

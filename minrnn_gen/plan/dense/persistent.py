@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense import partition as share
 from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
-from minrnn_gen.plan.scan import cost
-from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 MAILBOX_BYTES = 8
@@ -135,7 +135,7 @@ def _narrow_pieces(problem: Problem, columns: int) -> int:
     """How many more pieces a lane copies for one step than if all were of 16 bytes."""
 
     def pieces(copy_bytes: int) -> int:
-        return -(-share.slot_bytes(problem, columns) // (copy_bytes * cost.WARP_LANES))
+        return -(-share.slot_bytes(problem, columns) // (copy_bytes * limits.WARP_LANES))
 
     return pieces(problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
@@ -149,7 +149,7 @@ def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
     }
     if in_shared := share.shared_tiles(problem, candidate):
         parts["matrix"] = (
-            row_warps * split_k_warps * share.tiles(problem, candidate) * in_shared * cost.WARP_LANES * FRAGMENT_BYTES
+            row_warps * split_k_warps * share.tiles(problem, candidate) * in_shared * limits.WARP_LANES * FRAGMENT_BYTES
         )
     if share.tells_sums(problem, candidate):
         parts["told_sums"] = 2 * share.told_bytes(problem, candidate)
@@ -243,9 +243,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "blocks",
         ),
         *(in_shared if "smem_sixteenths" in every else ()),
-        *cost.hardware_constraints(
+        *limits.hardware_constraints(
             problem.gpu,
-            Quantity(("row_warps", "split_k_warps"), lambda warps, split_k_warps: warps * split_k_warps * cost.WARP_LANES),
+            Quantity(("row_warps", "split_k_warps"), lambda warps, split_k_warps: warps * split_k_warps * limits.WARP_LANES),
             Quantity(of_registers, named(of_registers, lambda one: _registers(problem, one))),
             Quantity(every, named(every, lambda one: sum(_shared_map(problem, one).values()))),
         ),
@@ -253,7 +253,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    return cost.resident(
+    return limits.resident(
         problem,
         threads=share.threads(candidate),
         channels_per_block=candidate["row_warps"] * UNITS_PER_WARP,
@@ -306,7 +306,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     row_tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
     tile_ns = rows * row_tile_ns + its.products * model.operand * scales.product
     product_ns = tile_ns * share.tiles_per_warp(problem, candidate) + rows * its.row_cycles / cycles_per_ns
-    operations_ns = cost.operations_per_element(problem, 1.0) * model.operation * scales.instruction
+    operations_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     adds_up = split_k_warps > 1 and not share.tells_sums(problem, candidate)

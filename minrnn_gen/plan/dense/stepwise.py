@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from minrnn_gen.plan.elementwise import elementwise_family
+from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.pointwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate
 
 # Besides the values of the cell: addresses, the place in time, loads under way, and double-precision exponentials; an upper
@@ -54,8 +54,8 @@ def pointwise_us(problem: Problem, threads: int) -> float:
     gpu, cell = problem.gpu, problem.cell
     elements = problem.batch * problem.hidden_size
     blocks_of_busiest_sm = math.ceil(math.ceil(elements / threads) / gpu.sm_count)
-    warps = blocks_of_busiest_sm * threads / cost.WARP_LANES
-    instructions = warps * (cost.operations_per_element(problem) + cost.INSTRUCTIONS_PER_THREAD)
+    warps = blocks_of_busiest_sm * threads / limits.WARP_LANES
+    instructions = warps * (gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD)
     issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
     states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
-from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
 # Registers besides the steps of a tile: addresses, strides, loop state and loads under way, read off compiled kernels.
@@ -92,12 +93,12 @@ def _registers(
 
 def _segments(channel_lanes: int, time_warps: int) -> int:
     """Segments of a block's tile."""
-    return time_warps * (cost.WARP_LANES // channel_lanes)
+    return time_warps * (limits.WARP_LANES // channel_lanes)
 
 
 def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
     """However a warp's lanes are arranged, it copies a row of every lane."""
-    row_of_warp = cost.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
+    row_of_warp = limits.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
     return time_warps * stages * problem.cell.read_count * rows * row_of_warp
 
 
@@ -194,7 +195,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a block much wider than the hidden size is dominated: its lanes idle",
             ("channel_lanes", "channels_per_lane"),
             lambda lanes, channels: lanes * channels,
-            lambda *_: max(2 * hidden_size - 1, min(cost.WARP_LANES, 8)),
+            lambda *_: max(2 * hidden_size - 1, min(limits.WARP_LANES, 8)),
             "channels",
             drops_dominated=True,
         ),
@@ -232,17 +233,17 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: PACKETS_PER_SEGMENT_MAX,
             "packets",
         ),
-        *cost.hardware_constraints(
+        *limits.hardware_constraints(
             problem.gpu,
-            Quantity(("time_warps",), lambda time_warps: time_warps * cost.WARP_LANES),
+            Quantity(("time_warps",), lambda time_warps: time_warps * limits.WARP_LANES),
             Quantity(
                 ("channel_lanes", "channels_per_lane", "time_warps", "steps_per_lane", "cluster_blocks", "lookback"),
                 lambda *values: _registers(problem, *values),
             ),
             Quantity((*ring, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
         ),
-        *cost.copy_constraints(problem, Quantity(ring, in_flight)),
-        cost.unrolled_constraint(
+        *limits.copy_constraints(problem, Quantity(ring, in_flight)),
+        limits.unrolled_constraint(
             problem, Quantity(("channels_per_lane", "steps_per_lane"), lambda channels, rows: channels * rows)
         ),
     )
@@ -260,9 +261,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         shared_map["exchange"] = exchange
     if tickets := _ticket_bytes(problem, candidate["stages"], lookback):
         shared_map["tickets"] = tickets
-    return cost.resident(
+    return limits.resident(
         problem,
-        threads=time_warps * cost.WARP_LANES,
+        threads=time_warps * limits.WARP_LANES,
         channels_per_block=channel_lanes * channels_per_lane,
         registers_estimated=_registers(
             problem, channel_lanes, channels_per_lane, time_warps, rows, candidate["cluster_blocks"], lookback
@@ -277,7 +278,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     taken = resources(problem, candidate)
     time_warps, rows, stages = candidate["time_warps"], candidate["steps_per_lane"], candidate["stages"]
     channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
-    segments_per_warp = cost.WARP_LANES // candidate["channel_lanes"]
+    segments_per_warp = limits.WARP_LANES // candidate["channel_lanes"]
     # Doublings to compose the segments of a warp, and one shuffle more to shift the result by a segment.
     shuffles = math.log2(segments_per_warp) + 1 if segments_per_warp > 1 else 0
     elements, streams = rows * channels_per_lane, problem.cell.read_count
@@ -285,7 +286,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     if cluster_blocks > 1:
         per_state += cluster_blocks * INSTRUCTIONS_PER_CLUSTER_BLOCK
     instructions = (
-        elements * cost.operations_per_element(problem, INSTRUCTIONS_PER_TRANSCENDENTAL)
+        elements * gpu_rates.operations_per_element(problem, INSTRUCTIONS_PER_TRANSCENDENTAL)
         + rows * (streams + problem.cell.written_count + 1)
         + channels_per_lane * len(problem.cell.states) * per_state
         + (INSTRUCTIONS_PER_ROUND if cluster_blocks > 1 else 0)

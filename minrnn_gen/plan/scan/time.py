@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import cost
-from minrnn_gen.plan.scan.cost import Quantity
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
 # Registers besides the steps of a lane, read off compiled kernels.
@@ -28,7 +29,7 @@ SPLIT_VECTORS_MAX = 4
 # Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
 BANKS_BYTES = 128
 # A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
-GROUP_TILES = cost.WARP_LANES
+GROUP_TILES = limits.WARP_LANES
 # To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
 CYCLES_PER_L2_TRIP = 270.0
 # Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
@@ -87,7 +88,7 @@ def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: i
     The backward also copies, for every state, a piece with the step beside the tile.
     """
     vector_bytes = steps_per_lane * problem.precision.storage_bytes
-    stream = cost.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)
+    stream = limits.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)
     beside = len(problem.cell.states) * VECTOR_BYTES if problem.kernel_pass == "backward" else 0
     return warps * time_warps * stages * (max(problem.cell.read_count, _result_count(problem)) * stream + beside)
 
@@ -113,9 +114,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda _, lookback: VECTOR_BYTES * (SPLIT_VECTORS_MAX if lookback else 1),
             "bytes",
         ),
-        *cost.hardware_constraints(
+        *limits.hardware_constraints(
             problem.gpu,
-            Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * cost.WARP_LANES),
+            Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * limits.WARP_LANES),
             Quantity(("steps_per_lane", "lookback"), lambda steps, lookback: _registers(problem, steps, lookback)),
             Quantity(
                 ring,
@@ -124,7 +125,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
                 ),
             ),
         ),
-        *cost.copy_constraints(
+        *limits.copy_constraints(
             problem,
             Quantity(
                 ring,
@@ -156,7 +157,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "stages",
             drops_dominated=True,
         ),
-        cost.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
+        limits.unrolled_constraint(problem, Quantity(("steps_per_lane",), lambda steps: steps)),
     )
 
 
@@ -165,13 +166,13 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     shared_map = {"ring": _ring_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
     if exchange := _exchange_bytes(problem, time_warps):
         shared_map["exchange"] = exchange
-    return cost.resident(
+    return limits.resident(
         problem,
-        threads=warps * time_warps * cost.WARP_LANES,
+        threads=warps * time_warps * limits.WARP_LANES,
         channels_per_block=warps,
         registers_estimated=_registers(problem, steps_per_lane, candidate["lookback"]),
         shared_map=shared_map,
-        tile_steps=time_warps * cost.WARP_LANES * steps_per_lane,
+        tile_steps=time_warps * limits.WARP_LANES * steps_per_lane,
         group_tiles=GROUP_TILES if candidate["lookback"] else 0,
     )
 
@@ -186,7 +187,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     exchanges = time_warps > 1
     folds = time_warps * len(problem.cell.states) if exchanges else 0
     instructions = (
-        steps_per_lane * cost.operations_per_element(problem)
+        steps_per_lane * gpu_rates.operations_per_element(problem)
         + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
         + shuffles * INSTRUCTIONS_PER_SHUFFLE
         + folds * INSTRUCTIONS_PER_FOLD

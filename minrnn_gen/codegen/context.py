@@ -1,0 +1,307 @@
+"""What the templates read of a lowered cell: names, straight-line statements, and where their values are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.codegen.header import comment
+
+
+@dataclass(frozen=True)
+class _CellNames:
+    """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
+
+    lowered: Lowered | LoweredBackward
+
+    @property
+    def name(self) -> str:
+        return self.lowered.name
+
+    @property
+    def equation_lines(self) -> tuple[str, ...]:
+        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return self.lowered.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.lowered.states
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.lowered.parameters
+
+
+@dataclass(frozen=True)
+class CellText(_CellNames):
+    """A lowered forward as the templates read it: straight-line statements, and where their values are."""
+
+    lowered: LoweredScan
+
+    @property
+    def scan_arithmetic(self) -> str:
+        return self.lowered.scan_arithmetic
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        return self.lowered.carried
+
+    @property
+    def step_inputs(self) -> tuple[tuple[str, str], ...]:
+        """(name, where its value is) of each input of `step_of`."""
+        places = {f"W_{gate}": f"gate.at[{index}]" for index, gate in enumerate(self.gates)} | self._parameter_places
+        return tuple((name, places[name]) for name in self.lowered.coefficients.inputs)
+
+    @property
+    def step_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.coefficients.statements)
+
+    @property
+    def step_maps(self) -> tuple[tuple[str, str], ...]:
+        """The names of a and b of each state."""
+        names = dict(self.lowered.coefficients.results)
+        return tuple((names[f"a_{state}"], names[f"b_{state}"]) for state in self.states)
+
+    @property
+    def step_carried(self) -> tuple[str, ...]:
+        """The names of what is carried."""
+        names = dict(self.lowered.coefficients.results)
+        return tuple(names[label] for label in self.carried)
+
+    @property
+    def output_inputs(self) -> tuple[tuple[str, str], ...]:
+        places = {f"state_{state}": f"state.at[{index}]" for index, state in enumerate(self.states)}
+        places |= {f"previous_{state}": f"previous.at[{index}]" for index, state in enumerate(self.states)}
+        places |= {name: f"carried.at[{index}]" for index, name in enumerate(self.carried)} | self._parameter_places
+        return tuple((name, places[name]) for name in self.lowered.output.inputs)
+
+    @property
+    def output_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.output.statements)
+
+    @property
+    def output_name(self) -> str:
+        return dict(self.lowered.output.results)["y"]
+
+    @property
+    def _parameter_places(self) -> dict[str, str]:
+        return {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
+
+
+@dataclass(frozen=True)
+class CellBackwardText(_CellNames):
+    """A lowered backward as the templates read it."""
+
+    lowered: LoweredScanBackward
+
+    @property
+    def scan_arithmetic(self) -> str:
+        return "linear"  # gradients have either sign
+
+    @property
+    def looks_back(self) -> tuple[str, ...]:
+        return self.lowered.looks_back
+
+    @property
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values after each step the kernel reads."""
+        return self.lowered.read_states
+
+    @property
+    def previous_states(self) -> tuple[str, ...]:
+        return self.lowered.previous_states
+
+    @property
+    def current_states(self) -> tuple[str, ...]:
+        return self.lowered.current_states
+
+    @property
+    def previous_places(self) -> tuple[int, ...]:
+        """The places of `previous_states` among all states."""
+        return tuple(self.states.index(state) for state in self.previous_states)
+
+    @property
+    def current_places(self) -> tuple[int, ...]:
+        """The places of `current_states` among all states."""
+        return tuple(self.states.index(state) for state in self.current_states)
+
+    @property
+    def adjoint_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.adjoint)
+
+    @property
+    def adjoint_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.adjoint.statements)
+
+    @property
+    def adjoint_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.adjoint.results)
+        return tuple(
+            (f"{part}.at[{index}]", names[f"{part}_{state}"])
+            for part in "aef"
+            for index, state in enumerate(self.states)
+            if part != "f" or state in self.looks_back
+        )
+
+    @property
+    def gradients_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.gradients)
+
+    @property
+    def gradients_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.gradients.statements)
+
+    @property
+    def gradients_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.gradients.results)
+        labels = [f"W_{gate}" for gate in self.gates] + [f"parameter_{name}" for name in self.parameters]
+        return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
+
+    def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
+        places = {f"W_{gate}": f"values.gate.at[{index}]" for index, gate in enumerate(self.gates)}
+        places |= {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
+        for index, state in enumerate(self.states):
+            places |= {
+                f"previous_{state}": f"values.previous.at[{index}]",
+                f"state_{state}": f"values.current.at[{index}]",
+                f"delta_{state}": f"delta.at[{index}]",
+            }
+        places["gradient_y"] = "values.dy"
+        return tuple((name, places[name]) for name in program.inputs)
+
+
+@dataclass(frozen=True)
+class _StepsNames(_CellNames):
+    """What the templates read of a cell that is run step after step, in either pass."""
+
+    lowered: LoweredSteps | LoweredStepsBackward
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The recurrent gates, in R's order."""
+        return self.lowered.recurrent_gates
+
+    @property
+    def output_state(self) -> str | None:
+        return self.lowered.output_state
+
+    @property
+    def output_place(self) -> int:
+        """The place of the output among the states; -1 where it is none of them."""
+        output = self.lowered.output_state
+        return -1 if output is None else self.states.index(output)
+
+    def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
+        """(name, where its value is) of each input of `program`."""
+        places = {"gradient_y": "dy"}
+        for label, names, place in (
+            ("W", self.gates, "gate"),
+            ("R", self.products, "product"),
+            ("previous", self.states, "previous"),
+            ("parameter", self.parameters, "parameter"),
+            ("gradient_state", self.states, "dstate"),
+        ):
+            places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
+        return tuple((name, places[name]) for name in program.inputs)
+
+
+@dataclass(frozen=True)
+class StepsText(_StepsNames):
+    """One step of a cell as the templates read it."""
+
+    lowered: LoweredSteps
+
+    @property
+    def step_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.step)
+
+    @property
+    def step_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.step.statements)
+
+    @property
+    def step_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.step.results)
+        return (
+            *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
+            ("y", names["y"]),
+        )
+
+
+@dataclass(frozen=True)
+class StepsBackwardText(_StepsNames):
+    """The vector-Jacobian product of one step as the templates read it."""
+
+    lowered: LoweredStepsBackward
+
+    @property
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
+
+    @property
+    def read_products(self) -> tuple[int, ...]:
+        """The places of the products that the gradients depend on."""
+        return tuple(self.products.index(gate) for gate in self.lowered.read_products)
+
+    @property
+    def gates_of_products(self) -> tuple[int, ...]:
+        """Of each product the place of a gate that has the same gradient, as where only their sum is read; -1 without one."""
+        names = dict(self.lowered.backward.results)
+        of_gates = [names[f"gradient_W_{gate}"] for gate in self.gates]
+        of_products = [names[f"gradient_R_{product}"] for product in self.products]
+        return tuple(of_gates.index(name) if name in of_gates else -1 for name in of_products)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values after each step the kernel reads."""
+        return self.lowered.read_states
+
+    @property
+    def saved_places(self) -> tuple[int, ...]:
+        """The places of `saved_states` among all states."""
+        return tuple(self.states.index(state) for state in self.saved_states)
+
+    @property
+    def backward_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self.lowered.backward)
+
+    @property
+    def backward_statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple((statement.name, statement.cuda) for statement in self.lowered.backward.statements)
+
+    @property
+    def backward_results(self) -> tuple[tuple[str, str], ...]:
+        names = dict(self.lowered.backward.results)
+        return tuple(
+            (f"{place}.at[{index}]", names[f"gradient_{label}_{name}"])
+            for label, listed, place in (
+                ("W", self.gates, "gate"),
+                ("R", self.products, "product"),
+                ("previous", self.states, "previous"),
+                ("parameter", self.parameters, "parameter"),
+            )
+            for index, name in enumerate(listed)
+        )
+
+
+def context_of(cell: Lowered | LoweredBackward) -> _CellNames:
+    """Return a lowered cell as the templates read it."""
+    match cell:
+        case LoweredScan():
+            return CellText(cell)
+        case LoweredScanBackward():
+            return CellBackwardText(cell)
+        case LoweredSteps():
+            return StepsText(cell)
+        case LoweredStepsBackward():
+            return StepsBackwardText(cell)

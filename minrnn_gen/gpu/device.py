@@ -1,0 +1,94 @@
+"""The CUDA device at hand, and CuPy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from minrnn_gen.call.array import Library
+from minrnn_gen.config.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
+from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.gpu.calibration import calibrated
+from minrnn_gen.gpu.driver import has_device
+
+# Does nothing, for any thread, any number of times.
+_AS_IT_IS = nullcontext()
+
+
+class Placed(Protocol):
+    """Whatever is in a library's memory on a device: `Array`, or `Place` alone."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def device(self) -> int | None: ...
+
+
+class Place(NamedTuple):
+    """A library, and the CUDA device that its arrays are on."""
+
+    library: Library
+    device: int | None
+
+
+@dataclass(frozen=True)
+class LiveDevice:
+    """The GPU of this machine: what the driver says of it, and the profile that describes it."""
+
+    name: str
+    compute_capability: str
+    attributes: dict[str, int] = field(repr=False)
+    profile: GpuProfile = field(repr=False)
+    profile_is_shipped: bool
+
+
+@cache
+def live_device(device: int = 0) -> LiveDevice | None:
+    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy.
+
+    Raises ToolchainMissing for a driver that CuPy cannot use, BadInput for a GPU older than every profile.
+    """
+    if not has_device():
+        return None
+    try:
+        import cupy
+    except ImportError:
+        return None
+    try:
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ToolchainMissing(f"CuPy cannot use the GPU here ({error}); 'minrnn-gen doctor' looks closer") from error
+    capability = cupy.cuda.Device(device).compute_capability
+    dotted = f"{capability[:-1]}.{capability[-1]}"
+    attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}
+    shipped = profile_for_device(name, dotted)
+    profile = calibrated(shipped or profile_from_attributes(name, dotted, attributes))
+    return LiveDevice(name, dotted, attributes, profile, shipped is not None)
+
+
+def on_device(device: int | None) -> AbstractContextManager[Any]:
+    """Return a context in which the current device is `device`; next to nothing where it is that, as in almost every call."""
+    if device is None:
+        return _AS_IT_IS
+    cupy = cupy_module()
+    is_current = cupy.cuda.runtime.getDevice() == device
+    return _AS_IT_IS if is_current else cupy.cuda.Device(device)
+
+
+def synchronize() -> None:
+    """Wait for everything on the current device."""
+    cupy_module().cuda.Device().synchronize()
+
+
+@cache
+def cupy_module() -> Any:
+    """Import CuPy; raises ToolchainMissing where it is not installed."""
+    try:
+        import cupy
+    except ImportError as missing:
+        raise ToolchainMissing(
+            "running on a GPU needs CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
+        ) from missing
+    return cupy

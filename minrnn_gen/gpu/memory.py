@@ -1,0 +1,152 @@
+"""Arrays on a GPU: allocated beside the caller's, read from any library, converted and copied."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from minrnn_gen.call.array import Array, as_numpy, contiguous_strides, inspect_array, new_numpy, numpy_dtype, torch_empty
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import device as gpu_device
+from minrnn_gen.gpu import stream as gpu_stream
+from minrnn_gen.gpu.device import Placed
+
+
+class Allocation(NamedTuple):
+    """An array to be allocated, contiguous: `dtype` is the library's own; `fill`: the byte it is full of, or None."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    fill: int | None
+
+
+def import_foreign(value: Any, name: str) -> Any:
+    """Turn an array with DLPack or `__cuda_array_interface__` into a CuPy array (device memory) or a NumPy one, uncopied."""
+    try:
+        if hasattr(value, "__cuda_array_interface__"):
+            return gpu_device.cupy_module().asarray(value)
+        kind, _ = value.__dlpack_device__()
+        if kind == 1:  # kDLCPU (dlpack.h)
+            import numpy
+
+            return numpy.from_dlpack(value)
+        return gpu_device.cupy_module().from_dlpack(value)
+    # What libraries raise for a protocol that is half there, or for a device that is not.
+    except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
+        raise BadInput(
+            f"{name} is a {type(value).__name__} that cannot be read as an array ({' '.join(str(refused).split())}); "
+            f"a NumPy, CuPy or torch array, or any with DLPack, is expected"
+        ) from refused
+
+
+def inspect(value: Any, name: str) -> Array:
+    """Describe any array; see `arrays.inspect_array`."""
+    return inspect_array(value, name, import_foreign)
+
+
+def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
+    """Allocate an array of the library and on the device of `like`; uninitialised without `fill`, see `Allocation`."""
+    if like.library == "numpy":
+        return new_numpy(shape, dtype, fill)
+    its_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
+    return inspect(allocate(like.owner, like, Allocation(shape, contiguous_strides(shape), its_dtype, fill))[0], "result")
+
+
+def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:
+    """Allocate in `place`, beside the tensor `like`, on the current stream; return the library's array and its address."""
+    shape, strides, dtype, fill = allocation
+    if place.library == "torch":
+        empty = torch_empty(place.device)
+        # Through the caller's tensor, so that the memory is of torch's own allocator and on the same device.
+        tensor = empty(shape, strides, dtype) if empty else like.new_empty(shape, dtype=dtype)
+        if fill is not None:
+            tensor.fill_(fill)
+        return tensor, tensor.data_ptr()
+    cupy = gpu_device.cupy_module()
+    with gpu_device.on_device(place.device):
+        array = cupy.empty(shape, dtype)
+        if fill is not None:
+            array.data.memset_async(fill, array.nbytes)
+    return array, array.data.ptr
+
+
+def cast(value: Any, dtype: str) -> Any:
+    """Return a torch tensor or CuPy array in `dtype`, itself where it has that already, on the current stream."""
+    if hasattr(value, "astype"):
+        return value.astype(numpy_dtype(dtype), copy=False)
+    return value.to(getattr(sys.modules["torch"], dtype))
+
+
+def without_gaps(array: Array) -> Array:
+    """Return a whole array of a caller as a contiguous one, a copy where it is not, on the current stream."""
+    if array.library == "torch":
+        return inspect(array.owner.contiguous(), array.name)
+    with gpu_device.on_device(array.device):
+        # As words, which are copied alike whatever the dtype.
+        words = _numpy_or_cupy(array).ascontiguousarray(array.owner.view(f"u{array.itemsize}"))
+        return inspect(words.view(numpy_dtype(array.dtype)), array.name)
+
+
+def read_back(array: Array) -> Any:
+    """Return the values of an array on a GPU as a NumPy array, after everything before it on the current stream.
+
+    Where that stream is being captured there is nothing to read yet: None.
+    """
+    if gpu_stream.is_capturing(array):
+        return None
+    if array.library == "torch":
+        return array.owner.cpu().numpy()
+    return to_host(array.owner)
+
+
+def int64_beside(like: Array, array: Array) -> Array:
+    """Return integers as int64 in the library and on the device of `like`: `array` itself where it is that.
+
+    Raises BadInput for an array in host memory while the stream is being captured, when nothing can be copied from there.
+    """
+    if array.device is None and gpu_stream.is_capturing(like):
+        raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
+    given = as_numpy(array) if array.device is None else array.owner
+    if like.library == "torch":
+        torch = sys.modules["torch"]
+        return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
+    with gpu_device.on_device(like.device):
+        return inspect(cast(_numpy_or_cupy(like).asarray(given), "int64"), array.name)
+
+
+def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
+    """Return x, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length, whatever was there.
+
+    `lengths` as `int64_beside` returns them.
+    """
+    time = x.shape[axes.index("t")]
+    along_time, along_batch = (tuple(-1 if axis == one else 1 for axis in axes) for one in "tb")
+    if x.library == "torch":
+        steps = sys.modules["torch"].arange(time, device=x.owner.device)
+        beyond = steps.reshape(along_time) >= lengths.owner.reshape(along_batch)
+        return inspect(x.owner.masked_fill(beyond, 0), x.name)
+    module = _numpy_or_cupy(x)
+    with gpu_device.on_device(x.device):
+        within = module.arange(time).reshape(along_time) < lengths.owner.reshape(along_batch)
+        # As words, which are selected alike whatever the dtype.
+        words = module.where(within, x.owner.view(f"u{x.itemsize}"), 0)
+        return inspect(words.astype(f"u{x.itemsize}", copy=False).view(numpy_dtype(x.dtype)), x.name)
+
+
+def _numpy_or_cupy(like: Placed) -> Any:
+    if like.device is not None:
+        return gpu_device.cupy_module()
+    import numpy
+
+    return numpy
+
+
+def to_device(array: Any) -> Any:
+    """Copy a NumPy array to the current device, as a CuPy array."""
+    return gpu_device.cupy_module().asarray(array)
+
+
+def to_host(array: Any) -> Any:
+    """Copy a CuPy array to a NumPy array, after everything before it on the current stream."""
+    return gpu_device.cupy_module().asnumpy(array)

@@ -1,0 +1,55 @@
+"""The stream on which a library works now, and streams of other libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from minrnn_gen.call.array import Array, torch_stream
+from minrnn_gen.gpu import device as gpu_device
+from minrnn_gen.gpu.device import Placed
+
+# Streams in use at once, as objects.
+_STREAMS_HELD = 64
+
+
+def is_capturing(like: Array) -> bool:
+    """Say whether the current stream of the library of `like` is recording a graph."""
+    if like.device is None:
+        return False
+    runtime = gpu_device.cupy_module().cuda.runtime
+    stream = current_stream(like)
+    with gpu_device.on_device(like.device):
+        try:
+            return bool(runtime.streamIsCapturing(stream))
+        except runtime.CUDARuntimeError:
+            # The answer on the default stream while another one is captured.
+            return True
+
+
+def current_stream(like: Placed) -> int:
+    """Return the handle of the stream on which the library of `like` now works on its device."""
+    assert like.device is not None
+    if like.library == "torch":
+        return torch_stream(like.device)
+    cupy = gpu_device.cupy_module()
+    with gpu_device.on_device(like.device):
+        return int(cupy.cuda.get_current_stream().ptr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of another library."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version and the handle."""
+        return 0, self.handle
+
+
+@lru_cache(maxsize=_STREAMS_HELD)
+def external_stream(handle: int) -> Any:
+    """Return the stream of another library as one of CuPy's."""
+    return gpu_device.cupy_module().cuda.Stream.from_external(_Stream(handle))

@@ -1,0 +1,65 @@
+"""Kernels with a thread for each channel of a sequence, of which only the threads of a block are chosen; single steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+REGISTERS_FIXED = 24
+
+
+def elementwise_family(
+    name: str, registers: Callable[[Problem], int], predicted_us: Callable[[Problem, Candidate], Mapping[str, float]]
+) -> Family:
+    """Return the family of the template `name`, whose threads need an estimate of `registers` each."""
+
+    def constraints(problem: Problem) -> tuple[Constraint, ...]:
+        return limits.hardware_constraints(
+            problem.gpu,
+            Quantity(("threads",), lambda threads: threads),
+            Quantity(("threads",), lambda _: registers(problem)),
+            Quantity(("threads",), lambda _: 0),
+        )
+
+    def resources(problem: Problem, candidate: Candidate) -> Resources:
+        threads = candidate["threads"]
+        return limits.resident(problem, threads, threads, registers(problem), {})
+
+    return Family(
+        name=name,
+        entry=name,
+        copies=False,
+        variables=lambda _: {"threads": (64, 128, 256, 512)},
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+def _registers(problem: Problem) -> int:
+    cell = problem.cell
+    words = problem.precision.arithmetic_bytes // 4
+    return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+    """A decoding step is bound by its launch; what is left is spreading few elements over many SMs."""
+    elements = problem.batch * problem.hidden_size
+    blocks = math.ceil(elements / candidate["threads"])
+    blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
+    warps = blocks_of_busiest_sm * candidate["threads"] / limits.WARP_LANES
+    instructions = warps * (gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD)
+    return {
+        "issue": instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6),
+        "launch": launch_us(problem.gpu),
+    }
+
+
+SCAN = elementwise_family("scan_step", _registers, predicted_us)
+DIAGONAL = elementwise_family("diagonal_step", _registers, predicted_us)
