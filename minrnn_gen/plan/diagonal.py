@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-REGISTER_BYTES = 4
 # Addresses, strides and loop state; the backward has pointers to twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = 40
 BACKWARD_REGISTERS_FIXED = 24
@@ -60,7 +59,7 @@ def _vectors(problem: Problem, channels_per_lane: int, stages: int) -> int:
 def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """The tile that is walked and the one under way, what is carried from step to step, and one step's own values."""
     cell, precision = problem.cell, problem.precision
-    words = precision.arithmetic_bytes // REGISTER_BYTES
+    words = problem.registers_per_value
     values = stages * channels_per_lane
     vectors = _vectors(problem, channels_per_lane, stages)
     # What is walked may already be unpacked, each value in registers of its own; what is under way is as it is in memory.

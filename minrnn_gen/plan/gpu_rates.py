@@ -21,6 +21,8 @@ LAUNCH_US = 2.5
 # Cells over complex numbers call no functions.
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_THREAD = 13.0  # where a thread begins: its indices and addresses, counted in the source of the single step
+CYCLES_PER_L2_TRIP = 270.0  # there and back (arXiv 2402.13499)
+L2_BANDWIDTH_FACTOR = 1.6  # what L2 gives to all SMs, so many times as much as memory
 SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
 
 
@@ -43,6 +45,11 @@ def operations_per_element(problem: Problem, per_transcendental: float | None = 
         per_transcendental = INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
     own = cell.operation_count + cell.transcendental_count * per_transcendental
     return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
+
+
+def bytes_per_s(gpu: GpuProfile, working_set_bytes: int) -> float:
+    """Return the bandwidth to data that is read again and again: that of L2 where it fits, else that of memory."""
+    return gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if working_set_bytes <= gpu.l2_bytes else 1.0)
 
 
 def transcendentals_per_sm_cycle(gpu: GpuProfile) -> float:

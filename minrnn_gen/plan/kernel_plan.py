@@ -10,7 +10,8 @@ from typing import Any, Literal
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({
-    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "add_up", "look_ahead", "launch",
+    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "reduce_split_k", "prefetch",
+    "launch",
 })  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3

@@ -44,7 +44,7 @@ def elementwise_family(
 
 def _registers(problem: Problem) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
 
 

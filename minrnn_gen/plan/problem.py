@@ -18,6 +18,7 @@ MatrixProduct = Literal["narrow", "tf32x3", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
+REGISTER_BYTES = 4
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
@@ -79,6 +80,16 @@ class Problem:
         if self.precision.storage_bytes == 2:
             return "narrow"
         return self.fp32_product if self.precision.name == "fp32" else "fma"
+
+    @property
+    def head_dim(self) -> int:
+        """Units of a head, the rows and columns of a block of R."""
+        return self.hidden_size // self.heads
+
+    @property
+    def registers_per_value(self) -> int:
+        """Registers of a thread that one value of the arithmetic takes."""
+        return self.precision.arithmetic_bytes // REGISTER_BYTES
 
     @property
     def element_count(self) -> int:

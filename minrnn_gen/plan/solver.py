@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +60,7 @@ class Resources:
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
     `tile_steps` is the time steps that a block walks at once, `group_tiles` the tiles that blocks hand a state on for, 0 where
-    no block does.
+    no block does. `partition` is what warps and lanes have of R and of the cells, where R is on the chip.
     """
 
     threads: int
@@ -71,6 +71,7 @@ class Resources:
     blocks_per_sm: int
     tile_steps: int = 1
     group_tiles: int = 0
+    partition: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shared_bytes(self) -> int:

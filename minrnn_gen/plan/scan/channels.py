@@ -69,7 +69,7 @@ def _registers(
     lookback: int,
 ) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
     if lookback:
         reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
@@ -96,7 +96,7 @@ def _segments(channel_lanes: int, time_warps: int) -> int:
     return time_warps * (limits.WARP_LANES // channel_lanes)
 
 
-def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
+def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
     """However a warp's lanes are arranged, it copies a row of every lane."""
     row_of_warp = limits.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
     return time_warps * stages * problem.cell.read_count * rows * row_of_warp
@@ -110,25 +110,26 @@ def _exchange_bytes(
     Where time is split: of one tile, of the earlier tiles that each warp read, and the state before the group; in the backward
     also a sum of each warp.
     """
-    channels, real = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
+    channels, value_bytes = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
     states = len(problem.cell.states)
     if lookback:
         sums = time_warps if problem.kernel_pass == "backward" else 0
-        return channels * real * (4 * time_warps * states + states + sums)
-    blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
+        return channels * value_bytes * (4 * time_warps * states + states + sums)
+    blocks, mbarriers = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
     # Rounded up to the alignment of a composition.
-    return 4 * (warps + blocks) * states * channels * real + max(8 * mailboxes, 2 * real if mailboxes else 0)
+    mbarrier_bytes = max(limits.MBARRIER_BYTES * mbarriers, 2 * value_bytes) if mbarriers else 0
+    return 4 * (warps + blocks) * states * channels * value_bytes + mbarrier_bytes
 
 
-def _ticket_bytes(problem: Problem, stages: int, lookback: int) -> int:
+def _tile_number_bytes(problem: Problem, stages: int, lookback: int) -> int:
     """The numbers of the tiles under way, rounded up to the alignment of a composition."""
     unit = 2 * problem.precision.arithmetic_bytes
     return -(-4 * (stages + 2) // unit) * unit if lookback else 0
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
+    of_stages = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
     asynchronous, backward = can_copy_asynchronously(problem), problem.kernel_pass == "backward"
 
@@ -142,11 +143,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         lookback: int,
     ) -> int:
         exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, cluster_blocks, lookback)
-        ring = _ring_bytes(problem, channels_per_lane, time_warps, rows, stages)
-        return ring + exchange + _ticket_bytes(problem, stages, lookback)
+        in_stages = _stages_bytes(problem, channels_per_lane, time_warps, rows, stages)
+        return in_stages + exchange + _tile_number_bytes(problem, stages, lookback)
 
     def in_flight(channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
-        return _ring_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
+        return _stages_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
 
     return (
         Constraint(
@@ -240,9 +241,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
                 ("channel_lanes", "channels_per_lane", "time_warps", "steps_per_lane", "cluster_blocks", "lookback"),
                 lambda *values: _registers(problem, *values),
             ),
-            Quantity((*ring, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
+            Quantity((*of_stages, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
         ),
-        *limits.copy_constraints(problem, Quantity(ring, in_flight)),
+        *limits.copy_constraints(problem, Quantity(of_stages, in_flight)),
         limits.unrolled_constraint(
             problem, Quantity(("channels_per_lane", "steps_per_lane"), lambda channels, rows: channels * rows)
         ),
@@ -252,15 +253,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     channel_lanes, channels_per_lane = candidate["channel_lanes"], candidate["channels_per_lane"]
     time_warps, rows = candidate["time_warps"], candidate["steps_per_lane"]
-    shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
+    shared_map = {"stages": _stages_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     lookback = candidate["lookback"]
     segments = _segments(channel_lanes, time_warps)
     if exchange := _exchange_bytes(
         problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], lookback
     ):
         shared_map["exchange"] = exchange
-    if tickets := _ticket_bytes(problem, candidate["stages"], lookback):
-        shared_map["tickets"] = tickets
+    if tile_numbers := _tile_number_bytes(problem, candidate["stages"], lookback):
+        shared_map["tile_counter"] = tile_numbers
     return limits.resident(
         problem,
         threads=time_warps * limits.WARP_LANES,
@@ -308,7 +309,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             at_once=at_once,
             warps=time_warps,
             tile_steps=walked_at_once,
-            in_flight_bytes=int(taken.shared_map["ring"] * ahead / stages),
+            in_flight_bytes=int(taken.shared_map["stages"] * ahead / stages),
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=elements,

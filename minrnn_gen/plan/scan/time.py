@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
@@ -22,16 +22,13 @@ REGISTERS_OF_FP64_FUNCTIONS = 12
 FORWARD_REGISTERS_OF_SPLIT = 10
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
-# A lane reads shared memory in vectors of so many bytes, the widest access.
-VECTOR_BYTES = 16
+VECTOR_BYTES = WIDEST_COPY_BYTES  # what a lane reads of shared memory at once
 # Where time is split each tile costs a ticket and a packet, so that longer ones pay; beyond this, steps fill the registers.
 SPLIT_VECTORS_MAX = 4
 # Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
 BANKS_BYTES = 128
 # A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
 GROUP_TILES = limits.WARP_LANES
-# To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
-CYCLES_PER_L2_TRIP = 270.0
 # Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
 TICKETS_PER_US = 800.0
 # What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md).
@@ -64,7 +61,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 
 def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
     fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
     if problem.kernel_pass == "backward":
@@ -82,7 +79,7 @@ def _result_count(problem: Problem) -> int:
     return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
 
 
-def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
+def _stages_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
     """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other.
 
     The backward also copies, for every state, a piece with the step beside the tile.
@@ -103,7 +100,7 @@ def _exchange_bytes(problem: Problem, time_warps: int) -> int:
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("warps", "time_warps", "steps_per_lane", "stages")
+    of_stages = ("warps", "time_warps", "steps_per_lane", "stages")
     storage_bytes = problem.precision.storage_bytes
     return (
         Constraint(
@@ -119,17 +116,17 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * limits.WARP_LANES),
             Quantity(("steps_per_lane", "lookback"), lambda steps, lookback: _registers(problem, steps, lookback)),
             Quantity(
-                ring,
+                of_stages,
                 lambda warps, time_warps, steps, stages: (
-                    _ring_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
+                    _stages_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
                 ),
             ),
         ),
         *limits.copy_constraints(
             problem,
             Quantity(
-                ring,
-                lambda warps, time_warps, steps, stages: _ring_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
+                of_stages,
+                lambda warps, time_warps, steps, stages: _stages_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
             ),
         ),
         Constraint(
@@ -163,7 +160,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
-    shared_map = {"ring": _ring_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
+    shared_map = {"stages": _stages_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
     if exchange := _exchange_bytes(problem, time_warps):
         shared_map["exchange"] = exchange
     return limits.resident(
@@ -197,7 +194,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         CYCLES_PER_TILE
         + instructions * CYCLES_PER_INSTRUCTION
         + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
-        + lookback * 2 * CYCLES_PER_L2_TRIP
+        + lookback * 2 * gpu_rates.CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
     tickets = columns * -(-problem.time // taken.tile_steps)
@@ -213,7 +210,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
             at_once=problem.gpu.sm_count * taken.blocks_per_sm,
             warps=warps * time_warps,
             tile_steps=walked_at_once,
-            in_flight_bytes=taken.shared_map["ring"],
+            in_flight_bytes=taken.shared_map["stages"],
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
@@ -223,10 +220,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     )
     if not lookback:
         return terms
-    first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
+    first_tickets_us = stages * gpu_rates.CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
     return {
         **terms,
-        "tickets": tickets / TICKETS_PER_US,
+        "tile_counter": tickets / TICKETS_PER_US,
         "fill_and_drain": terms["fill_and_drain"] + first_tickets_us,
         # The workspace is filled by a launch of its own.
         "launch": 2 * terms["launch"],
