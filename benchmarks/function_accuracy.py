@@ -39,7 +39,7 @@ TEXT = """\
 {% include "parts/functions.cuh.j2" %}
 {% for name, arguments in cell.calls %}
 // a, b, y: [count]; b of a function of one argument is a
-extern "C" __global__ void apply_{{ name }}(const real* a, const real* b, real* y, int64 count) {
+extern "C" __global__ void apply_{{ name }}(const compute_t* a, const compute_t* b, compute_t* y, int64 count) {
     const int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at < count) y[at] = fn_{{ name }}({{ arguments }});
 }

@@ -35,10 +35,10 @@ class PromiseBroken(CompileFailed):
     """A compiled kernel takes more registers or shared memory than its plan promised, or spills."""
 
 
-def nearest_name(given: object, allowed: Iterable[str]) -> str:
+def nearest_name(value: object, allowed: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
     by_folded = {name.casefold(): name for name in allowed}
-    close = difflib.get_close_matches(given.casefold() if isinstance(given, str) else shown(given), by_folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(value.casefold() if isinstance(value, str) else shown(value), by_folded, n=1, cutoff=0.6)
     return f" (did you mean '{by_folded[close[0]]}'?)" if close else ""
 
 

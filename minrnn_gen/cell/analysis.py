@@ -154,7 +154,7 @@ class _Polynomials:
                 raise _NotAffine(f"the condition {shown_equation(operands[0])} depends on the previous step")
             yes, no = self._polynomial(operands[1]), self._polynomial(operands[2])
             monomials = dict.fromkeys((*yes, *no))
-            return {each: Where(condition, yes.get(each, ex.ZERO), no.get(each, ex.ZERO)) for each in monomials}
+            return {monomial: Where(condition, yes.get(monomial, ex.ZERO), no.get(monomial, ex.ZERO)) for monomial in monomials}
         free = [self._state_free(self._polynomial(operand)) for operand in operands]
         if any(operand is None for operand in free):
             if isinstance(expression, Detach):
@@ -179,12 +179,12 @@ class _Polynomials:
 
     def _product(self, left: Polynomial, right: Polynomial) -> Polynomial:
         result: Polynomial = {}
-        for one, one_coefficient in left.items():
-            for other, other_coefficient in right.items():
-                monomial = tuple(sorted((*one, *other), key=self._previous.__getitem__))
+        for left_monomial, left_coefficient in left.items():
+            for right_monomial, right_coefficient in right.items():
+                monomial = tuple(sorted((*left_monomial, *right_monomial), key=self._previous.__getitem__))
                 if len(monomial) > DEGREE_LIMIT or len(result) > MONOMIAL_LIMIT:
                     raise _NotAffine(f"it contains a product of more than {DEGREE_LIMIT} previous values")
-                result = _sum(result, {monomial: _times(one_coefficient, other_coefficient)})
+                result = _sum(result, {monomial: _times(left_coefficient, right_coefficient)})
         return result
 
 
@@ -270,10 +270,10 @@ def _plus(left: Expr, right: Expr) -> Expr:
 
 
 def _times(left: Expr, right: Expr) -> Expr:
-    for one, other in ((left, right), (right, left)):
-        if one in (ex.ZERO, ex.ONE):
-            return ex.ZERO if one == ex.ZERO else other
-        if one == ex.MINUS_ONE:
+    for factor, other in ((left, right), (right, left)):
+        if factor in (ex.ZERO, ex.ONE):
+            return ex.ZERO if factor == ex.ZERO else other
+        if factor == ex.MINUS_ONE:
             name, operands = ex.operation(other)
             return operands[0] if name == "negate" else ex.negate(other)
     return ex.multiply(left, right)

@@ -166,7 +166,7 @@ class NotEqual(Comparison):
 
 
 def _by_cell_name(*classes: type[CellFunction]) -> dict[str, type[CellFunction]]:
-    return {each.cell_name: each for each in classes}
+    return {function.cell_name: function for function in classes}
 
 
 COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, NotEqual)

@@ -48,7 +48,7 @@ def vector_jacobian_product(
         adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
         for operand, (condition, gradient) in _pulled_back(expression, value, adjoint):
             if operand in varying:
-                inner = ((builder.value(each), outcome) for each, outcome in condition)
+                inner = ((builder.value(operand), outcome) for operand, outcome in condition)
                 arrived.setdefault(operand, []).append((tuple(dict.fromkeys((*guard, *inner))), gradient))
     return gradients
 
@@ -132,7 +132,7 @@ _INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
 def _merged(gradients: Sequence[Guarded]) -> Guarded:
     """Return the sum, under the conditions that all have in common."""
     guards = [guard for guard, _ in gradients]
-    common = tuple(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*guards, strict=False)))
+    common = tuple(row[0] for row in takewhile(lambda row: len(set(row)) == 1, zip(*guards, strict=False)))
     return common, _sum([(guard[len(common) :], gradient) for guard, gradient in gradients])
 
 
@@ -146,7 +146,7 @@ def _sum(gradients: Sequence[Guarded]) -> Expr:
             branches.setdefault(condition, {True: [], False: []})[outcome].append((tuple(rest), gradient))
         else:
             terms.append(gradient)
-    terms += [fn.Where(condition, _sum(each[True]), _sum(each[False])) for condition, each in branches.items()]
+    terms += [fn.Where(condition, _sum(branch[True]), _sum(branch[False])) for condition, branch in branches.items()]
     if not terms:
         return ZERO
     total = terms[0]

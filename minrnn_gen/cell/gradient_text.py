@@ -37,13 +37,13 @@ def gradient_equations(cell: Cell) -> tuple[str, ...]:
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
     program = lower_steps_backward(cell).backward
-    lines = [f"{_shown(each.name)} = {equation_text(_renamed(each.expression))}" for each in program.statements]
+    lines = [f"{_shown(statement.name)} = {equation_text(_renamed(statement.expression))}" for statement in program.statements]
     lines += [f"{_shown(label)} = {_shown(name)}" for label, name in program.results if label != name]
     return tuple(lines)
 
 
 def _shown(name: str) -> str:
-    prefix, form = next(each for each in _PREFIXES if name.startswith(each[0]))
+    prefix, form = next(pair for pair in _PREFIXES if name.startswith(pair[0]))
     return form.format(name.removeprefix(prefix))
 
 

@@ -302,13 +302,13 @@ class _Reader:
                 f"use one of {', '.join(FUNCTIONS)}",
             )
         wanted = argument_count(function)
-        if node.keywords or len(node.args) != wanted or any(isinstance(each, ast.Starred) for each in node.args):
+        if node.keywords or len(node.args) != wanted or any(isinstance(argument, ast.Starred) for argument in node.args):
             plural = "argument" if wanted == 1 else "arguments"
             raise self.source.error_at(node, f"{name} takes {wanted} {plural}, separated by commas")
         if function is Where:
             condition = self.condition(node.args[0], depth + 1)
-            return Where(condition, *(self.expression(each, depth + 1) for each in node.args[1:]))
-        return function(*(self.expression(each, depth + 1) for each in node.args))
+            return Where(condition, *(self.expression(argument, depth + 1) for argument in node.args[1:]))
+        return function(*(self.expression(argument, depth + 1) for argument in node.args))
 
     def condition(self, node: ast.expr, depth: int) -> Comparison:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1 or type(node.ops[0]) not in _COMPARISONS:

@@ -56,8 +56,8 @@ def check_all_is_read(definitions: Definitions, output: Expr) -> None:
             waiting += reads[name]
     unread = [name for name in definitions if name not in needed]
     if unread:
-        by_others = {each for name in unread for each in reads[name] if each != name}
-        name = next((each for each in unread if each not in by_others), unread[0])
+        by_others = {reader for name in unread for reader in reads[name] if reader != name}
+        name = next((reader for reader in unread if reader not in by_others), unread[0])
         raise definitions[name][0].error(
             f"{name} reaches neither the output nor a state that does; use it, or remove this equation"
         )
@@ -76,8 +76,8 @@ def _error_in_list(source: CellSource, key: str, listed: tuple[str, ...], positi
         text = source.canonical.decode("utf-8", "replace").splitlines()[line - 1]
         # Behind the key, if that stands on the same line; the same name may stand there before.
         start = text.find(":") + 1 if document.lines.get((key,)) == line else 0
-        earlier = sum(listed[each] == name and document.lines.get((key, each)) == line for each in range(position))
-        places = [found.start() for found in re.finditer(rf"\b{name}\b", text) if found.start() >= start]
+        earlier = sum(listed[index] == name and document.lines.get((key, index)) == line for index in range(position))
+        places = [match.start() for match in re.finditer(rf"\b{name}\b", text) if match.start() >= start]
         if earlier < len(places):
             return Document(f"{document.where}:{line}:{places[earlier] + 1}", {}).error((), f"{key}: {message}")
     return document.error((key, position), message)

@@ -62,8 +62,8 @@ class Program:
             for name, value in self._evaluations:
                 held[name] = np.asarray(value(held, dtype))
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        found = {label: held[name] for label, name in self.results}
-        return {label: one if one.shape == shape else np.broadcast_to(one, shape) for label, one in found.items()}
+        results = {label: held[name] for label, name in self.results}
+        return {label: value if value.shape == shape else np.broadcast_to(value, shape) for label, value in results.items()}
 
     @cached_property
     def _evaluations(self) -> tuple[tuple[str, _Evaluation], ...]:
@@ -102,12 +102,12 @@ def _evaluation(expression: Expr) -> _Evaluation:
         return lambda held, _: held[symbol]
     function = _NUMPY[expression.cell_name if name == "call" else name]
     inner = tuple(_evaluation(operand) for operand in operands)
-    return lambda held, dtype: function(*[one(held, dtype) for one in inner])
+    return lambda held, dtype: function(*[evaluate(held, dtype) for evaluate in inner])
 
 
 def _sigmoid(x: Array) -> Array:
-    one, small = x.dtype.type(1), np.exp(-np.abs(x))
-    value: Array = np.where(x >= 0, one, small) / (one + small)
+    unit, small = x.dtype.type(1), np.exp(-np.abs(x))
+    value: Array = np.where(x >= 0, unit, small) / (unit + small)
     return value
 
 

@@ -136,7 +136,8 @@ class Ranges:
                 if chosen is not None:
                     met.setdefault((choice, chosen), set()).add(self._identity(other))
         return any(
-            {self._identity(each) for each in self._chosen(chosen, choice)} <= found for (choice, chosen), found in met.items()
+            {self._identity(operand) for operand in self._chosen(chosen, choice)} <= others
+            for (choice, chosen), others in met.items()
         )
 
     def _identity(self, number: int | None) -> str:
@@ -146,30 +147,30 @@ class Ranges:
 
     def _chosen(self, number: int, choice: type[fn.CellFunction]) -> set[int]:
         """Return the values of which `number` is the least, or the greatest, itself if it is no such choice."""
-        found: set[int] = set()
+        choices: set[int] = set()
         waiting = [number]
-        while waiting and len(found) < TERMS_LIMIT:
-            each = waiting.pop()
-            if isinstance(self._samples[each], (choice, fn.Detach)):
-                waiting += self._operands[each]
+        while waiting and len(choices) < TERMS_LIMIT:
+            term = waiting.pop()
+            if isinstance(self._samples[term], (choice, fn.Detach)):
+                waiting += self._operands[term]
             else:
-                found.add(each)
-        return found if not waiting else {number}
+                choices.add(term)
+        return choices if not waiting else {number}
 
     def _terms(self, operands: Sequence[int]) -> Iterator[int]:
         """Yield the terms of a sum, those of the sums in it included; a part of too long a sum is a term."""
         waiting, count = list(operands), 0
         while waiting:
-            each = waiting.pop()
+            term = waiting.pop()
             count += 1
-            if count < TERMS_LIMIT and ex.operation(self._samples[each])[0] == "add":
-                waiting += self._operands[each]
+            if count < TERMS_LIMIT and ex.operation(self._samples[term])[0] == "add":
+                waiting += self._operands[term]
             else:
-                yield each
+                yield term
 
 
-def _hull(one: Range, other: Range) -> Range:
-    return Range(min(one.least, other.least), max(one.greatest, other.greatest))
+def _hull(first: Range, second: Range) -> Range:
+    return Range(min(first.least, second.least), max(first.greatest, second.greatest))
 
 
 def _finite_ends(least: float, greatest: float) -> Range:
@@ -187,9 +188,9 @@ def _negative(x: Range) -> Range:
 
 def _product(left: Range, right: Range) -> Range:
     ends = [
-        0.0 if 0.0 in (one, other) else one * other  # 0 * infinity: the bound is approached, never reached
-        for one in (left.least, left.greatest)
-        for other in (right.least, right.greatest)
+        0.0 if 0.0 in (left_end, right_end) else left_end * right_end  # 0 * infinity: the bound is approached, never reached
+        for left_end in (left.least, left.greatest)
+        for right_end in (right.least, right.greatest)
     ]
     return _finite_ends(min(ends), max(ends))
 

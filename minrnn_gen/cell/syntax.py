@@ -85,8 +85,8 @@ def located(document: Document, key: str, text: str, file_text: str) -> Equation
     for index, line in enumerate(lines):
         if re.match(rf"{key}\s*:\s*\|", line):
             block = lines[index + 1 : index + len(own_lines)]
-            indentation = next((_indentation(each) for each in block if each.strip()), 0)
-            if [each[indentation:].rstrip() for each in block] == [each.rstrip() for each in own_lines[:-1]]:
+            indentation = next((_indentation(line) for line in block if line.strip()), 0)
+            if [line[indentation:].rstrip() for line in block] == [line.rstrip() for line in own_lines[:-1]]:
                 return EquationText(document, key, bare, index + 2, indentation)
         beside = re.match(rf"{key}\s*:\s*['\"]?\s*{re.escape(bare)}", line)
         if beside and bare.strip() and "\n" not in bare:

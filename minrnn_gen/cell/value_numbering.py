@@ -57,7 +57,7 @@ class ProgramBuilder:
     def operations(self) -> tuple[tuple[Symbol, Expr], ...]:
         """Every value so far, operands first: the symbol that stands for it, and its operation on such symbols."""
         symbols = [self._symbol(number) for number in range(len(self._samples))]
-        operands = ([symbols[operand] for operand in each] for each in self._operands)
+        operands = ([symbols[operand] for operand in numbers] for numbers in self._operands)
         return tuple(zip(symbols, map(ex.rebuilt, self._samples, operands), strict=True))
 
     def program(self, results: Mapping[str, Expr], *, needed_inputs_only: bool = False) -> Program:

@@ -14,9 +14,9 @@ def scan(gates: Any, tokens: Any) -> Any:
     gates, tokens and the result [B, C, T], of one dtype: float64, float32, float16, bfloat16, complex64 or complex128. T may be
     any, and strides too. Raises BadInput for tensors that do not fit.
     """
-    for name, one in (("gates", gates), ("tokens", tokens)):
-        if one.dim() != 3:
-            raise BadInput(f"{name} has shape {list(one.shape)}; 3 axes [batch, channels, time] are expected")
+    for name, tensor in (("gates", gates), ("tokens", tokens)):
+        if tensor.dim() != 3:
+            raise BadInput(f"{name} has shape {list(tensor.shape)}; 3 axes [batch, channels, time] are expected")
     if gates.shape != tokens.shape:
         raise BadInput(f"tokens has shape {list(tokens.shape)}; that of gates, {list(gates.shape)}, is expected")
     return raw_scan(gates, tokens, axis=2)[0]

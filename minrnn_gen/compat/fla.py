@@ -27,9 +27,9 @@ def fused_recurrent_hgrn(
     of x, the final state that of the arithmetic: float32, or float64. Where g has another dtype than x, the wider one is
     computed in. Raises BadInput for tensors that do not fit.
     """
-    for name, one in (("x", x), ("g", g)):
-        if one.dim() != 3:
-            raise BadInput(f"{name} has shape {list(one.shape)}; 3 axes [batch, time, channels] are expected")
+    for name, tensor in (("x", x), ("g", g)):
+        if tensor.dim() != 3:
+            raise BadInput(f"{name} has shape {list(tensor.shape)}; 3 axes [batch, time, channels] are expected")
     if x.shape != g.shape:
         raise BadInput(f"g has shape {list(g.shape)}; that of x, {list(x.shape)}, is expected")
     wider = torch.promote_types(x.dtype, g.dtype)
@@ -37,11 +37,11 @@ def fused_recurrent_hgrn(
         raise BadInput(f"x has dtype {x.dtype} and g {g.dtype}; float64, float32, float16 or bfloat16 is expected")
     precision = PRECISIONS[wider]
     state = None if initial_state is None else initial_state.to(STATES[precision])
-    given, log_gate = x.to(wider), g.to(wider)
+    wide_x, log_gate = x.to(wider), g.to(wider)
     if cu_seqlens is None:
-        o, final = scan(log_gate, given, state, log_a=True)
+        o, final = scan(log_gate, wide_x, state, log_a=True)
     else:
-        o, final = _joined(precision, torch.stack((log_gate, given), dim=2), state, cu_seqlens)
+        o, final = _joined(precision, torch.stack((log_gate, wide_x), dim=2), state, cu_seqlens)
     return o.to(x.dtype), final if output_final_state else None
 
 

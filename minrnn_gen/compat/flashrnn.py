@@ -61,7 +61,7 @@ def flashrnn(
         _check(states, "states", request.output_order, OUTPUT, sizes)
         rows = states.to(arithmetic_dtype(kernel)).flatten(2).unbind()
         # m only scales, which FlashRNN says by a gradient of 0.
-        state = {name: one.detach() if name == "m" else one for name, one in zip(kernel.states, rows, strict=True)}
+        state = {name: row.detach() if name == "m" else row for name, row in zip(kernel.states, rows, strict=True)}
     y, final, *every = recurrence(
         kernel,
         Wx.to(storage).flatten(3),
@@ -72,7 +72,7 @@ def flashrnn(
         all_states=len(kernel.states) > 1,
     )
     others = [every[0][name] for name in kernel.states[1:]]
-    after_every = stacked(y.to(Wx.dtype), [one.to(Wx.dtype) for one in others], kernel.states)
+    after_every = stacked(y.to(Wx.dtype), [state_over_time.to(Wx.dtype) for state_over_time in others], kernel.states)
     after_last = torch.stack([final[name].unsqueeze(1) for name in kernel.states]).to(Wx.dtype)
     return _by_heads(after_every, heads, request), _by_heads(after_last, heads, request)
 
@@ -92,19 +92,21 @@ def _biases(function: str, b: Any) -> tuple[Any, Any]:
     return torch.stack((r, z, n)), torch.cat((zero, zero, of_R))
 
 
-def _ordered(tensor: Any, name: str, given: str, wanted: str) -> Any:
+def _ordered(tensor: Any, name: str, axis_order: str, wanted: str) -> Any:
     """Return a tensor whose axes are `given` with its axes as `wanted`."""
-    if tensor.dim() != len(given):
-        raise BadInput(f"{name} has shape {list(tensor.shape)}; {len(given)} axes {given} are expected (H: head)")
-    return tensor if given == wanted else tensor.permute([given.index(axis) for axis in wanted])
+    if tensor.dim() != len(axis_order):
+        raise BadInput(f"{name} has shape {list(tensor.shape)}; {len(axis_order)} axes {axis_order} are expected (H: head)")
+    return tensor if axis_order == wanted else tensor.permute([axis_order.index(axis) for axis in wanted])
 
 
-def _check(tensor: Any, name: str, given: str, axes: str, sizes: dict[str, int]) -> None:
+def _check(tensor: Any, name: str, axis_order: str, axes: str, sizes: dict[str, int]) -> None:
     """Refuse a tensor, its axes as `axes`, one of which has another size; its shape is told as it was given."""
     shape = dict(zip(axes, tensor.shape, strict=True))
     if any(shape[axis] != size for axis, size in sizes.items()):
-        expected = [sizes.get(axis, shape[axis]) for axis in given]
-        raise BadInput(f"{name} has shape {[shape[axis] for axis in given]}; {expected} is expected, {given} (H: head)")
+        expected = [sizes.get(axis, shape[axis]) for axis in axis_order]
+        raise BadInput(
+            f"{name} has shape {[shape[axis] for axis in axis_order]}; {expected} is expected, {axis_order} (H: head)"
+        )
 
 
 def _by_heads(tensor: Any, heads: int, request: Request) -> Any:

@@ -48,9 +48,9 @@ def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
     dtype = getattr(config, "dtype", dtype) or "bfloat16"
     _check_name("dtype", dtype, tuple(PRECISIONS))
     for name, neutral, instead in _ABSENT:
-        given = getattr(config, name, neutral)
-        if any(one != neutral for one in (given if isinstance(given, list | tuple) else [given])):
-            raise BadInput(f"config.{name} is {shown(given)}, but only {neutral} is supported; {instead}")
+        setting = getattr(config, name, neutral)
+        if any(part != neutral for part in (setting if isinstance(setting, list | tuple) else [setting])):
+            raise BadInput(f"config.{name} is {shown(setting)}, but only {neutral} is supported; {instead}")
     return Request(
         function,
         PRECISIONS[dtype],
@@ -67,13 +67,13 @@ def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
     )
 
 
-def _check_name(what: str, given: Any, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise BadInput(f"{what} is {shown(given)}{nearest_name(given, allowed)}; allowed are {', '.join(allowed)}")
+def _check_name(what: str, name: Any, allowed: tuple[str, ...]) -> None:
+    if name not in allowed:
+        raise BadInput(f"{what} is {shown(name)}{nearest_name(name, allowed)}; allowed are {', '.join(allowed)}")
 
 
 def _order(config: Any, name: str, usual: str) -> str:
-    given = getattr(config, name, usual)
-    if not isinstance(given, str) or sorted(given) != sorted(usual):
-        raise BadInput(f"config.{name} is {shown(given)}; the letters {usual} in any order are expected")
-    return given
+    axis_order = getattr(config, name, usual)
+    if not isinstance(axis_order, str) or sorted(axis_order) != sorted(usual):
+        raise BadInput(f"config.{name} is {shown(axis_order)}; the letters {usual} in any order are expected")
+    return axis_order

@@ -110,12 +110,12 @@ class _Cell:
 
     def _cast(self, array: Any, name: str) -> Any:
         try:
-            given = np.asarray(array)
+            values = np.asarray(array)
         except (TypeError, ValueError) as refused:
             raise BadInput(f"{name} is a {type(array).__name__} that is no array of NumPy's; pass one") from refused
-        if given.dtype.kind not in "fiub":
-            raise BadInput(f"{name} has dtype {given.dtype}; real numbers of NumPy's are expected")
-        return given.astype(self._DTYPE, copy=False)
+        if values.dtype.kind not in "fiub":
+            raise BadInput(f"{name} has dtype {values.dtype}; real numbers of NumPy's are expected")
+        return values.astype(self._DTYPE, copy=False)
 
     def _there(self, array: Any) -> Any:
         """Return a NumPy array where the kernel runs, without gaps."""

@@ -320,4 +320,4 @@ def _nearest_file(path: str) -> str:
     except (OSError, ValueError):
         return f" (nor a folder {shown(folder)})"
     stem, _ = os.path.splitext(name)  # a common suffix alone makes no two names alike
-    return nearest_name(name, [each for each in names if nearest_name(stem, [os.path.splitext(each)[0]])])
+    return nearest_name(name, [candidate for candidate in names if nearest_name(stem, [os.path.splitext(candidate)[0]])])

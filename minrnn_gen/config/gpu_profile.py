@@ -310,8 +310,10 @@ def profile_mismatches(
     mismatches = []
     if device_name not in profile.device_names:
         mismatches.append(f"device_names: the profile has {', '.join(profile.device_names)}, the device {device_name}")
-    found: dict[str, object] = {field: attributes[told] for field, told in _ATTRIBUTE_OF.items() if told in attributes}
-    for field, value in (found | {"compute_capability": compute_capability}).items():
+    reported: dict[str, object] = {
+        field: attributes[attribute] for field, attribute in _ATTRIBUTE_OF.items() if attribute in attributes
+    }
+    for field, value in (reported | {"compute_capability": compute_capability}).items():
         if value != getattr(profile, field):
             mismatches.append(f"{field}: the profile has {getattr(profile, field)}, the device {value}")
     rates = {field: rate for field, (rate, _) in _live_rates(attributes).items()}

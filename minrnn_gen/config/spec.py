@@ -106,7 +106,9 @@ class Spec(BaseModel):
         hidden_size = info.data.get("hidden_size")
         if hidden_size is not None and hidden_size % heads:
             small = [divisor for divisor in range(1, math.isqrt(hidden_size) + 1) if hidden_size % divisor == 0]
-            nearest = min({*small, *(hidden_size // divisor for divisor in small)}, key=lambda each: (abs(each - heads), each))
+            nearest = min(
+                {*small, *(hidden_size // divisor for divisor in small)}, key=lambda divisor: (abs(divisor - heads), divisor)
+            )
             raise ValueError(f"{heads} does not divide hidden_size {hidden_size}; allowed: a divisor, the nearest is {nearest}")
         return heads
 

@@ -23,7 +23,7 @@ def first_violation(
     An unknown key comes first and a missing one last: a misspelt key is both, and its spelling is what must be mended.
     """
     rank = {"extra_forbidden": 0, "missing": 2}
-    violation = min(error.errors(include_url=False), key=lambda each: rank.get(each["type"], 1))
+    violation = min(error.errors(include_url=False), key=lambda violation: rank.get(violation["type"], 1))
     root = model.model_json_schema()
     path, value = _located(violation["loc"], data)
     kind = violation["type"]
@@ -60,8 +60,8 @@ def _schema_at(schema: _JsonSchema, root: _JsonSchema, path: _Path) -> _JsonSche
             inner = dict(enumerate(branch.get("prefixItems", ()))).get(path[0], branch.get("items"))
         else:
             inner = branch.get("properties", {}).get(path[0], branch.get("additionalProperties"))
-        if isinstance(inner, Mapping) and (found := _schema_at(inner, root, path[1:])):
-            return found
+        if isinstance(inner, Mapping) and (branch_schema := _schema_at(inner, root, path[1:])):
+            return branch_schema
     return {}
 
 
@@ -70,7 +70,7 @@ def _branches(schema: _JsonSchema, root: _JsonSchema) -> list[_JsonSchema]:
     if "$ref" in schema:
         return _branches(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
     alternatives = schema.get("anyOf") or schema.get("oneOf")
-    return [branch for each in alternatives for branch in _branches(each, root)] if alternatives else [schema]
+    return [branch for alternative in alternatives for branch in _branches(alternative, root)] if alternatives else [schema]
 
 
 def _choices(schema: _JsonSchema, root: _JsonSchema) -> list[str]:
@@ -91,8 +91,8 @@ def _allowed_by_branch(schema: _JsonSchema, root: _JsonSchema) -> str:
     if kind in ("integer", "number"):
         return ("an integer" if kind == "integer" else "a number") + _range(schema, "minimum", "maximum")
     if kind == "array":
-        each = f", each {_allowed(schema['items'], root)}" if "items" in schema else ""
-        return "a list" + _range(schema, "minItems", "maxItems", " items") + each
+        per_item = f", each {_allowed(schema['items'], root)}" if "items" in schema else ""
+        return "a list" + _range(schema, "minItems", "maxItems", " items") + per_item
     text = _PLAIN_TYPES.get(str(kind), "another value")
     if kind == "string":
         text += _range(schema, "minLength", "maxLength", " characters")

@@ -46,7 +46,7 @@ def scan_in_logarithms(a: Values, b: Values, initial: Values, method: ScanMethod
     Source: Feng et al., arXiv 2410.01201, appendix B, but steps are composed instead of divided by their running product.
     """
     with numpy.errstate(all="ignore"):
-        log_a, log_b = (numpy.log(numpy.maximum(each, 0)) for each in (a, b))
+        log_a, log_b = (numpy.log(numpy.maximum(gate, 0)) for gate in (a, b))
         log_initial = numpy.log(initial)
         log_states = _scan(log_a, log_b, log_initial, method, cuts, LOG)
         # Steps that change nothing return the very state.

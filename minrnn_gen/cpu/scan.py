@@ -28,7 +28,7 @@ class StepMarks:
 
     def __getitem__(self, part: slice | int) -> StepMarks:
         """Return the marks of some of the steps, or of one, without the axis of time then."""
-        return StepMarks(*(None if one is None else one[part] for one in (self.resets, self.within)))
+        return StepMarks(*(None if mark is None else mark[part] for mark in (self.resets, self.within)))
 
     @property
     def cuts(self) -> Cuts:
@@ -70,12 +70,12 @@ def run_scan(
     `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Everything is computed and
     carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
     {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
-    sizes where None (`cpu_recurrence.scan`).
+    sizes where None (`recurrence.scan`).
     Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
-    zero, one = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
+    zero, unit = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
     recur = scan_in_logarithms if cell.scan_arithmetic == "log" else scan
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates):
@@ -86,7 +86,7 @@ def run_scan(
             for name in cell.states:
                 a, b = (
                     marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
-                    for letter, identity in (("a", one), ("b", zero))
+                    for letter, identity in (("a", unit), ("b", zero))
                 )
                 history = recur(a, b, states[name], method, marked.cuts)
                 outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
@@ -137,7 +137,7 @@ class ScanGradients:
     @property
     def sums(self) -> Values:
         """Those of bias and parameters: [gates + parameters, H]."""
-        return numpy.concatenate([self.bias, *(one[None] for one in self.parameters.values())])
+        return numpy.concatenate([self.bias, *(parameter[None] for parameter in self.parameters.values())])
 
 
 def run_scan_backward(
@@ -178,14 +178,14 @@ def run_scan_backward(
                 inputs[f"state_{name}"], inputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
             for name, (deltas, before) in _deltas(cell, inputs, incoming, marked, method).items():
                 inputs[f"delta_{name}"], incoming[name] = deltas, before
-            found = cell.gradients.evaluate({name: inputs[name] for name in cell.gradients.inputs})
+            gradients = cell.gradients.evaluate({name: inputs[name] for name in cell.gradients.inputs})
             shape = dy[part].shape
-            found = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in found.items()}
+            gradients = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in gradients.items()}
             for index, gate in enumerate(cell.gates):
-                dx[part, :, index] = found[f"gradient_W_{gate}"]
-                bias_sum[index] += _over_batch_and_time(found[f"gradient_W_{gate}"])
+                dx[part, :, index] = gradients[f"gradient_W_{gate}"]
+                bias_sum[index] += _over_batch_and_time(gradients[f"gradient_W_{gate}"])
             for name in cell.parameters:
-                parameter_sums[name] += _over_batch_and_time(found[f"gradient_parameter_{name}"])
+                parameter_sums[name] += _over_batch_and_time(gradients[f"gradient_parameter_{name}"])
     return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum)
 
 
@@ -195,8 +195,8 @@ def history_of(states: Values, initial: Values, marks: StepMarks, part: slice) -
     Where a forward passed over the steps before a sequence, the state was the initial one, whatever `states` has there.
     """
     first = max(part.start - 1, 0)
-    found = marks[first : part.stop].within_or(initial, states[first : part.stop].astype(initial.dtype))
-    return found if part.start else numpy.concatenate([initial[None], found])
+    values = marks[first : part.stop].within_or(initial, states[first : part.stop].astype(initial.dtype))
+    return values if part.start else numpy.concatenate([initial[None], values])
 
 
 def _deltas(

@@ -40,18 +40,20 @@ def run_steps(
             values = gate_values(cell.gates, gates[part], bias, arithmetic)
             for step in range(part.start, part.stop):
                 marked = marks[step]
-                inputs = constants | {name: one[step - part.start] for name, one in values.items()}
-                inputs |= {f"previous_{name}": marked.cut_off(one) for name, one in states.items()}
+                inputs = constants | {name: value[step - part.start] for name, value in values.items()}
+                inputs |= {f"previous_{name}": marked.cut_off(state) for name, state in states.items()}
                 if product is not None:
                     products = product.of(inputs[f"previous_{cell.output_state}"])
-                    inputs |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=True)}
-                found = cell.step.evaluate(inputs)
+                    inputs |= {
+                        f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
+                    }
+                results = cell.step.evaluate(inputs)
                 for name, before in states.items():
-                    after = spread(found[f"state_{name}"], before)
+                    after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
                     if all_states is not None and name in all_states:
                         all_states[name][step] = marked.within_or(zero, after)
-                y[step] = marked.within_or(zero, found["y"])
+                y[step] = marked.within_or(zero, results["y"])
     return states
 
 
@@ -91,14 +93,16 @@ def run_steps_backward(
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
-    All but `product` and `clip` is as `cpu_backward.run_scan_backward` takes it; `states` has the state after each step for
+    All but `product` and `clip` is as `run_scan_backward` takes it; `states` has the state after each step for
     each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
     of steps at once. `clip` bounds, element by element, what passes through R to the previous output at each step.
     """
     _, batch, _, hidden = gates.shape
     arriving = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
-    walk = _Walk(cell, {f"parameter_{name}": one.astype(arithmetic) for name, one in parameters.items()}, product, clip)
+    walk = _Walk(
+        cell, {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}, product, clip
+    )
     sums = numpy.zeros((len(walk.labels), hidden))
     dR = None if product is None else numpy.zeros(product.shape)
     zero = numpy.dtype(arithmetic).type(0)
@@ -117,12 +121,14 @@ def run_steps_backward(
                 rows = output.reshape(output.shape[0] * batch, hidden)
                 if cell.read_products:
                     products = product.of(rows).reshape(len(cell.recurrent_gates), *output.shape)
-                    values |= {f"R_{gate}": one for gate, one in zip(cell.recurrent_gates, products, strict=True)}
-            found, arriving = walk.back(values, arriving, marked)
-            dx[part] = found[walk.of_gates].transpose(1, 2, 0, 3)
-            sums += found.sum((1, 2), dtype=numpy.float64)
+                    values |= {
+                        f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
+                    }
+            gradients, arriving = walk.back(values, arriving, marked)
+            dx[part] = gradients[walk.of_gates].transpose(1, 2, 0, 3)
+            sums += gradients.sum((1, 2), dtype=numpy.float64)
             if product is not None and rows is not None:
-                dR += product.to_matrix(found[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
+                dR += product.to_matrix(gradients[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR)
 
 
@@ -144,19 +150,19 @@ class _Walk:
         """Return the gradients [labels, T, B, H] of each step, and those of the states before the first of them."""
         cell, product = self._cell, self._product
         steps, *shape = values["gradient_y"].shape
-        found = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
+        label_gradients = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
         arriving = dict(arriving)
         for step in reversed(range(steps)):
             marked = marks[step]
-            inputs = self._constants | {name: one[step] for name, one in values.items()}
-            inputs |= {f"gradient_state_{name}": one for name, one in arriving.items()}
+            inputs = self._constants | {name: value[step] for name, value in values.items()}
+            inputs |= {f"gradient_state_{name}": gradient for name, gradient in arriving.items()}
             gradients = cell.backward.evaluate(inputs)
             for index, label in enumerate(self.labels):
-                found[index, step] = marked.within_or(found.dtype.type(0), gradients[label])
+                label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradients[label])
             for name, after in arriving.items():
                 before = spread(gradients[f"gradient_previous_{name}"], after)
                 if product is not None and name == cell.output_state:
-                    through = product.to_output(found[self.of_products, step])
+                    through = product.to_output(label_gradients[self.of_products, step])
                     before = before + (through if self._clip is None else numpy.clip(through, -self._clip, self._clip))
                 arriving[name] = marked.within_or(after, marked.cut_off(before))
-        return found, arriving
+        return label_gradients, arriving

@@ -53,10 +53,10 @@ class HostFunctions:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         text = environment().get_template("parts/functions.cuh.j2").render(plan=plan, cell=None, header=())
-        parts = [HOST, f"typedef {self.real} real;", text]
+        parts = [HOST, f"typedef {self.real} compute_t;", text]
         for name, count in ARGUMENT_COUNTS.items():
             parts.append(
-                f'extern "C" void of_{name}(const real* a, const real* b, real* y, int n) '
+                f'extern "C" void of_{name}(const compute_t* a, const compute_t* b, compute_t* y, int n) '
                 f"{{ for (int i = 0; i < n; ++i) y[i] = fn_{name}({', '.join(('a[i]', 'b[i]')[:count])}); }}"
             )
         (folder / "functions.cpp").write_text("\n".join(parts))

@@ -185,7 +185,7 @@ def test_common_subexpressions_and_powers_are_computed_once() -> None:
         "shared_0 = W_f * W_f",
         "a_h = shared_0 * W_f",
         "shared_1 = fn_tanh(W_h)",
-        "b_h = shared_0 * shared_1 - fn_divide(shared_1, shared_0 + real(1.0))",
+        "b_h = shared_0 * shared_1 - fn_divide(shared_1, shared_0 + compute_t(1.0))",
     ]
 
 
@@ -198,33 +198,33 @@ def test_counts() -> None:
 
 HOST_FUNCTIONS = """
 #include <cmath>
-typedef double real;
-static real fn_exp(real x) { return std::exp(x); }
-static real fn_expm1(real x) { return std::expm1(x); }
-static real fn_log(real x) { return std::log(x); }
-static real fn_log1p(real x) { return std::log1p(x); }
-static real fn_tanh(real x) { return std::tanh(x); }
-static real fn_sqrt(real x) { return std::sqrt(x); }
-static real fn_divide(real x, real y) { return x / y; }
-static real fn_quotient(real x, real y) { return x / y; }
-static real fn_abs(real x) { return std::fabs(x); }
-static real fn_relu(real x) { return x < 0 ? 0 : x; }
-static real fn_min(real a, real b) { return a <= b || a != a ? a : b; }
-static real fn_max(real a, real b) { return a >= b || a != a ? a : b; }
-static real fn_sigmoid(real x) { real e = std::exp(-std::fabs(x)); return (x >= 0 ? 1 : e) / (1 + e); }
-static real fn_silu(real x) { return x * fn_sigmoid(x); }
-static real fn_softplus(real x) { return (x < 0 ? 0 : x) + std::log1p(std::exp(-std::fabs(x))); }
-static real fn_logsigmoid(real x) { return (x < 0 ? x : 0) - std::log1p(std::exp(-std::fabs(x))); }
+typedef double compute_t;
+static compute_t fn_exp(compute_t x) { return std::exp(x); }
+static compute_t fn_expm1(compute_t x) { return std::expm1(x); }
+static compute_t fn_log(compute_t x) { return std::log(x); }
+static compute_t fn_log1p(compute_t x) { return std::log1p(x); }
+static compute_t fn_tanh(compute_t x) { return std::tanh(x); }
+static compute_t fn_sqrt(compute_t x) { return std::sqrt(x); }
+static compute_t fn_divide(compute_t x, compute_t y) { return x / y; }
+static compute_t fn_quotient(compute_t x, compute_t y) { return x / y; }
+static compute_t fn_abs(compute_t x) { return std::fabs(x); }
+static compute_t fn_relu(compute_t x) { return x < 0 ? 0 : x; }
+static compute_t fn_min(compute_t a, compute_t b) { return a <= b || a != a ? a : b; }
+static compute_t fn_max(compute_t a, compute_t b) { return a >= b || a != a ? a : b; }
+static compute_t fn_sigmoid(compute_t x) { compute_t e = std::exp(-std::fabs(x)); return (x >= 0 ? 1 : e) / (1 + e); }
+static compute_t fn_silu(compute_t x) { return x * fn_sigmoid(x); }
+static compute_t fn_softplus(compute_t x) { return (x < 0 ? 0 : x) + std::log1p(std::exp(-std::fabs(x))); }
+static compute_t fn_logsigmoid(compute_t x) { return (x < 0 ? x : 0) - std::log1p(std::exp(-std::fabs(x))); }
 """
 
 
 def compiled(programs: dict[str, Program], folder: Path) -> ctypes.CDLL:
     parts = [HOST_FUNCTIONS]
     for index, program in enumerate(programs.values()):
-        lines = [f"const real {name} = in[{position}];" for position, name in enumerate(program.inputs)]
-        lines += [f"const real {statement.name} = {statement.cuda};" for statement in program.statements]
+        lines = [f"const compute_t {name} = in[{position}];" for position, name in enumerate(program.inputs)]
+        lines += [f"const compute_t {statement.name} = {statement.cuda};" for statement in program.statements]
         lines += [f"out[{position}] = {name};" for position, (_, name) in enumerate(program.results)]
-        parts.append(f'extern "C" void program_{index}(const real* in, real* out) {{\n' + "\n".join(lines) + "\n}\n")
+        parts.append(f'extern "C" void program_{index}(const compute_t* in, compute_t* out) {{\n' + "\n".join(lines) + "\n}\n")
     (folder / "programs.cpp").write_text("\n".join(parts))
     # Without contraction every operation rounds as NumPy's does.
     command = ["g++", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-o", "programs.so", "programs.cpp"]

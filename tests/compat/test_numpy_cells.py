@@ -49,7 +49,8 @@ def inputs() -> tuple[Array, Array]:
 @pytest.fixture
 def a_gpu_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = {"to_device": lambda array: array, "to_host": lambda array: array}
-    monkeypatch.setattr(numpy_cells, "cuda", SimpleNamespace(live_device=lambda: True, **copies))
+    monkeypatch.setattr(numpy_cells, "device", SimpleNamespace(live_device=lambda: True))
+    monkeypatch.setattr(numpy_cells, "memory", SimpleNamespace(**copies))
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -94,7 +95,7 @@ def test_a_gate_that_is_0_is_no_division_by_0() -> None:
 
 @pytest.mark.parametrize("kind", [MinGRUCellCUDA, MinLSTMCellCUDA])
 def test_without_a_gpu(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_cells, "cuda", SimpleNamespace(live_device=lambda: None))
+    monkeypatch.setattr(numpy_cells, "device", SimpleNamespace(live_device=lambda: None))
     with pytest.raises(ToolchainMissing, match=f"{kind.__name__} needs a GPU and CuPy; take {kind.__name__[:-4]},"):
         kind(INPUTS, HIDDEN)
 
