@@ -15,7 +15,7 @@ import numpy
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.precision import precision_of
-from tests.oracle import CELLS, RAW_CELL, oracle
+from tests.support.oracle import CELLS, RAW_CELL, oracle
 
 PROCESSES = 8
 SHAPES = ((1, 1, 1), (2, 3, 5), (3, 31, 40), (5, 64, 33), (2, 1025, 72), (4, 333, 1001), (8, 4097, 1536))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_gpu import FakeClock, OnHost
+from support.fake_gpu import FakeClock, OnHost
 
 from minrnn_gen.bench import call_problems, decoding, host_calls, torch_cells
 from minrnn_gen.bench.gpu import Gpu

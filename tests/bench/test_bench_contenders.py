@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
+from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 
 import minrnn_gen
 from minrnn_gen.api import compile as compile_kernel

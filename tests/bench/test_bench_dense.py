@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from test_bench_contenders import KernelOnTensors
 
 import minrnn_gen

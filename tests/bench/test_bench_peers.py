@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from fake_gpu import FakeGpu, Tensor
+from support.fake_gpu import FakeGpu, Tensor
 
 from minrnn_gen.bench import probe
 from minrnn_gen.bench.peers import NOT_INSTALLED, PEERS, Layout, Peer, peer_of, refusal, refusals

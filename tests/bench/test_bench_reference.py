@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
+from support.oracle import oracle
 
 from minrnn_gen.bench.reference import CELL_REFERENCES, relative_error, scan, scan_gradients
 from minrnn_gen.precision import precision_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_gpu import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_gpu import FakeClock
 
 from minrnn_gen.bench.problems import Problem
 from minrnn_gen.bench.rounds import Arrays, Contender, Limits, contest, failure_of, quartiles, rounds_for

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_measurer import FakeMeasurer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_measurer import FakeMeasurer
 
 from minrnn_gen.bench.pages import filled_sections
 from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of

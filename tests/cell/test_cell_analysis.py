@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, tree_text, trees, value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees, value_of
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names

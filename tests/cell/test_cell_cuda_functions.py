@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from functions_on_host import HostFunctions, Plan
+from support.functions_on_cpu import HostFunctions, Plan
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="the printed text is compiled by a host C++ compiler, and there is none"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cells_for_tests import cell_of
+from support.cell_evaluation import cell_of
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import parse_cell

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from functions_on_host import HostFunctions, Plan
 from hypothesis import given
 from hypothesis import strategies as st
+from support.functions_on_cpu import HostFunctions, Plan
 
 from minrnn_gen.bench.functions import (
     ARGUMENT_COUNTS,

@@ -14,9 +14,9 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from cells_for_tests import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.cell_evaluation import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import Cell, parse_cell

@@ -8,7 +8,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
-from cells_for_tests import EXACT, built_in, cell_of
+from support.cell_evaluation import EXACT, built_in, cell_of
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import find_cell, library_names

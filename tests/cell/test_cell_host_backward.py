@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, reading, tree_text, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
 from test_cell_lowering import SCANS, scan_cells
 
 from minrnn_gen.cell.analysis import classify

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cells_for_tests import built_in, cell_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cell_evaluation import built_in, cell_of
 
 from minrnn_gen.cell import (
     analysis,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, tree_text, trees
 from hypothesis import given, settings
+from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees
 from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells_for_tests import Tree, built_in, cell_of, reading, tree_text, trees
 from hypothesis import given, settings
+from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
@@ -268,7 +268,7 @@ def test_the_cuda_text_computes_what_numpy_computes(tmp_path: Path) -> None:
 
 LISTING = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_cell_lowering import all_programs, classify, scan_cells
 for name, program in all_programs().items():
     print(name, program.inputs, program.results)
@@ -276,7 +276,7 @@ for name, program in all_programs().items():
         print(statement.name, "=", statement.cuda)
 for cell in scan_cells().values():
     print(classify(cell).proof)
-from cells_for_tests import cell_of
+from support.cell_evaluation import cell_of
 print(classify(cell_of("h[t] = (W.a * h[t-1] + W.b + W.c) ** 3 - (W.a * h[t-1]) ** 3 + where(W.a > W.b, h[t-1], W.c)")).proof)
 """
 
@@ -289,7 +289,7 @@ def test_every_hash_seed_prints_the_same_programs() -> None:
             "PYTHONHASHSEED": seed,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
-        command = [sys.executable, "-c", LISTING, str(Path(__file__).parent)]
+        command = [sys.executable, "-c", LISTING, str(Path(__file__).parent), str(Path(__file__).parents[1])]
         texts.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
     assert len(texts) == 1 and len(texts.pop()) > 5_000
 

@@ -7,7 +7,7 @@ import itertools
 import mpmath
 import numpy as np
 import pytest
-from cells_for_tests import built_in
+from support.cell_evaluation import built_in
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mpmath
 import numpy as np
 import pytest
-from cells_for_tests import built_in, cell_of
+from support.cell_evaluation import built_in, cell_of
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names

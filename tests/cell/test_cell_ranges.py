@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import mpmath
 import pytest
-from cells_for_tests import EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cell_evaluation import EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.functions import Comparison

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cells_for_tests import built_in, cell_of
+from support.cell_evaluation import built_in, cell_of
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import Cell

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells_for_tests import built_in
+from support.cell_evaluation import built_in
 
 from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 

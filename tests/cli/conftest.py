@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands_for_tests import EXAMPLES, Answer, Command
+from support.command_runner import EXAMPLES, Answer, Command
 
 from minrnn_gen.build.nvrtc import nvrtc_version
 from minrnn_gen.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands_for_tests import Command
+from support.command_runner import Command
 
 from minrnn_gen.bench import gpu, session
 from minrnn_gen.bench.problems import Problem, problems_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands_for_tests import Command
+from support.command_runner import Command
 
 from minrnn_gen.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED, load_profile
@@ -52,7 +52,7 @@ def test_without_results_nothing_is_judged_and_no_gpu_needed(command: Command, t
 
 def test_what_was_measured_is_judged(command: Command, tmp_path: Path) -> None:
     """The first half of the candidates, in the order of the cost model, with times in the opposite one."""
-    from fake_measurer import FakeMeasurer
+    from support.fake_measurer import FakeMeasurer
 
     from minrnn_gen.bench.sweep import ResultsFile, kernels_of
     from minrnn_gen.bench.tuner_problems import PROBLEMS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from commands_for_tests import EXAMPLES, Command
+from support.command_runner import EXAMPLES, Command
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names

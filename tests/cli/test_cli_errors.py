@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_for_tests import EXAMPLES, Command
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.command_runner import EXAMPLES, Command
 
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile

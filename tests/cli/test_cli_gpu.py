@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from commands_for_tests import EXAMPLES, Command
+from support.command_runner import EXAMPLES, Command
 
 pytestmark = pytest.mark.gpu
 

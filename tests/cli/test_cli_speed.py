@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands_for_tests import EXAMPLES
+from support.command_runner import EXAMPLES
 
 HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "rich", "torch", "ml_dtypes", "platformdirs", "filelock"}
 ARGUMENTS = ["compile", str(EXAMPLES / "min_gru.yaml"), "--gpu", "h100", "--json"]

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from commands_for_tests import Command
-from fake_measurer import FakeMeasurer
+from support.command_runner import Command
+from support.fake_measurer import FakeMeasurer
 
 from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources

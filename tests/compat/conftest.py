@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from host_kernels import nothing_compiled
+from support.uncompiled_kernels import nothing_compiled
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from plain_cells import STATES, step_of
+from support.reference_cells import STATES, step_of
 
 from minrnn_gen.compat.flashrnn_request import BACKENDS, FUNCTIONS
 from minrnn_gen.errors import BadInput

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documentation import PAGES, ROOT, Block, blocks, name_of
+from support.documentation import PAGES, ROOT, Block, blocks, name_of
 
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.cell.language import parse_cell

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from documentation import PAGES, ROOT, anchors, name_of, prose
+from support.documentation import PAGES, ROOT, anchors, name_of, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import get_args
 
-from documentation import ROOT, code, table
+from support.documentation import ROOT, code, table
 from test_layering import ROOMS
 
 import minrnn_gen

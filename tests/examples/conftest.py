@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_kernels import nothing_compiled
+from support.uncompiled_kernels import nothing_compiled
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from strategies import Strategy, kernel_taking
+from support.scan_strategies import Strategy, kernel_taking
 
 import minrnn_gen
 from minrnn_gen.build.store import Store

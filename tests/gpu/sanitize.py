@@ -11,7 +11,7 @@ from typing import Any
 
 import cupy
 import numpy as np
-from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
+from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
 import minrnn_gen
 from minrnn_gen.build.store import Store, cache_folder

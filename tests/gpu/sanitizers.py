@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUN = Path(__file__).with_name("sanitize.py")
+TESTS = RUN.parent.parent
 LOGS = Path("build") / "sanitizers"
 TOOLS = ("memcheck", "racecheck", "synccheck")
 # Under a tool the GPU is what is waited for: a few processes hide the work of the host.
@@ -133,7 +134,8 @@ def output_of(command: Sequence[str], part: int, parts: int, log: Path) -> tuple
     """Run one part of the cases, keep what is printed in `log`, and return it with the exit status."""
     run = (sys.executable, str(RUN), "--part", f"{part}/{parts}", "--seconds", str(LONGEST_PART_SECONDS))
     # In a debug build waits end after seconds, which a tool may well take.
-    environment = os.environ | {"MINRNN_DEBUG": "0"}
+    paths = os.pathsep.join((str(TESTS), *filter(None, (os.environ.get("PYTHONPATH"),))))
+    environment = os.environ | {"MINRNN_DEBUG": "0", "PYTHONPATH": paths}
     with log.open("w", encoding="utf-8") as file:
         try:
             done = subprocess.run(

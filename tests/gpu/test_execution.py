@@ -12,8 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy
 import pytest
-from device_arrays import X_AXES, Y_AXES, from_time_major, same_bits, time_major
-from oracle import RAW_CELL
+from support.device_arrays import X_AXES, Y_AXES, from_time_major, same_bits, time_major
+from support.oracle import RAW_CELL
 
 import minrnn_gen
 from minrnn_gen.build.artifact import BuiltKernel

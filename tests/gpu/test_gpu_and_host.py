@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kernel_kinds import KINDS, Call, Kind, made, results_of, times_of
-from small_problems import WantedBuilder
+from support.kernel_kinds import KINDS, Call, Kind, made, results_of, times_of
+from support.small_problems import WantedBuilder
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.nvrtc import compile_source

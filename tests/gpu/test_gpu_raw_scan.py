@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
-from device_arrays import poison
+from support.device_arrays import poison
 
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from plain_loops import DIAGONAL_CELLS
+from support.reference_loops import DIAGONAL_CELLS
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from host_kernels import nothing_compiled
-from persistent_candidates import CELLS, HEAD_DIMS, PASSES, PRECISIONS, everything, kernel_of_sample, sampled
-from strategies import EVERY_WAY, Strategy, kernel_taking
+from support.persistent_candidates import CELLS, HEAD_DIMS, PASSES, PRECISIONS, everything, kernel_of_sample, sampled
+from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking
+from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.errors import Infeasible

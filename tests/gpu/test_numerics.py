@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy
 import pytest
-from device_arrays import Y_AXES, from_time_major, poison, random_gates, time_major
-from oracle import RAW_CELL, assert_within, oracle
-from plain_loops import DIAGONAL_CELLS
+from support.device_arrays import Y_AXES, from_time_major, poison, random_gates, time_major
+from support.oracle import RAW_CELL, assert_within, oracle
+from support.reference_loops import DIAGONAL_CELLS
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from persistent_candidates import PASSES, kernel_of_sample, sampled
+from support.persistent_candidates import PASSES, kernel_of_sample, sampled
 from test_dense import Y_TOLERANCE, check_call
 
 from minrnn_gen.build.store import Store

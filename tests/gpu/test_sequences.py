@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_loops import DIAGONAL_CELLS, TWO_STATES
-from strategies import EVERY_WAY, Strategy
+from support.reference_loops import DIAGONAL_CELLS, TWO_STATES
+from support.scan_strategies import EVERY_WAY, Strategy
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel

@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_arrays import poison
-from inputs import RAW_KINDS, arranged, by_time, drawn_coefficients, drawn_gates, drawn_parameters, drawn_state, laid_out
-from oracle import CELLS, RAW_CELL, assert_within, oracle, raw_gradients
-from strategies import EVERY_WAY, SERIAL, Strategy, round_steps, telling_lengths
+from support.device_arrays import poison
+from support.kernel_inputs import (
+    RAW_KINDS,
+    arranged,
+    by_time,
+    drawn_coefficients,
+    drawn_gates,
+    drawn_parameters,
+    drawn_state,
+    laid_out,
+)
+from support.oracle import CELLS, RAW_CELL, assert_within, oracle, raw_gradients
+from support.scan_strategies import EVERY_WAY, SERIAL, Strategy, round_steps, telling_lengths
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_arrays import same_bits
-from strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
+from support.device_arrays import same_bits
+from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.kernel import Kernel

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from plain_cells import plain_layer
+from support.reference_cells import plain_layer
 
 from minrnn_gen import kernel as house
 from minrnn_gen.cell.files import library_names

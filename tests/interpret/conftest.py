@@ -16,5 +16,5 @@ def cache_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
         patch.setenv("MINRNN_CACHE_DIR", str(shared / "kernels-on-the-host"))
-        patch.setattr("small_problems.STORE", shared / "kernels-on-the-host")
+        patch.setattr("support.small_problems.STORE", shared / "kernels-on-the-host")
         yield

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
+from support.kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.interpret.cases import PIECE_STEPS, SLOW

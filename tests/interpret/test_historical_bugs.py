@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreted_cases import kernel_of
-from small_problems import Prepared, prepare, problems_of
+from support.emulated_calls import kernel_of
+from support.small_problems import Prepared, prepare, problems_of
 
 from minrnn_gen.call.arguments import Given
 from minrnn_gen.call.array import Array

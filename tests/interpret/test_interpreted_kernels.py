@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreted_cases import arguments_of, kernel_of
+from support.emulated_calls import arguments_of, kernel_of
 
 from minrnn_gen import compile
 from minrnn_gen.assemble import target_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreted_cases import arguments_of, faulty, findings, kernel_of
+from support.emulated_calls import arguments_of, faulty, findings, kernel_of
 
 from minrnn_gen.interpret.toolchain import has_compiler
 

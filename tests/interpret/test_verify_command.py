@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interpreted_cases import faulty, kernel_of
+from support.emulated_calls import faulty, kernel_of
 
 from minrnn_gen.cli.main import main
 from minrnn_gen.errors import CompileFailed

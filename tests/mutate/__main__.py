@@ -14,7 +14,7 @@ from pathlib import Path
 
 from report import RESULTS, page_of, reasons, write_page
 from runner import Bench
-from small_problems import FAMILIES, Prepared, prepare, problems_of
+from support.small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (

@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 from places import Mutant, mutants_of, templates
-from small_problems import Prepared
+from support.small_problems import Prepared
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen import render

@@ -1,6 +1,7 @@
 """Decisions on record, so that a change of the cost model shows what it decides otherwise.
 
-After a change that was meant: python tests/plan/golden_plans.py, and read the difference before it is committed.
+After a change that was meant: PYTHONPATH=tests python tests/plan/golden_plans.py.
+Read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planning_problems import real_solution
+from support.planning_problems import real_solution
 
 FOLDER = Path(__file__).parent / "golden"
 

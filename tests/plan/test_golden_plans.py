@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from golden_plans import CASES, FOLDER, decision, file_of
-from planning_problems import GENERATED_CELLS
+from support.planning_problems import GENERATED_CELLS
 
 from minrnn_gen.config.gpu_profile import profile_names
 
@@ -15,7 +15,7 @@ from minrnn_gen.config.gpu_profile import profile_names
 @pytest.mark.parametrize("case", CASES, ids=lambda case: file_of(case).stem)
 def test_the_decision_stands(case: dict[str, Any]) -> None:
     recorded = json.loads(file_of(case).read_text(encoding="utf-8"))
-    assert decision(case) == recorded, "if this was meant: python tests/plan/golden_plans.py, and read the difference"
+    assert decision(case) == recorded, "if this was meant: the command in golden_plans.py, and read the difference"
 
 
 def test_the_records_are_those_of_the_cases() -> None:

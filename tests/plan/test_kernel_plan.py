@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
-from planning_problems import problems, real_solution, solved
+from support.planning_problems import problems, real_solution, solved
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Problem
@@ -67,7 +67,7 @@ def test_the_json_of_a_plan_is_a_copy() -> None:
 
 PROGRAM = """
 import json
-from planning_problems import real_builder
+from support.planning_problems import real_builder
 from minrnn_gen.codegen.header import header_lines
 from minrnn_gen.codegen.render import render
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import GENERATED_CELLS, dense_problems, problems, profile, real_solution, solved
+from support.planning_problems import GENERATED_CELLS, dense_problems, problems, profile, real_solution, solved
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.families import FAMILIES, families_of, family_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from host_kernels import nothing_compiled
+from support.uncompiled_kernels import nothing_compiled
 
 
 @pytest.fixture(scope="module", autouse=True)

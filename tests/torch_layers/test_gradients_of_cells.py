@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from host_kernels import host_kernel
+from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import BadInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plain_cells import plain_layer
+from support.reference_cells import plain_layer
 
 from minrnn_gen.cell.files import library_names
 

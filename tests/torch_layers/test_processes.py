@@ -16,7 +16,7 @@ import sys, torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import minrnn_gen.torch as wing
-from host_kernels import nothing_compiled
+from support.uncompiled_kernels import nothing_compiled
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_kernels import host_kernel
+from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
 
@@ -141,7 +141,7 @@ def test_autocast_is_compiled_too() -> None:
 _READER = """
 import sys, torch
 import minrnn_gen.torch
-from host_kernels import nothing_compiled
+from support.uncompiled_kernels import nothing_compiled
 x, expected = torch.load(sys.argv[2])
 with nothing_compiled():
     found = torch.export.load(sys.argv[1]).module()(x)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiler_for_tests import BuilderOf, Compiler
+from support.fake_compiler import BuilderOf, Compiler
 
 from minrnn_gen import api
 from minrnn_gen.build import builder

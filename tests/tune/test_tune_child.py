@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compiler_for_tests import BuilderOf
-from fake_measurer import FakeMeasurer, key, spread_us
+from support.fake_compiler import BuilderOf
+from support.fake_measurer import FakeMeasurer, key, spread_us
 
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung
 from minrnn_gen.tune.subprocess import ChildMeasurer
 
-FAKE = str(Path(__file__).parents[1] / "fake_measurer.py")
+FAKE = str(Path(__file__).parents[1] / "support" / "fake_measurer.py")
 GREETING = json.dumps({"gpu": "h200", "device": "NVIDIA H200", "driver": "1"})
 # Says who it is, and then does to every request what the test wants, but for what is only prepared.
 PROGRAM = f"""

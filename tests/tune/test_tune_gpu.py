@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 import pytest
-from compiler_for_tests import BuilderOf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fake_compiler import BuilderOf
 
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.config.gpu_profile import load_profile

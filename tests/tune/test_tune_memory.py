@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from results_for_tests import RESULTS, SETTING, measured
+from support.tuning_results import RESULTS, SETTING, measured
 
 from minrnn_gen.build.store import Store, templates_digest
 from minrnn_gen.config.package_files import package_folder
@@ -92,9 +92,9 @@ def test_a_full_disk_costs_the_line_and_is_said_once(
 def test_writers_at_once_lose_nothing_and_one_that_is_killed_loses_a_line_at_most(memory: Memory) -> None:
     program = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from results_for_tests import measured
+from support.tuning_results import measured
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.build.store import Store, templates_digest
 from minrnn_gen.tune.history import Memory

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-from compiler_for_tests import BuilderOf
+from support.fake_compiler import BuilderOf
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial

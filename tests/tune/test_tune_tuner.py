@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiler_for_tests import BuilderOf, Compiler
-from fake_measurer import FakeMeasurer, spread_us
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fake_compiler import BuilderOf, Compiler
+from support.fake_measurer import FakeMeasurer, spread_us
 
 from minrnn_gen import api
 from minrnn_gen.build.builder import Builder

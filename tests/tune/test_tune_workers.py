@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_measurer import FakeMeasurer
+from support.fake_measurer import FakeMeasurer
 
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing

@@ -1,0 +1,87 @@
+"""Both kernels of every file for dense cells keep what their plan promises, on every GPU: offline, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from support.rendered_kernels import builder_of
+
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.cell.files import library_names
+from minrnn_gen.cell.lowering_steps import LoweredSteps
+from minrnn_gen.config.gpu_profile import profile_names
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.precision import PRECISION_NAMES
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+
+# Parameters, a gate without a product, and functions that are long in float64.
+HEAVY: dict[str, Any] = {
+    "name": "heavy",
+    "equations": (
+        "a = softplus(W.a + R.a) * exp(-abs(u))\nb = logsigmoid(W.b + R.b * v)\nc = log1p(abs(W.c + R.c)) / (1 + a)\n"
+        "s[t] = exp(b) * s[t-1] + silu(W.d) * c\nn[t] = sqrt(abs(n[t-1]) + a) - expm1(b)\n"
+        "h[t] = tanh(s[t]) * sigmoid(W.e + R.e) + u * n[t] * h[t-1]"
+    ),
+    "parameters": ["u", "v"],
+    "states": ["h", "s", "n"],
+}
+DENSE = ("elman", "gru", "lstm", "slstm")
+MODELS = {**{name: name for name in DENSE}, "heavy": HEAVY}
+HEADS_AND_SIZES = ((1, 512), (4, 768), (3, 33))
+# Every day each cell on every other GPU; the rest is part of the whole matrix.
+CASES = tuple(
+    pytest.param(model, gpu, precision, *sizes, marks=() if turn % 2 else pytest.mark.matrix_full)
+    for (m, model), (g, gpu) in itertools.product(enumerate(MODELS), enumerate(profile_names()))
+    for turn, precision, sizes in [(m + g, PRECISION_NAMES[(m + g) % 4], HEADS_AND_SIZES[(m + g) % 3])]
+)
+
+
+def test_these_are_the_dense_cells() -> None:
+    lowered = {name: builder_of(name).lowered for name in library_names()}
+    assert {name for name, one in lowered.items() if isinstance(one, LoweredSteps) and one.recurrent_gates} == set(DENSE)
+
+
+@pytest.mark.parametrize(("model", "gpu", "precision", "heads", "hidden_size"), CASES)
+def test_both_kernels_keep_their_promise(model: str, gpu: str, precision: str, heads: int, hidden_size: int) -> None:
+    # The text is the same in every layout, and in this one nothing is persistent.
+    sizes = {"heads": heads, "hidden_size": hidden_size, "layout": "BDT"}
+    builder = builder_of(MODELS[model], gpu, precision=precision, **sizes)
+    passes: tuple[KernelPass, ...] = ("forward", "backward")
+    for kernel_pass in passes:
+        built = builder.build(kernel_pass, builder.hinted_regime)
+        plan = built.plan
+        assert built.resources is not None and built.dropped == ()
+        assert plan.heads == heads and plan.shared_bytes == 0
+        assert sorted(kernel.name for kernel in built.resources) == [f"{plan.entry}_begin", f"{plan.entry}_step"]
+        for kernel in built.resources:
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.registers_per_thread
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str) -> None:
+    """And its source is the same for all layouts and directions, but for the header."""
+    sources = set()
+    for kernel_pass, layout, direction in (("forward", "BTD", "forward"), ("step", "BDT", "reverse")):
+        builder = builder_of(MODELS[model], "t4", layout=layout, direction=direction)  # where nothing is persistent
+        *_, solution = builder.solutions(kernel_pass, builder.hinted_regime)
+        assert solution.family.name == "stepwise_forward"
+        source = builder.build_candidate(solution, 0).source
+        sources.add("\n".join(line for line in source.splitlines() if not line.startswith("//")))
+    assert len(sources) == 1
+
+
+def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
+    """Of the LSTM's output the products are made again; its cell is read as it was saved."""
+    builder = builder_of("lstm")
+    plan = builder.solve("backward", builder.hinted_regime).plan()
+    assert plan.saved_values == ("y", "state c")
+    assert plan.recomputed_values[:4] == ("product i", "product f", "product z", "product o")
+    assert {"i", "f", "z", "o"} <= set(plan.recomputed_values)
+    forward = builder.solve("forward", builder.hinted_regime).plan()
+    assert forward.saved_values == forward.recomputed_values == ()
+    scan = builder_of("qrnn")
+    assert scan.solve("backward", scan.hinted_regime).plan().saved_values == ("state c",)
+    assert scan.solve("backward", scan.hinted_regime).plan().recomputed_values == ("f", "o", "z")

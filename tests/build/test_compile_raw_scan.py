@@ -1,0 +1,63 @@
+"""The kernels of raw scans keep what their plans promise, complex ones too, on architectures with and without clusters."""
+
+from __future__ import annotations
+
+import pytest
+from support.rendered_kernels import profile
+
+from minrnn_gen.build.builder import Target
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.gpu_profile import profile_bytes
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.raw_scan.arrangement import RawLayout
+from minrnn_gen.raw_scan.kernels import TYPICAL_TIME, RawPrecision, raw_builder
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+
+
+def check_promise(
+    precision: RawPrecision,
+    layout: RawLayout,
+    hidden_size: int,
+    log_a: bool,
+    gpu: str,
+    kernel_pass: KernelPass,
+    regime: Regime,
+) -> None:
+    target = Target(profile(gpu), profile_bytes(gpu), "spec")
+    built = raw_builder(precision, hidden_size, layout, log_a, TYPICAL_TIME, target).build(kernel_pass, regime)
+    assert built.resources is not None
+    (kernel,) = built.resources
+    assert kernel.spill_bytes == 0 and kernel.shared_bytes == built.plan.shared_bytes
+    assert kernel.registers <= built.plan.registers_per_thread
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+@pytest.mark.parametrize(("layout", "hidden_size"), [("BTD", 1536), ("BDT", 1)])
+@pytest.mark.parametrize("precision", ["complex64", "complex128"])
+def test_a_complex_scan_keeps_its_promise(
+    precision: RawPrecision, layout: RawLayout, hidden_size: int, kernel_pass: KernelPass, gpu: str
+) -> None:
+    check_promise(precision, layout, hidden_size, False, gpu, kernel_pass, Regime(16))
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("precision", "layout", "hidden_size", "log_a", "regime"),
+    [
+        ("complex64", "BTD", 33, False, Regime(8, reverse=True)),
+        ("complex64", "BTD", 64, False, Regime(16, few_channels=True)),
+        ("complex128", "BTD", 64, False, Regime(16, few_channels=True)),
+        ("complex64", "BDT", 1, False, Regime(8, reverse=True)),
+        ("bf16", "BTD", 1536, True, Regime(16)),
+        ("fp16", "BDT", 1, True, Regime(2)),
+        ("fp32", "BTD", 1, False, Regime(4)),
+        ("fp64", "BDT", 1, True, Regime(16, reverse=True)),
+    ],
+)
+def test_a_scan_keeps_its_promise(
+    precision: RawPrecision, layout: RawLayout, hidden_size: int, log_a: bool, regime: Regime, kernel_pass: KernelPass
+) -> None:
+    check_promise(precision, layout, hidden_size, log_a, "h200", kernel_pass, regime)

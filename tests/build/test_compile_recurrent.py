@@ -1,0 +1,117 @@
+"""The persistent kernels of dense cells keep what their plan promises, with clusters and without: offline, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.rendered_kernels import builder_of
+
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+
+MODELS, GPUS = ("lstm", "gru", "slstm", "elman"), ("h100", "a100", "rtx4090", "b200")
+# Less than a tile, an uneven number of tiles, one block, and several.
+HEAD_DIMS = (16, 40, 64, 128, 256)
+# Every head size on every GPU and of every cell.
+CASES = tuple((model, GPUS[(m + d) % 4], head_dim) for (m, model), (d, head_dim) in itertools.product(
+    enumerate(MODELS), enumerate(HEAD_DIMS)
+))  # fmt: skip
+PASSES: tuple[KernelPass, ...] = ("forward", "backward")
+
+
+# Every way to multiply in fp32 and fp64, on every GPU and of every cell; odd sizes have rows at multiples of one value.
+WIDE: tuple[dict[str, Any], ...] = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
+WIDE_GPUS = ("h200", "h100", "a100", "rtx4090", "b200", "rtx5090")
+# Every day each cell meets each GPU once; the rest is part of the whole matrix.
+WIDE_CASES = tuple(
+    pytest.param(model, gpu, head_dim, WIDE[(m + g + s) % 3], marks=() if s == (m + g) % 3 else pytest.mark.matrix_full)
+    for (m, model), (g, gpu), (s, head_dim) in itertools.product(
+        enumerate(MODELS), enumerate(WIDE_GPUS), enumerate((16, 33, 128))
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "head_dim", "spec"), (*((*case, {"precision": "bf16"}) for case in CASES), *WIDE_CASES)
+)
+def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
+    builder = builder_of(model, gpu, hidden_size=head_dim, **spec)
+    for kernel_pass in PASSES:
+        # With all that a regime may add to the text.
+        kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
+        regime = replace(builder.hinted_regime, resets=True, reverse=True, kept_states=kept)
+        built = builder.build(kernel_pass, regime)
+        assert built.resources is not None and built.dropped == ()
+        assert built.plan.is_persistent == (not built.plan.passed_over)
+        for kernel in built.resources:
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
+
+
+# A model's hidden size in heads, and layers of one head up to more than fits; rows at multiples of 2, 4, 8 and 16 bytes.
+LAYERS = ((12, 64), (6, 128), (3, 256), (4, 48), (1, 32), (1, 33), (1, 100), (1, 256), (1, 512), (1, 640), (1, 768), (1, 1024))
+LAYER_GPUS, PRECISIONS, BATCHES = ("h200", "h100", "a100", "rtx4090"), ("bf16", "fp16", "fp32"), (16, 1, 64)
+# Every day the largest that are persistent, and of each kind of the others one.
+EVERY_DAY = {
+    ("lstm", "h200", (1, 512), "bf16"), ("gru", "h100", (1, 768), "fp16"), ("slstm", "h200", (1, 640), "bf16"),
+    ("elman", "h100", (1, 1024), "bf16"), ("lstm", "h100", (1, 768), "bf16"), ("gru", "a100", (3, 256), "bf16"),
+    ("lstm", "rtx4090", (6, 128), "fp16"), ("slstm", "a100", (12, 64), "fp32"), ("slstm", "rtx4090", (1, 33), "bf16"),
+}  # fmt: skip
+LAYER_CASES = tuple(
+    pytest.param(
+        *case,
+        BATCHES[(number + number // 3 + number // 36) % len(BATCHES)],
+        marks=() if case in EVERY_DAY else pytest.mark.matrix_full,
+    )
+    for number, case in enumerate(itertools.product(MODELS, LAYER_GPUS, LAYERS, PRECISIONS))
+)
+
+
+@pytest.mark.parametrize(("model", "gpu", "layer", "precision", "batch"), LAYER_CASES)
+def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple[int, int], precision: str, batch: int) -> None:
+    """Nobody waits long for kernels that are then thrown away: the first holds, or else one of those that are tried next."""
+    heads, head_dim = layer
+    builder = builder_of(model, gpu, hidden_size=heads * head_dim, heads=heads, precision=precision, batch=batch, time=1024)
+    for kernel_pass in PASSES:
+        kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
+        built = builder.build(kernel_pass, replace(builder.hinted_regime, kept_states=kept))
+        assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in EVERY_DAY else ATTEMPTS_AT_ONCE), built.dropped
+        assert built.resources is not None and all(kernel.spill_bytes == 0 for kernel in built.resources)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("gpu", "head_dim"), [("h100", 256), ("a100", 64), ("rtx4090", 64), ("b200", 128)])
+def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int) -> None:
+    builder = builder_of(model, gpu, precision="fp16", hidden_size=4 * head_dim, heads=4)
+    for kernel_pass in PASSES:
+        assert builder.solve(kernel_pass, builder.hinted_regime).plan().is_persistent, kernel_pass
+
+
+@pytest.mark.parametrize("spec", WIDE, ids=str)
+@pytest.mark.parametrize(("model", "gpu", "head_dim"), [("lstm", "h200", 128), ("gru", "b200", 128), ("slstm", "a100", 32)])
+def test_wide_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
+    builder = builder_of(model, gpu, hidden_size=4 * head_dim, heads=4, **spec)
+    for kernel_pass in PASSES:
+        plan = builder.solve(kernel_pass, builder.hinted_regime).plan()
+        assert plan.is_persistent, (kernel_pass, plan.passed_over)
+        assert plan.matrix_product == spec.get("fp32_product", "tf32x3" if spec["precision"] == "fp32" else "fma")
+
+
+def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
+    for spec, reason in (
+        ({"precision": "fp32", "hidden_size": 1024}, "units_of_head"),
+        ({"precision": "bf16", "layout": "BDT"}, "layout BDT"),
+        ({"precision": "fp64", "layout": "BDT"}, "layout BDT"),
+        ({"precision": "bf16", "hidden_size": 8192}, "units_of_head"),
+    ):
+        builder = builder_of("lstm", **spec)
+        plan = builder.solve("forward", builder.hinted_regime).plan()
+        assert not plan.is_persistent and reason in plan.passed_over
+    for precision in ("fp16", "fp32"):
+        old = builder_of("lstm", "t4", precision=precision, hidden_size=64)
+        assert "sm_80" in old.solve("forward", old.hinted_regime).plan().passed_over

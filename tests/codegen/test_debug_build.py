@@ -1,0 +1,114 @@
+"""A debug build: the same kernels, in which no wait is without end. Offline, without a GPU."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+import pytest
+from support.rendered_kernels import builder_of
+from test_templates import TEMPLATES, code_lines
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.config.environment import debug_build_is_asked_for
+from minrnn_gen.errors import BadInput
+from minrnn_gen.plan.problem import KernelPass
+
+PASSES: tuple[KernelPass, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Way:
+    """The best predicted kernels of a problem with these values of variables."""
+
+    model: str
+    gpu: str
+    precision: str
+    layout: str
+    variables: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return "-".join(
+            (self.model, self.gpu, self.precision, self.layout, *(f"{name}_{value}" for name, value in self.variables))
+        )
+
+    def built(self, kernel_pass: KernelPass, is_debug: bool) -> BuiltKernel:
+        builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
+        builder = replace(builder, waits_are_bounded=is_debug)
+        lookback = dict(self.variables).get("lookback") == 1
+        solution = builder.solve(kernel_pass, replace(builder.hinted_regime, few_channels=lookback, short=False))
+        ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
+        return builder.build_candidate(solution, next(ranks))
+
+
+CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("lookback", 1),)
+# What waits for mail, for memory, and for tiles, with lanes along the channels and along time.
+WAITING = (
+    Way("lstm", "h100", "bf16", "BTD", CLUSTER),
+    Way("gru", "rtx5090", "fp16", "TBD", CLUSTER),
+    Way("lstm", "a100", "bf16", "BTD", GRID),
+    Way("slstm", "rtx4090", "fp32", "TBD", GRID),
+    Way("min_lstm", "h100", "fp32", "BTD", CLUSTER),
+    Way("min_gru", "h200", "bf16", "BDT", TICKETS),
+    Way("qrnn", "a100", "fp64", "BTD", TICKETS),
+    Way("rg_lru", "rtx5090", "fp32", "BDT", TICKETS),
+)
+NOT_WAITING = (
+    Way("lstm", "a100", "bf16", "BTD", (("cluster_blocks", 1), ("grid_blocks", 1))),
+    Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("lookback", 0))),
+    Way("ind_rnn", "h200", "fp32", "BTD", ()),
+)
+OF_DEBUG_BUILDS = ("check_patience", "give_up", "printf", "trap", "globaltimer", "debug build")
+
+
+@pytest.mark.parametrize("way", (*WAITING, *NOT_WAITING), ids=str)
+def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
+    """Nothing of the release is left out or changed but the lines that wait; where nothing waits only the header says it."""
+    for kernel_pass in PASSES:
+        release, debug = (way.built(kernel_pass, is_debug) for is_debug in (False, True))
+        assert replace(debug.plan, waits_are_bounded=False) == release.plan and debug.plan.waits_are_bounded
+        assert not any(word in release.source for word in OF_DEBUG_BUILDS)
+        lines = difflib.unified_diff(release.source.splitlines(), debug.source.splitlines(), n=0, lineterm="")
+        differing = [line for line in lines if line[0] in "+-" and line not in ("--- ", "+++ ")]
+        removed = [line for line in differing if line[0] == "-"]
+        assert "debug build" in debug.source.split("*/")[0] and release.digest != debug.digest
+        if way in NOT_WAITING:
+            assert len(differing) == 1
+        else:
+            assert all(word in debug.source for word in OF_DEBUG_BUILDS)
+            assert all("mbarrier_wait(" in line or "await(" in line or "is_empty()" in line for line in removed)
+
+
+@pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+@pytest.mark.parametrize("way", WAITING, ids=str)
+def test_it_keeps_the_promises_of_the_release(way: Way) -> None:
+    """`build_candidate` holds both to one plan, so that a debug build runs what hangs and not its neighbour."""
+    for kernel_pass in PASSES:
+        for is_debug in (False, True):
+            assert way.built(kernel_pass, is_debug).resources
+
+
+def test_every_loop_without_a_count_is_bounded() -> None:
+    """The templates that wait in a loop, and no others, have an end for it."""
+    looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
+    bounded = {name for name, text in TEMPLATES.items() if "check_patience(since" in text}
+    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2", "parts/grid_exchange.cuh.j2"}
+
+
+@pytest.mark.parametrize(("value", "is_asked_for"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch, value: str | None, is_asked_for: bool) -> None:
+    """When a builder is made, and not before or after."""
+    monkeypatch.delenv("MINRNN_DEBUG", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MINRNN_DEBUG", value)
+    assert debug_build_is_asked_for() is is_asked_for
+    builder = builder_of("min_gru")
+    monkeypatch.setenv("MINRNN_DEBUG", "1")
+    assert builder.waits_are_bounded is is_asked_for
+
+
+def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_DEBUG", "yes")
+    with pytest.raises(BadInput, match=r"MINRNN_DEBUG is 'yes'; allowed: 1 .* 0"):
+        builder_of("min_gru")

@@ -1,0 +1,230 @@
+"""The rules every template keeps, read off the templates themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+import pytest
+
+from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText, StepsText
+from minrnn_gen.codegen.render import environment
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.solver import Family
+
+FOLDER = package_folder("templates")
+TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
+KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
+WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
+RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
+CONTEXT = {"plan", "cell", "header"}
+
+# Numbers that need no name: none, one, two (a pair, a half, a doubling).
+PLAIN_NUMBERS = {"0", "1", "2"}
+# Numbers the language wants written out where they are used.
+NUMBERS_IN_PLACE = {
+    r"__align__\(16\)": "the alignment of dynamic shared memory, that of the widest access",
+    r"[\d.]+f /\*.*?\*/": "a constant with its name beside it",
+}
+
+
+def parsed(name: str) -> jinja2.nodes.Template:
+    return environment().parse(TEMPLATES[name])
+
+
+def code_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of CUDA, without comments and Jinja."""
+    for number, line in enumerate(text.splitlines(), 1):
+        yield number, re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "", line).split("//")[0].rstrip()
+
+
+def test_there_is_nothing_else_beside_the_templates() -> None:
+    others = [path.name for path in FOLDER.rglob("*") if path.is_file() and path.suffix != ".j2"]
+    assert others == []
+
+
+def test_every_template_is_used() -> None:
+    reached, waiting = set(), [*RULERS, *(family.template for family in FAMILIES)]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += included(name)
+    assert sorted(TEMPLATES) == sorted(reached)
+
+
+def included(name: str) -> list[str]:
+    """Return the templates that `name` includes; of a name put together from a value, all that it can mean."""
+    found = []
+    for node in parsed(name).find_all((jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport)):
+        parts = node.template.nodes if isinstance(node.template, jinja2.nodes.Concat) else [node.template]
+        pattern = "".join(re.escape(part.value) if isinstance(part, jinja2.nodes.Const) else r"\w+" for part in parts)
+        meant = [other for other in TEMPLATES if re.fullmatch(pattern, other)]
+        assert meant, f"{name} includes {pattern}, which is not there"
+        found += meant
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_says_whether_its_kernel_copies(family: Family) -> None:
+    assert family.copies == ("ptx/async_copy.cuh.j2" in included(family.template))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_context_is_plan_cell_and_header(name: str) -> None:
+    assert jinja2.meta.find_undeclared_variables(parsed(name)) <= CONTEXT
+
+
+# Of a scan and of steps, forward and backward.
+TEXTS = {False: (CellText, StepsText), True: (CellBackwardText, StepsBackwardText)}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_read_what_plans_and_cells_have(name: str) -> None:
+    """Attributes, filters and tests that exist; no calls: a template computes nothing."""
+    members = {
+        "plan": {field.name for field in dataclasses.fields(KernelPlan)},
+        "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
+    }
+    tree = parsed(name)
+    for node in tree.find_all(jinja2.nodes.Getattr):
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name in members:
+            assert node.attr in members[node.node.name], f"{node.node.name}.{node.attr} in line {node.lineno}"
+    assert not list(tree.find_all(jinja2.nodes.Call))
+    assert {node.name for node in tree.find_all(jinja2.nodes.Filter)} <= {"length", "join"}
+
+
+def test_the_environment_is_strict() -> None:
+    made = environment()
+    assert made.undefined is jinja2.StrictUndefined
+    assert (made.trim_blocks, made.lstrip_blocks, made.keep_trailing_newline) == (True, True, True)
+    with pytest.raises(jinja2.UndefinedError):
+        made.from_string("{{ plan.colour }}").render(plan=object())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_structure_is_one_level_deep(name: str) -> None:
+    """`if` and `for` do not nest in their own kind: what is rendered can be read off the template."""
+
+    def depth(node: jinja2.nodes.Node, kind: type[jinja2.nodes.Node]) -> int:
+        below = max((depth(child, kind) for child in node.iter_child_nodes()), default=0)
+        return below + isinstance(node, kind)
+
+    for kind in (jinja2.nodes.For, jinja2.nodes.If):
+        # An elif is an If inside an If, and no deeper structure.
+        deepest = max((depth(node, kind) for node in parsed(name).body), default=0)
+        chains = TEMPLATES[name].count("{% elif") if kind is jinja2.nodes.If else 0
+        # The functions come in three precisions: by arithmetic, and in it by storage.
+        assert deepest - chains <= (2 if name == "parts/functions.cuh.j2" else 1)
+
+
+@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - set(WRAPPERS)))
+def test_assembly_stays_in_its_folder(name: str) -> None:
+    assert not re.search(r"\basm\b", TEMPLATES[name])
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_wrapper_has_a_twin_for_the_host(name: str) -> None:
+    """`#ifdef __CUDACC_RTC__` assembly `#else` a function of minrnn_host `#endif`, and assembly nowhere else."""
+    branch, called_host = None, True
+    for number, line in code_lines(TEMPLATES[name]):
+        directive = line.strip()
+        if directive.startswith("#"):
+            assert directive in ("#ifdef __CUDACC_RTC__", "#else", "#endif"), f"line {number}: {directive}"
+            expected = {None: "#ifdef __CUDACC_RTC__", "device": "#else", "host": "#endif"}[branch]
+            assert directive == expected, f"line {number}: {directive}, expected {expected}"
+            assert directive != "#endif" or called_host, f"line {number}: the host's branch calls nothing of minrnn_host"
+            branch = {None: "device", "device": "host", "host": None}[branch]
+            called_host = False
+        if re.search(r"\basm\b", line):
+            assert branch == "device", f"line {number}: assembly outside #ifdef __CUDACC_RTC__"
+        if "minrnn_host::" in line:
+            assert branch == "host", f"line {number}: minrnn_host outside #else"
+            called_host = True
+    assert branch is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_nothing_is_included_from_outside(name: str) -> None:
+    text = TEMPLATES[name]
+    assert not re.search(r"#\s*include|cooperative_groups|cuda::|cub::|<cuda|__half|nv_bfloat", text)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_is_plain(name: str) -> None:
+    """ASCII, no tabs, no continued lines."""
+    text = TEMPLATES[name]
+    assert text.isascii() and "\t" not in text and "\\\n" not in text and text.endswith("\n")
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WRAPPERS])
+def test_numbers_have_names(name: str) -> None:
+    """A number stands in a constexpr with its name, or is one of those that need none."""
+    text = re.sub("|".join(NUMBERS_IN_PLACE), "", TEMPLATES[name])
+    bare = []
+    for number, line in code_lines(text):
+        if not line.lstrip().startswith("constexpr"):
+            numbers = re.findall(r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?)", line)
+            bare += [f"line {number}: {each}" for each in numbers if each not in PLAIN_NUMBERS]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_plan_is_written_down_once(name: str) -> None:
+    """Every number of the plan goes into a constant; below them only its name is used."""
+    for number, line in enumerate(TEMPLATES[name].splitlines(), 1):
+        if "{{ plan." in line and "{{ plan.entry }}" not in line:
+            assert line.startswith("constexpr"), f"line {number}: {line.strip()}"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_entry_points_are_c_and_bounded(name: str) -> None:
+    """`extern "C"`, both launch bounds (with one alone ptxas spills), and a comment with the shape of every pointer.
+
+    Clusters only where the plan has them: for GPUs without, the attribute does not compile.
+    """
+    text = re.sub(
+        r"\{% if plan\.variables\.cluster_blocks > 1 %\}__cluster_dims__\(CLUSTER_BLOCKS, 1, 1\) \{% endif %\}",
+        "",
+        TEMPLATES[name],
+    )
+    assert "__cluster_dims__" not in text
+    found = re.findall(
+        r'extern "C" __global__ void __launch_bounds__\((\w+), (\w+)\) \{\{ plan\.entry \}\}(\w*)\((.*?)\) \{\n', text, re.S
+    )
+    assert {(threads, blocks) for threads, blocks, _, _ in found} == {("THREADS", "BLOCKS_PER_SM")}
+    # A file has one kernel, or one that prepares a call and one that does a step of it.
+    assert [suffix for _, _, suffix, _ in found] in ([""], ["_begin", "_step"])
+    assert text.count("__global__") == len(found)
+    for line in "".join(arguments for *_, arguments in found).splitlines():
+        if "*" in line.split("//")[0]:
+            assert re.search(r"// \[.*\]", line), f"a pointer without its shape: {line.strip()}"
+
+
+def test_rendering_hands_over_exactly_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.rendered_kernels import rendered_case
+
+    seen: list[set[str]] = []
+    original = jinja2.Template.render
+
+    def render(self: jinja2.Template, *positional: Any, **named: Any) -> str:
+        assert not positional
+        seen.append(set(named))
+        return original(self, *positional, **named)
+
+    monkeypatch.setattr(jinja2.Template, "render", render)
+    rendered_case("min_gru")
+    assert seen == [CONTEXT]
+    assert not environment().globals.keys() - jinja2.defaults.DEFAULT_NAMESPACE.keys()
+
+
+def test_the_templates_are_those_of_this_package() -> None:
+    assert Path(environment().loader.searchpath[0]) == FOLDER  # type: ignore[union-attr]

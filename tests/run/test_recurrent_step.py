@@ -1,0 +1,257 @@
+"""The step of dense cells, its text compiled for the host and launched as on a GPU, does what the equations say in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import emulated_code
+from support.dense_cases import MODELS, TOLERANCES, numpy_dtype
+from support.emulated_code import HAS_COMPILER
+from support.fake_device import as_if_on_a_device
+from support.uncompiled_kernels import compiled_for_host
+
+from minrnn_gen.cell.lowering_steps import lower_step
+from minrnn_gen.codegen.render import render
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass, step_sequences_max
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.scan import DeviceRun
+
+pytestmark = pytest.mark.skipif(
+    not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
+)
+
+Array = Any
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A candidate of a cell's step, and by how many values every array starts off from where 16 bytes are aligned."""
+
+    model: str
+    precision: str
+    head_dim: int
+    heads: int
+    off: int
+    units: int
+    warps: int
+    batch_tile: int
+    stages: int
+
+    @property
+    def variables(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("units", "warps", "batch_tile", "stages")}
+
+
+# Heads of less than a warp has, of a part of a piece of every lane, of several rounds and blocks; rows anywhere.
+WAYS = (
+    Way("lstm", "bf16", 64, 3, 0, 1, 4, 4, 1),
+    Way("lstm", "bf16", 520, 1, 0, 2, 8, 8, 1),
+    Way("lstm", "fp64", 1, 2, 0, 1, 1, 1, 1),
+    Way("gru", "fp16", 33, 2, 0, 4, 2, 2, 1),
+    Way("gru", "bf16", 40, 1, 1, 2, 1, 16, 2),
+    Way("gru", "fp32", 130, 1, 0, 1, 2, 16, 2),
+    Way("slstm", "fp32", 24, 2, 0, 1, 2, 8, 1),
+    Way("slstm", "fp64", 40, 1, 1, 2, 2, 4, 2),
+    Way("elman", "fp16", 300, 1, 0, 4, 4, 2, 2),
+    Way("elman", "fp32", 7, 3, 0, 2, 1, 1, 1),
+    Way("light_gru", "bf16", 5, 2, 0, 4, 1, 4, 1),
+    Way("light_gru", "fp64", 72, 1, 0, 1, 4, 2, 2),
+)
+
+
+@functools.cache
+def kernel_of(model: str, precision: str, head_dim: int, heads: int, **spec: Any) -> Kernel:
+    sizes = {"hidden_size": heads * head_dim, "heads": heads}
+    return compiled_for_host({"model": MODELS[model], "precision": precision, "recurrent_bias": True, **sizes, **spec})
+
+
+@functools.cache
+def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callable[..., Any]:
+    """Return what stands for `DeviceRun._load`: the candidate of these variables, for any regime."""
+
+    @functools.cache
+    def load(regime: Regime) -> Any:
+        solution = kernel._builder.solve("step", regime)
+        assert solution.family.name == "decode_step"
+        plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
+        code = emulated_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
+
+        def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
+            code.run(blocks, arguments, seed=blocks)
+
+        return SimpleNamespace(launch=launch), plan
+
+    return lambda _run, _pass, regime: load(regime)
+
+
+def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
+    def compiled(run: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> Any:
+        return b"", load(run, kernel_pass, regime)[1]
+
+    with as_if_on_a_device(kernel, load) as launched, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DenseRun, "_compiled", compiled)
+        y, state = kernel.step(*given, **named)
+    assert {kernel_pass for kernel_pass, _ in launched} <= {"step"}
+    return y, state
+
+
+def placed(array: Array, off: int) -> Array:
+    """A copy that starts `off` values behind a multiple of 16 bytes."""
+    room = np.empty(array.size * array.itemsize + 16 + off * array.itemsize, np.uint8)
+    start = -room.ctypes.data % 16 + off * array.itemsize
+    return room[start : start + array.size * array.itemsize].view(array.dtype).reshape(array.shape)
+
+
+def copied(array: Array, off: int) -> Array:
+    to = placed(array, off)
+    to[...] = array
+    return to
+
+
+@st.composite
+def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]:
+    kernel = kernel_of(way.model, way.precision, way.head_dim, way.heads)
+    contract, random = kernel.contract, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    storage, real = numpy_dtype(contract.precision.storage_dtype), numpy_dtype(contract.precision.arithmetic_dtype)
+    if batch is None:
+        # A part of a tile, a whole one and more; and of such parts as are computed as fewer sequences.
+        batch = draw(st.sampled_from(sorted({0, 1, way.batch_tile // 4, way.batch_tile, 2 * way.batch_tile + 1})))
+    hidden, gates, products = contract.hidden_size, len(contract.gates), len(contract.recurrent_gates)
+    vector_dtypes = st.sampled_from((None, storage, np.dtype(np.float32)))
+
+    def vector(*shape: int) -> Array | None:
+        dtype = draw(vector_dtypes)
+        return None if dtype is None else random.normal(size=shape).astype(dtype)
+
+    order = draw(st.permutations(range(3)))
+    x = random.normal(size=(batch, gates, hidden)).astype(storage)
+    R = (random.uniform(-1, 1, contract.R_shape) / contract.head_dim).astype(storage)
+    call = {
+        # Any strides, with gaps.
+        "x_t": np.ascontiguousarray(x.transpose(order)).repeat(2, 2)[..., ::2].transpose(np.argsort(order)),
+        "R": copied(R.reshape(-1, contract.head_dim) if draw(st.booleans()) else R, way.off),
+        "bias": vector(gates, hidden),
+        "recurrent_bias": vector(products, way.heads, contract.head_dim),
+        "parameters": {name: random.normal(size=hidden).astype(draw(vector_dtypes) or storage) for name in kernel.parameters},
+        "state": {name: copied(random.normal(size=(batch, hidden)).astype(real), way.off) for name in kernel.states},
+    }
+    return call if draw(st.booleans()) else {**call, "state": None}
+
+
+def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
+    """The equations in float64; what R multiplies is rounded to storage."""
+    contract, builder = kernel.contract, kernel._builder
+    x = call["x_t"].astype(np.float64)
+    batch, _, hidden = x.shape
+    previous = call["state"] or {name: np.zeros((batch, hidden)) for name in kernel.states}
+    output = previous[builder.lowered.output_state].astype(numpy_dtype(contract.precision.storage_dtype))
+    R, by_head = call["R"].astype(np.float64).reshape(contract.R_shape), (batch, contract.heads, contract.head_dim)
+    product = np.einsum("gnoi,bni->bgno", R, output.astype(np.float64).reshape(by_head))
+    product = product.reshape(batch, len(contract.recurrent_gates), hidden)
+    if call["bias"] is not None:
+        x = x + call["bias"].astype(np.float64)
+    if call["recurrent_bias"] is not None:
+        product = product + call["recurrent_bias"].astype(np.float64).reshape(-1, hidden)
+    named = {f"W_{gate}": x[:, index] for index, gate in enumerate(kernel.gates)}
+    named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(contract.recurrent_gates)}
+    named |= {f"previous_{name}": one.astype(np.float64) for name, one in previous.items()}
+    named |= {f"parameter_{name}": one.astype(np.float64) for name, one in call["parameters"].items()}
+    found = lower_step(builder._proved[0]).evaluate(named)
+    return found["y"], {name: found[f"state_{name}"] for name in kernel.states}
+
+
+# A third of them with the whole matrix only: compiling one takes seconds.
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.matrix_full if number % 3 == 2 else ()) for number, way in enumerate(WAYS)],
+    ids=str,
+)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_step_is_its_equations(way: Way, folder: Path, data: st.DataObject) -> None:
+    kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way))
+    y, state = step_on_device(kernel, loading(kernel, folder, *way.variables.items()), **call)
+    y_expected, states = expected_of(kernel, call)
+    assert y.dtype == call["x_t"].dtype and y.shape == y_expected.shape
+    for found, expected, dtype in ((y, y_expected, y.dtype), *((state[name], states[name], None) for name in states)):
+        tolerance = TOLERANCES[numpy_dtype(kernel.contract.precision.arithmetic_dtype).name if dtype is None else dtype.name]
+        np.testing.assert_allclose(found.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+# With the same values of a row at once the same numbers are added in the same order.
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[5]], ids=str)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_neither_the_plan_nor_the_batch_changes_a_bit(way: Way, folder: Path, data: st.DataObject) -> None:
+    kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way, batch=5))
+    results = []
+    for other in (way, replace(way, units=2, warps=1, batch_tile=2, stages=1)):
+        y, state = step_on_device(kernel, loading(kernel, folder, *other.variables.items()), **call)
+        results.append((y, *state.values()))
+    alone = dict(call, x_t=call["x_t"][3:4], state=call["state"] and {n: one[3:4].copy() for n, one in call["state"].items()})
+    y, state = step_on_device(kernel, loading(kernel, folder, *way.variables.items()), **alone)
+    for one, other, single in zip(*results, (y, *state.values()), strict=True):
+        assert one.tobytes() == other.tobytes() and one[3:4].tobytes() == single.tobytes()
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[5], WAYS[6]], ids=str)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) -> None:
+    kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way, batch=5))
+    call = dict(call, state=call["state"] or {name: np.zeros((5, way.heads * way.head_dim)) for name in kernel.states})
+    real = numpy_dtype(kernel.contract.precision.arithmetic_dtype)
+    call["state"] = {name: one.astype(real) for name, one in call["state"].items()}
+    load = loading(kernel, folder, *way.variables.items())
+    y, state = step_on_device(kernel, load, **call)
+    for one in (call["x_t"], *call["state"].values()):
+        one[2] = np.nan
+    bad_y, bad_state = step_on_device(kernel, load, **call)
+    assert np.isnan(bad_y[2].astype(float)).all()
+    for one, bad in ((y, bad_y), *((state[name], bad_state[name]) for name in state)):
+        assert np.delete(one, 2, 0).tobytes() == np.delete(bad, 2, 0).tobytes()
+
+
+def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_of("lstm", "fp32", 16, 1)
+    most = step_sequences_max(kernel._builder.target.profile, 4 * 16 * 16)
+    walked, launched, R = [], [], np.zeros((4, 1, 16, 16), np.float32)
+    monkeypatch.setattr(DenseRun, "_walk_forward", lambda *_, single_step: walked.append(single_step))
+
+    def load(_run: DeviceRun, _pass: KernelPass, regime: Regime) -> Any:
+        return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(regime)
+
+    @functools.cache
+    def plan_of(regime: Regime) -> Any:
+        return kernel._builder.solve("step", regime).plan()
+
+    x = np.zeros((1, 4, 16), np.float32)
+    for batch in (most, most + 1):
+        step_on_device(kernel, load, np.broadcast_to(x, (batch, 4, 16)), R)
+    assert len(launched) == 1 and walked == [True]
+    # And by what R takes: those of an LSTM with one head of 512 units, and of 1024.
+    profile = kernel._builder.target.profile
+    assert [step_sequences_max(profile, 4 * size * size) for size in (16, 512, 1024)] == [128, 79, 19]
+
+
+def test_heads_of_any_size_have_a_step() -> None:
+    """Where outputs do not fit shared memory it is a forward of one."""
+    for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
+        plan = kernel_of("elman", "bf16", head_dim, 1)._builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
+        assert plan.entry == entry, plan.passed_over

@@ -1,0 +1,126 @@
+"""How many kernels calls of many sizes compile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_device import as_if_on_a_device
+from support.uncompiled_kernels import compiled_for_host
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.errors import CompileFailed
+from minrnn_gen.gpu import cublas, module
+from minrnn_gen.plan.dense import persistent
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run import dense
+from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.run.stepwise import AlternatingWalk
+
+CALLS = 200
+# Few channels or enough, short sequences or not.
+REGIMES_BY_SIZE = 4
+LOAD = DeviceRun._load
+
+
+class Nothing:
+    """A loaded kernel that does nothing when it is launched."""
+
+    def launch(self, *_: Any) -> None: ...
+
+    launch_on = launch
+
+
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
+    compiled, cell = [], kernel.built[0].cell
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled.append((kernel_pass, regime))
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    # Nor is the kernel of the hinted regime, which is for host arrays, ever launched.
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    random = np.random.default_rng(0)
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", LOAD)
+        for _ in range(CALLS):
+            batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
+            y, _, saved = kernel.forward(np.zeros(kernel.contract.shape(kernel.contract.x_axes, batch, time), np.float32))
+            kernel.backward(saved, y)
+    counted = Counter((kernel_pass, regime.alignment_bytes) for kernel_pass, regime in compiled)
+    assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
+    # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
+    assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
+
+
+@pytest.mark.parametrize(
+    ("why_not_persistent", "precision", "most"), [("too large", "bf16", 1), ("", "fp32", 4), ("", "bf16", 4)]
+)
+def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
+    why_not_persistent: str, precision: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
+    monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
+    compiled, cell = Counter[str](), kernel.built[0].cell
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled[kernel_pass] += 1
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(cublas, "multiply", lambda *_: None)
+    monkeypatch.setattr(dense, "copy_heads_first", lambda *_: None)
+    monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
+    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", LOAD)
+        for call in range(24):
+            batch, time = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9))
+            x = np.zeros((batch, time, 2, 3, 64), R.dtype)
+            kernel(x, R, resets=np.zeros((batch, time), bool) if call % 2 else None, all_states=bool(call % 3))
+    # In each direction.
+    assert 0 < compiled["forward"] <= 2 * most - (most == 1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """By another thread, once; whoever needs a kernel that cannot be built is told, and nobody else is."""
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
+    cell, begun, compiled = kernel.built[0].cell, threading.Event(), Counter[str]()
+
+    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+        compiled[kernel_pass] += 1
+        if kernel_pass == "backward":
+            begun.set()
+            if fails:
+                raise CompileFailed("no candidate kept what its plan promised")
+        assert begun.wait(10)  # the forward is not there before the backward was begun
+        plan = builder.solve(kernel_pass, regime).plan()
+        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    kernel._on_device._built.clear()
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    run, hinted = kernel._on_device, kernel._builder.hinted_regime
+    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
+        inside.setattr(DeviceRun, "_load", LOAD)
+        kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))
+        with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
+            run._compiled("backward", hinted)
+    assert compiled["backward"] == 1 + fails and compiled["forward"] > 0

@@ -1,0 +1,233 @@
+"""What stands for a GPU where there is none: launches that read and write memory by the addresses and strides they are given.
+
+The argument lists are those of the kernels' signatures; steps are computed one after the other, by plain loops. Arrays in host
+memory pose as arrays on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from support import reference_loops
+
+from minrnn_gen.call.array import as_numpy
+from minrnn_gen.gpu import cublas, device
+from minrnn_gen.gpu import memory as gpu_memory
+from minrnn_gen.gpu import stream as gpu_stream
+from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.run.scan import DeviceRun
+
+
+def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:
+    """View memory from `pointer` on; strides count elements."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    interface = {"data": (pointer, False), "shape": (1,), "typestr": np.dtype(dtype).str, "version": 3}
+    start = np.asarray(SimpleNamespace(__array_interface__=interface))
+    return as_strided(start, shape, tuple(stride * start.itemsize for stride in strides))
+
+
+def contiguous(pointer: int, *shape: int, dtype: str = "float64") -> Any:
+    """View contiguous memory; null is zeros."""
+    if not pointer:
+        return np.zeros(shape, dtype)
+    return memory(pointer, shape, tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))), dtype)
+
+
+@dataclass
+class LoadedOnHost:
+    """The kernel of one pass and regime of a cell, in float64."""
+
+    kernel_pass: str
+    cell: Any
+    plan: Any
+
+    def launch(self, _like: Any, blocks: int, _threads: int, arguments: tuple[Any, ...]) -> None:
+        assert blocks > 0
+        left = iter(arguments)
+        # All but batch and time are in front of them.
+        batch, time = arguments[-2:]
+        x_pointer, x_strides = next(left), [next(left) for _ in range(3)]
+        bias, parameters = self._vectors(left)
+        hidden, is_bdt = self.plan.hidden_size, self.plan.layout == "BDT"
+        initial = {name: contiguous(next(left), batch, hidden) for name in self.cell.states}
+        resets, resets_strides = 0, (0, 0)
+        if self.plan.regime.resets:
+            resets, resets_strides = next(left), (next(left), next(left))
+        begins = 0 if is_bdt else next(left)
+        ends = next(left)
+        pointers = {}
+        if self.kernel_pass == "backward":
+            pointers = {name: next(left) for name in self.cell.read_states}
+        y_pointer, y_strides = next(left), [next(left) for _ in range(2)]
+
+        def rows(pointer: int, sequence: int, begin: int, end: int) -> Any:
+            """One sequence of an array with the strides of y, as [1, T, H]."""
+            by_batch, other = y_strides
+            by_time, by_channel = (1, other) if is_bdt else (other, 1)
+            start = pointer + 8 * (sequence * by_batch + begin * by_time)
+            return memory(start, (1, end - begin, hidden), (0, by_time, by_channel))
+
+        def gates(pointer: int, strides: list[int], sequence: int, begin: int, end: int) -> Any:
+            """One sequence of an array with the axes of x, as [1, T, G, H]."""
+            by_time, by_gate, by_channel = (1, *strides[1:]) if is_bdt else (*strides[1:], 1)
+            start = pointer + 8 * (sequence * strides[0] + begin * by_time)
+            return memory(start, (1, end - begin, len(self.cell.gates), hidden), (0, by_time, by_gate, by_channel))
+
+        def problem(sequence: int) -> tuple[int, int, Any]:
+            begin = int(contiguous(begins, batch, dtype="int64")[sequence])
+            end = int(contiguous(ends, batch, dtype="int64")[sequence]) if ends else time
+            marks = np.zeros((1, end - begin), bool)
+            if self.plan.regime.resets:
+                start = resets + sequence * resets_strides[0] + begin * resets_strides[1]
+                marks = memory(start, marks.shape, (0, resets_strides[1]), "bool")
+            its_initial = {name: one[sequence : sequence + 1] for name, one in initial.items()}
+            x = gates(x_pointer, x_strides, sequence, begin, end)
+            bounds = [(0, 0, end - begin)]
+            its = reference_loops.Problem(
+                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.regime.reverse
+            )
+            return begin, end, its
+
+        if self.kernel_pass == "forward":
+            kept = [next(left) for _ in self.cell.states] if self.plan.regime.kept_states != "none" else []
+            final = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
+            assert len(list(left)) == 2
+            for sequence in range(batch):
+                begin, end, its = problem(sequence)
+                found = reference_loops.forward(its)
+                rows(y_pointer, sequence, begin, end)[...] = found.y
+                for pointer, name in zip(kept, self.cell.states, strict=False):
+                    rows(pointer, sequence, begin, end)[...] = found.states[name]
+                for last, name in zip(final, self.cell.states, strict=True):
+                    last[sequence] = found.final[name][0]
+            return
+        dfinal = {name: contiguous(next(left), batch, hidden) for name in self.cell.states}
+        dx_pointer, dx_strides = next(left), [next(left) for _ in range(3)]
+        dinitial = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
+        sums_pointer = next(left)
+        parts = self.plan.variables["cluster_blocks"]
+        sums = contiguous(sums_pointer, parts, len(self.cell.gates) + len(self.cell.parameters), batch, hidden)
+        assert len(list(left)) == 2
+        for sequence in range(batch):
+            begin, end, its = problem(sequence)
+            found = reference_loops.forward(its)
+            for name, pointer in pointers.items():
+                expected = found.y if name == self.cell.output_state else found.states[name]
+                np.testing.assert_allclose(rows(pointer, sequence, begin, end), expected, rtol=1e-11, atol=1e-11)
+            its_final = {name: one[sequence : sequence + 1] for name, one in dfinal.items()}
+            back = reference_loops.backward(its, found, rows(y_pointer, sequence, begin, end), its_final)
+            gates(dx_pointer, dx_strides, sequence, begin, end)[...] = back["x"]
+            for first, name in zip(dinitial, self.cell.states, strict=True):
+                first[sequence] = back["state"][name][0]
+            total = np.stack([*back["bias"], *(back["parameters"][name] for name in self.cell.parameters)])
+            sums[:, :, sequence] = total / parts
+
+    def _vectors(self, left: Iterator[Any]) -> tuple[Any, dict[str, Any]]:
+        """The bias and the parameters, of which a mask says which are in float32."""
+        hidden, gates = self.plan.hidden_size, len(self.cell.gates)
+        pointers = [next(left) for _ in range(1 + len(self.cell.parameters))]
+        mask = int(next(left))
+        shapes = [(gates, hidden), *((hidden,) for _ in self.cell.parameters)]
+        found = [
+            contiguous(pointer, *shape, dtype="float32" if mask >> bit & 1 else "float64").astype("float64")
+            for bit, (pointer, shape) in enumerate(zip(pointers, shapes, strict=True))
+        ]
+        return found[0], dict(zip(self.cell.parameters, found[1:], strict=True))
+
+
+class CublasOnHost:
+    """The one product of cuBLAS that is used, of matrices in columns in float64, by addresses (cublasGemmStridedBatchedEx)."""
+
+    def __init__(self) -> None:
+        self._stream, self._mode = 0, 0
+
+    def cublasSetStream_v2(self, _handle: Any, stream: Any) -> int:
+        self._stream = stream
+        return 0
+
+    def cublasSetMathMode(self, _handle: Any, mode: int) -> int:
+        self._mode = mode
+        return 0
+
+    def cublasGemmStridedBatchedEx(
+        self, _handle: Any, turns_a: int, turns_b: int, m: int, n: int, k: int, alpha: Any, a: Any, a_type: int, lda: int,
+        a_stride: Any, b: Any, b_type: int, ldb: int, b_stride: Any, beta: Any, c: Any, c_type: int, ldc: int, c_stride: Any,
+        count: int, compute: int, _algorithm: int,
+    ) -> int:  # fmt: skip
+        assert (a_type, b_type, c_type, compute) == (1, 1, 1, 70)  # CUDA_R_64F, CUBLAS_COMPUTE_64F
+        assert lda >= (k if turns_a else m) and ldb >= (n if turns_b else k) and ldc >= m
+        assert (self._stream, self._mode) == (0, 16)
+        scale, keep = alpha._obj.value, beta._obj.value
+        for index in range(count):
+
+            def columns(start: int, height: int, width: int, leading: int, stride: int, index: int = index) -> Any:
+                return memory(start + 8 * index * stride, (height, width), (1, leading))
+
+            left = columns(a, k, m, lda, a_stride).T if turns_a else columns(a, m, k, lda, a_stride)
+            right = columns(b, n, k, ldb, b_stride).T if turns_b else columns(b, k, n, ldb, b_stride)
+            to = columns(c, m, n, ldc, c_stride)
+            # As the library: with beta 0, C is not read.
+            to[...] = scale * left @ right + (keep * to if keep else 0)
+        return 0
+
+
+def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
+    """Return what stands for `DeviceRun._load`."""
+    lowered, spec = kernel._builder.lowered_backward, kernel.spec
+
+    def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
+        plan = SimpleNamespace(
+            layout=spec.layout,
+            hidden_size=spec.hidden_size,
+            channels_per_block=32,
+            regime=regime,
+            threads=32,
+            variables={"cluster_blocks": 2 if regime.reverse else 1},
+        )
+        cell = SimpleNamespace(
+            parsed=reference_loops.cell_named(spec.model),
+            **{name: getattr(lowered, name) for name in ("gates", "states", "parameters", "read_states", "output_state")},
+        )
+        return LoadedOnHost(kernel_pass, cell, plan), plan
+
+    return load
+
+
+@contextlib.contextmanager
+def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None) -> Iterator[set[tuple[str, Regime]]]:
+    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched.
+
+    `load` gives the kernels, with their plans; without it they are plain loops.
+    """
+    launched: set[tuple[str, Regime]] = set()
+    loaded = load or plain_loops_for(kernel)
+
+    def noted(run: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
+        launched.add((kernel_pass, regime))
+        return loaded(run, kernel_pass, regime)
+
+    numpy_as_cupy = SimpleNamespace(
+        arange=np.arange,
+        asarray=np.asarray,
+        where=np.where,
+        cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext()),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceRun, "_load", noted)
+        patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
+        patch.setattr(device, "cupy_module", lambda: numpy_as_cupy)
+        patch.setattr(gpu_stream, "is_capturing", lambda _: False)
+        patch.setattr(gpu_stream, "current_stream", lambda _: 0)
+        patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
+        patch.setattr(cublas, "_handle", lambda: 1)
+        patch.setattr(cublas, "_library", CublasOnHost)
+        patch.setattr(gpu_memory, "read_back", as_numpy)
+        yield launched

@@ -1,0 +1,171 @@
+"""Every kind of kernel there is, small: of each family, strategy and scope, of cells of one's own and of raw scans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from support.small_problems import BDT, CHANNELS, CLUSTER, DENSE, FAMILIES, LONG, TICKETS, TIME, TWO_WARPS, WantedBuilder
+
+import minrnn_gen
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.interpret.cases import Inputs, Trial, inputs_of
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.interpret.verify import Arrays, backward_of, forward_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.precision import error_allowed, precision_of, remembered_error
+from minrnn_gen.raw_scan.kernels import RawSpec
+
+RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
+LOG_RAW = {"name": "log_raw", "equations": "h[t] = exp(W.a) * h[t-1] + W.b", "gates": ["a", "b"]}
+OWN_SCAN = {
+    "name": "own_scan",
+    "equations": "z = sigmoid(W.z + k)\nc[t] = z * c[t-1] + (1 - z) * tanh(W.v)\nh[t] = c[t] * sigmoid(W.o)",
+    "states": ["c", "h"],
+    "output": "h",
+    "parameters": ["k"],
+}
+OWN_DIAGONAL = {"name": "own_diagonal", "equations": "h[t] = tanh(W.a + k * h[t-1])", "parameters": ["k"]}
+OWN_DENSE = {
+    "name": "own_dense",
+    "equations": "f = sigmoid(W.f + R.f)\nh[t] = f * h[t-1] + (1 - f) * tanh(W.v + k * R.v)",
+    "parameters": ["k"],
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kernel by its spec and by what is wanted of its plans."""
+
+    name: str
+    spec: Mapping[str, Any]
+    wanted: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is a raw scan of complex numbers."""
+        return str(self.spec.get("precision")).startswith("complex")
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether its gates are coefficients, which are given without a bias, lengths or resets."""
+        return self.is_complex or self.name.startswith("raw")
+
+
+KINDS = (
+    *(Kind(f"{family} {name}", spec, wanted) for family, kinds in FAMILIES.items() for name, spec, wanted, _, _ in kinds),
+    Kind("own scan of channels", {"model": OWN_SCAN, "hidden_size": 20, "layout": "TBD"}, CHANNELS | CLUSTER),
+    Kind("own scan of time", BDT | {"model": OWN_SCAN, "precision": "fp16"}, TIME),
+    Kind("own diagonal cell", {"model": OWN_DIAGONAL, "hidden_size": 20, "layout": "TBD", "direction": "reverse"}, {}),
+    Kind("own dense cell", {"model": OWN_DENSE, "hidden_size": 24, "precision": "bf16"}, DENSE | CLUSTER),
+    Kind("raw", {"model": RAW, "hidden_size": 20, "direction": "reverse"} | LONG, CHANNELS | TICKETS),
+    Kind("raw logarithms", BDT | LONG | {"model": LOG_RAW, "precision": "fp64"}, TIME | TICKETS),
+    Kind("raw complex", {"model": RAW, "hidden_size": 10, "precision": "complex64"}, CHANNELS | CLUSTER | TWO_WARPS),
+    Kind("raw complex tickets", BDT | LONG | {"model": RAW, "hidden_size": 1, "precision": "complex128"}, TIME | TICKETS),
+)
+
+
+# Those of the everyday suite, and whether their calls have resets: each family, strategy, scope and product, every precision,
+# layout and direction. The others are their like, or take long to compile or to run.
+EVERYDAY = {
+    "channels one warp": True, "channels two warps": False, "channels cluster": True, "channels tickets": True,
+    "channels bf16 parameters": False, "channels log": True, "channels reverse": True, "channels qrnn fp16": False,
+    "time two columns": True, "time two warps": False, "time tickets": True, "time vectors": False, "time reverse": False,
+    "diagonal channels": True, "diagonal time": False, "recurrent block": True, "recurrent halves": False,
+    "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
+    "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True,
+    "recurrent shared cells": False, "alternating fp64": False, "alternating fp16": True,
+    "own scan of channels": False, "own scan of time": True, "own diagonal cell": True, "own dense cell": False, "raw": False,
+    "raw logarithms": False, "raw complex": False, "raw complex tickets": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Made:
+    """The kernel of a kind, and what its results are held against."""
+
+    kernel: InterpretedKernel
+    exact: Kernel
+    slack: float
+
+    def expected(self, inputs: Inputs) -> tuple[Arrays, Arrays]:
+        """Return the results of a forward and of its backward, by name."""
+        wide = inputs.in_float64()
+        if np.iscomplexobj(inputs.dy):
+            return _raw_results(self.kernel, wide)
+        with np.errstate(all="ignore"):
+            forward, saved = forward_of(self.exact, wide)
+            return forward, backward_of(self.exact, wide, saved)
+
+
+@cache
+def made(kind: Kind) -> Made:
+    """Plan a kind; its kernels are compiled when they are called."""
+    given = {"gpu": "h200", "precision": "fp32", **kind.spec}
+    spec = RawSpec.model_validate(given) if kind.is_complex else load_spec(given)
+    builder = WantedBuilder(spec, target_of(spec), Store(cache_folder()), wanted=tuple(kind.wanted.items()))
+    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    wide = spec if kind.is_complex else load_spec(spec.model_dump(), precision="fp64", functions=None)
+    precision = precision_of(spec.precision).with_functions(spec.functions)
+    slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
+    return Made(kernel, Kernel(replace(builder, spec=wide), kernel.built), slack)
+
+
+def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
+    """Return what the raw scan of NumPy says, in complex128."""
+    layout, x = kernel.contract.layout, inputs.forward["x"]
+    gates, time = ("btgh".index("g"), 1) if layout == "BTD" else ("bght".index("g"), 2)
+    a, b = (np.ascontiguousarray(x.take(n, gates)) for n in (0, 1))
+    h0, dfinal = inputs.forward.get("state", {}).get("h"), inputs.dstate.get("h")
+    y, final = minrnn_gen.scan(a, b, h0, axis=time)
+    da, db, dh0 = minrnn_gen.scan_backward(a, y, inputs.dy, h0, dfinal, axis=time)
+    return {"y": y, "h": final}, {"x": np.stack([da, db], gates), **({"state h": dh0} if h0 is not None else {})}
+
+
+def times_of(plan: KernelPlan) -> tuple[int, ...]:
+    """Return lengths around everything that a kernel counts by, the longest first."""
+    if not plan.entry.startswith("scan"):
+        stages = plan.variables.get("stages", 1)
+        return (2 * stages + 1, stages, 1, stages + 1, 0)
+    tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
+    whole = tile * plan.variables.get("cluster_blocks", 1) * ring
+    longest = (plan.group_tiles + 1) * tile if plan.group_tiles else whole
+    return (longest + 1, longest, tile + 1, tile - 1, tile, 1, 0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is drawn: its sizes, and what it is given."""
+
+    batch: int
+    time: int
+    slow: float
+    given: frozenset[str]
+
+    def inputs(self, kernel: Kernel) -> Inputs:
+        """Return arrays for it, the same for the same call."""
+        contract, plan = kernel.contract, kernel.plan
+        inputs = inputs_of(contract, Trial(self.batch, self.time, True, plan.tile_steps), self.slow)
+        optional = {"lengths", "resets", "bias", "state"} - self.given
+        forward = {name: one for name, one in inputs.forward.items() if name not in optional}
+        if plan.model == "log_raw":
+            forward["x"] = -np.abs(forward["x"])
+        return replace(inputs, forward=forward, dstate=inputs.dstate if "dstate" in self.given else {})
+
+
+def results_of(kernel: InterpretedKernel, inputs: Inputs, seed: int = 0) -> tuple[Arrays, Arrays]:
+    """Return the results of a forward and of its backward, by name."""
+    with kernel.seeded(seed):
+        forward, saved = forward_of(kernel, inputs)
+        return forward, backward_of(kernel, inputs, saved)
