@@ -127,6 +127,14 @@ class Builder:
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
 
     @property
+    def hinted_step_regime(self) -> Regime:
+        """The regime of a step of the spec's typical batch: as whole rows of a dense cell's state are aligned."""
+        if self.kind != "dense":
+            return self.hinted_regime
+        alignment_bytes = alignment_of(self.spec.head_dim * precision_of(self.spec.precision).storage_bytes)
+        return self.regime_of(Sizes(self.hinted_sizes.batch, 1), alignment_bytes)
+
+    @property
     def hinted_regime(self) -> Regime:
         """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
         spec, sizes = self.spec, self.hinted_sizes

@@ -52,11 +52,19 @@ def _build(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def _walk(plan: KernelPlan) -> tuple[str, ...]:
-    """How a dense cell's steps are taken, and why not in one launch."""
-    if plan.is_persistent:
-        by = PRODUCTS[plan.matrix_product]
-        return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
-    return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
+    """Strategy of a dense cell's kernel: how its steps are taken, and why not in one launch."""
+    match plan.strategy:
+        case "persistent":
+            by = PRODUCTS[plan.matrix_product]
+            return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
+        case "decode":
+            return ("  walk       decode: one step in one launch, the recurrent matrix read once by all SMs together",)
+        case "stepwise" if plan.kernel_pass == "step":
+            return (f"  walk       one step as a product and a pointwise kernel: {plan.passed_over}",)
+        case "stepwise":
+            return (f"  walk       step by step, not persistent: {plan.passed_over}",)
+        case _:
+            return ()
 
 
 def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -165,6 +165,7 @@ def _family(name: str) -> Family:
     return Family(
         name=name,
         entry=name,
+        strategy="serial",
         copies=False,
         variables=variables,
         constraints=constraints,

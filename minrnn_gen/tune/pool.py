@@ -72,7 +72,7 @@ def summary_of(tuned: TunedKernel) -> dict[str, Any]:
         "ended": tuned.ended,
         "first_us": tuned.first_us,
         "best_us": tuned.best_us,
-        "family": tuned.kept.plan.template.removesuffix(".cu.j2") if tuned.kept else None,
+        "family": tuned.kept.plan.name if tuned.kept else None,
         "variables": dict(tuned.kept.plan.variables) if tuned.kept else None,
     }
 

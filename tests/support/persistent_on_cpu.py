@@ -107,7 +107,7 @@ def persistent_kernels(
 
     def plan_by(solver: Builder, kernel_pass: KernelPass) -> KernelPlan:
         solution = solver.solve(kernel_pass, regime)
-        assert solution.family.name == f"recurrent_{kernel_pass}"
+        assert solution.family.strategy == "persistent"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         return solution.plan(having.index(max(having)))
 

@@ -174,7 +174,7 @@ def prepare(problem: Problem) -> Prepared:
 
 def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     has_resets = "resets" in problem.call
-    if plan.entry.startswith(("persistent", "decode", "stepwise")):
+    if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
         if problem.call == "packed":
             return Trial(tile + 1, DENSE_STEPS)

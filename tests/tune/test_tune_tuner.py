@@ -45,7 +45,7 @@ def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]
 
 def winner_of(tuned: TunedKernel) -> CandidateKey:
     assert tuned.kept is not None
-    return key_of(tuned.kept.plan.template.removesuffix(".cu.j2"), tuned.kept.plan.variables)
+    return key_of(tuned.kept.plan.name, tuned.kept.plan.variables)
 
 
 def emptied(builder: Builder) -> Builder:
@@ -55,7 +55,7 @@ def emptied(builder: Builder) -> Builder:
 
 def taken(builder: Builder) -> CandidateKey:
     plan = builder.build("forward", builder.hinted_regime).plan
-    return key_of(plan.template.removesuffix(".cu.j2"), plan.variables)
+    return key_of(plan.name, plan.variables)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -165,6 +165,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
 STEP = Family(
     name="decode_step",
     entry="decode_step",
+    strategy="decode",
     copies=False,
     variables=variables,
     constraints=constraints,

@@ -334,6 +334,7 @@ def _family(name: str) -> Family:
     return Family(
         name=name,
         entry=name,
+        strategy="persistent",
         copies=True,
         variables=variables,
         constraints=constraints,

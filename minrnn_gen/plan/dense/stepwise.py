@@ -70,5 +70,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-FORWARD = elementwise_family("stepwise_forward", _registers, predicted_us)
-BACKWARD = elementwise_family("stepwise_backward", _registers, predicted_us)
+FORWARD = elementwise_family("stepwise_forward", "stepwise", _registers, predicted_us)
+BACKWARD = elementwise_family("stepwise_backward", "stepwise", _registers, predicted_us)

@@ -319,10 +319,11 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     )
 
 
-def _family(name: str) -> Family:
+def _family(name: str, entry: str) -> Family:
     return Family(
         name=name,
-        entry=name.removesuffix("_channels"),
+        entry=entry,
+        strategy="channels",
         copies=True,
         variables=variables,
         constraints=constraints,
@@ -331,5 +332,5 @@ def _family(name: str) -> Family:
     )
 
 
-FORWARD = _family("scan_forward_channels")
-BACKWARD = _family("scan_backward_channels")
+FORWARD = _family("scan_forward_channels", entry="scan_forward")
+BACKWARD = _family("scan_backward_channels", entry="scan_backward")

@@ -230,10 +230,11 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-def _family(name: str) -> Family:
+def _family(name: str, entry: str) -> Family:
     return Family(
         name=name,
-        entry=name.removesuffix("_time"),
+        entry=entry,
+        strategy="time",
         copies=True,
         variables=variables,
         constraints=constraints,
@@ -242,5 +243,5 @@ def _family(name: str) -> Family:
     )
 
 
-FORWARD = _family("scan_forward_time")
-BACKWARD = _family("scan_backward_time")
+FORWARD = _family("scan_forward_time", entry="scan_forward")
+BACKWARD = _family("scan_backward_time", entry="scan_backward")
