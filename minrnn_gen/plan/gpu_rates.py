@@ -39,7 +39,7 @@ class Scales:
 
 
 def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
-    """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
+    """Return the instructions per channel and time step: the cell's own, two passes over each state, unpacking and packing."""
     cell = problem.cell
     if per_transcendental is None:
         per_transcendental = INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
@@ -85,9 +85,9 @@ def _scales(gpu: Measured) -> Scales:
     cycle = fitted.sm_clock_hz / gpu.sm_clock_hz
 
     def ratio(field: str, assumed: float) -> float:
-        """Of what was measured on both; else as the clock and the architecture say."""
-        its, theirs = getattr(gpu, field), getattr(fitted, field)
-        return float(its / theirs) if its and theirs else assumed
+        """Return the ratio of what was measured on both GPUs; else the one that clock and architecture let assume."""
+        here, there = getattr(gpu, field), getattr(fitted, field)
+        return float(here / there) if here and there else assumed
 
     products = tensor_products(gpu.compute_capability) / tensor_products(fitted.compute_capability)
     return Scales(
@@ -106,6 +106,6 @@ def tensor_products(compute_capability: str) -> float:
     def number(capability: str) -> tuple[int, ...]:
         return tuple(map(int, capability.split(".")))
 
-    mine = number(compute_capability)
+    capability = number(compute_capability)
     known = {number(name): count for name, count in TENSOR_PRODUCTS_PER_SM_CYCLE.items()}
-    return known[max((one for one in known if one <= mine), default=min(known))]
+    return known[max((listed for listed in known if listed <= capability), default=min(known))]

@@ -146,8 +146,8 @@ class Prediction:
     """The prediction that ranked the candidate, and the candidates it was ranked among.
 
     `predicted_us` names the cost model's terms in microseconds, for the typical sizes. `passed_over` is why a preferred family
-    of kernels does not serve, one sentence, empty where there is none. `assumed_rates` names the numbers of the GPU that nobody
-    measured, for which the prediction takes those of datasheets.
+    of kernels does not serve, one sentence, empty where there is none. `assumed_rates` names the numbers of the GPU that were
+    never measured, for which the prediction takes those of datasheets.
     """
 
     predicted_us: Mapping[str, float]

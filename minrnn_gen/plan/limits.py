@@ -14,7 +14,7 @@ from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronousl
 
 WARP_LANES = 32
 MBARRIER_BYTES = 8
-# Beyond this many times the bytes that hide the latency, a deeper ring only takes memory from other blocks.
+# Beyond this many times the bytes that hide the latency, a deeper pipeline only takes memory from other blocks.
 USEFUL_IN_FLIGHT_FACTOR = 4
 # The loops over a tile are unrolled; above this many operations NVRTC needs more than about half a second.
 UNROLLED_OPERATIONS_MAX = 1200
@@ -70,7 +70,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
         ),
         Constraint(
             "shared_bytes_per_block",
-            "the ring of tiles and the exchange between warps live in one block's shared memory",
+            "the stages of the pipeline and the exchange between warps live in one block's shared memory",
             shared.over,
             shared.of,
             lambda *_: gpu.shared_bytes_per_block_max,
@@ -81,7 +81,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
 
 
 def copy_constraints(problem: Problem, in_flight: Quantity) -> tuple[Constraint, ...]:
-    """Return the constraints on the ring; `in_flight` is the bytes one block keeps under way."""
+    """Return the constraints on the pipeline; `in_flight` is the bytes one block keeps under way."""
     useful = USEFUL_IN_FLIGHT_FACTOR * problem.gpu.bytes_in_flight_per_sm
     asynchronous = can_copy_asynchronously(problem)
     return (

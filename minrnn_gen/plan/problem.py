@@ -24,7 +24,7 @@ FAMILIES: Mapping[CellKind, FamilyName] = {"affine-diagonal": "scan", "diagonal"
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
-# With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
+# With fewer channels than these per SM, blocks with columns of 32 ... 64 channels leave some SMs without work.
 FEW_CHANNELS_PER_SM = 64
 # What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
 TYPICAL_FEW_CHANNELS = 512

@@ -29,7 +29,7 @@ from minrnn_gen.plan.problem import Problem
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
 # Candidates that are estimated alike, and have as many registers, break their promise together, but for luck with the compiler:
-# a second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
+# a second of them is tried, at once with the best of the others, so that they are not waited for one after another.
 ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 
 
@@ -69,8 +69,8 @@ class Resources:
 
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
-    `tile_steps` is the time steps that a block walks at once, `group_tiles` the tiles that blocks hand a state on for, 0 where
-    no block does. `partition` is what warps and lanes have of R and of the cells, where R is on the chip.
+    `tile_steps` is the time steps that a block processes at once, `group_tiles` the tiles that blocks hand a state on for, 0
+    where no block does. `partition` is what warps and lanes have of R and of the cells, where R is on the chip.
     """
 
     threads: int

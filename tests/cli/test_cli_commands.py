@@ -147,7 +147,7 @@ def test_explain_says_how_a_dense_cell_takes_its_steps(command: Command, min_gru
     asked = f"model=lstm hidden_size=64 {settings}".split()
     answer = command("explain", min_gru, "--gpu", "h100", *(word for one in asked for word in ("--set", one)))
     assert answer.status == 0
-    assert [line for line in answer.out.splitlines() if "walk" in line and line.endswith(said)]
+    assert [line for line in answer.out.splitlines() if "strategy" in line and line.endswith(said)]
 
 
 @pytest.mark.usefixtures("nvrtc")

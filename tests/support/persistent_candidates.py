@@ -92,8 +92,8 @@ class SampleBuilder(Builder):
             iter(having(next(solutions), dict(self.sample.variables))) if kernel_pass == self.sample.kernel_pass else solutions
         )
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        key = super()._request_key(kernel_pass, regime)
+    def request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        key = super().request_key(kernel_pass, regime)
         return digest(key, json.dumps(self.sample.variables)) if kernel_pass == self.sample.kernel_pass else key
 
 

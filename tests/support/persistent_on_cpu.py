@@ -123,9 +123,9 @@ def persistent_kernels(
     @functools.cache
     def code(kernel_pass: KernelPass) -> HostCode:
         plan = plan_of(kernel_pass)
-        return compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
+        return compiled(render(plan, builder.lowered_for(kernel_pass), ()), plan, folder)
 
     numbers = precision_of(precision)
-    lowered = {kernel_pass: builder._lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
+    lowered = {kernel_pass: builder.lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
     dtypes = (numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype))
-    return PersistentKernels(builder._proved[0], heads, head_dim, *dtypes, lowered, code)
+    return PersistentKernels(builder.cell, heads, head_dim, *dtypes, lowered, code)

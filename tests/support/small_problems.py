@@ -97,7 +97,7 @@ class Prepared:
         from minrnn_gen.codegen.render import render
 
         builder = self.kernel.builder
-        return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+        return render(plan, builder.lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
 
     def run(self, seed: int, others: Mapping[str, str]) -> str:
         """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""

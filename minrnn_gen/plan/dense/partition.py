@@ -140,7 +140,7 @@ class Partition:
         return self.batch_tile * self.operand_values * precision.storage_bytes
 
     def in_plan(self) -> dict[str, int]:
-        """Return the numbers of the partition that the template is written with, by name."""
+        """Return the numbers of the partition that a template is written with, by name."""
         return {
             "uses_reduce_scatter": int(self.uses_reduce_scatter),
             "operand_units": self.operand_units,
