@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minrnn_gen import __version__
-from minrnn_gen.bench.functions import (
+from minrnn_gen.bench.report.functions import (
     ARGUMENT_COUNTS,
     PUBLISHED_FUNCTIONS,
     Array,

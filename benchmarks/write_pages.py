@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minrnn_gen.bench.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
-from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
-from minrnn_gen.bench.plot import panels_of, svg_of
-from minrnn_gen.bench.record import read_record
-from minrnn_gen.bench.regret_record import (
+import summary
+
+from minrnn_gen.bench.cost_model.regret_record import (
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
     REGRETS_PLOT,
@@ -16,6 +14,10 @@ from minrnn_gen.bench.regret_record import (
     regret_sections,
     regret_svg,
 )
+from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
+from minrnn_gen.bench.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
+from minrnn_gen.bench.report.plot import panels_of, svg_of
+from minrnn_gen.bench.report.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,6 +28,10 @@ def main() -> None:
     for name in PAGES:
         page = ROOT / name
         page.write_text(filled(page.read_text(encoding="utf-8"), records, name), encoding="utf-8")
+    page = ROOT / summary.PAGE
+    sections = {"summary": summary.summary_text}
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), summary.PAGE, sections), encoding="utf-8")
+    (ROOT / summary.FIGURE).write_text(summary.summary_svg(), encoding="utf-8")
     page = ROOT / FUNCTIONS_PAGE
     functions = read_functions(ROOT / PUBLISHED_FUNCTIONS)
     page.write_text(filled_functions(page.read_text(encoding="utf-8"), functions, FUNCTIONS_PAGE), encoding="utf-8")

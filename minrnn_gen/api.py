@@ -46,15 +46,15 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
-        from minrnn_gen.tune.lookup import JustMeasured, remembered
+        from minrnn_gen.tune.lookup import JustTuned, remembered
         from minrnn_gen.tune.session import tune_here
 
         builder = builder_of(loaded, target, remembered)
         tuned = tuple(tune_here(builder))
         if tuned and tuned[-1].ended == "interrupted":
             raise KeyboardInterrupt
-        won = tuple(one.kept for one in tuned if one.kept)
-        return kernel_from(replace(builder, preferred=lambda: JustMeasured(won, remembered())))
+        winners = tuple(result.winner for result in tuned if result.winner)
+        return kernel_from(replace(builder, preferred=lambda: JustTuned(winners, remembered())))
     return kernel_of(loaded, target)
 
 

@@ -83,12 +83,15 @@ OWNERS = {
     "cupy": "build.nvrtc gpu.*",
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
-    "torch": "torch.* bench.gpu bench.peers bench.layers bench.raw compat.flashrnn compat.flashrnn_states compat.fla",
-    "jax": "bench.peers",
-    "accelerated_scan": "bench.peers",
-    "fla": "bench.peers",
-    "flashrnn": "bench.flash bench.flash_build",
-    "matplotlib": "bench.plot",
+    "torch": (
+        "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.layers bench.contenders.raw_scans "
+        "compat.flashrnn compat.flashrnn_states compat.fla"
+    ),
+    "jax": "bench.contenders.baselines",
+    "accelerated_scan": "bench.contenders.baselines",
+    "fla": "bench.contenders.baselines",
+    "flashrnn": "bench.contenders.flash bench.contenders.flash_build",
+    "matplotlib": "bench.report.plot",
     "sympy": "cell.* !cell.files",
     "jinja2": "codegen.render",
     "constraint": "plan.solver",
@@ -256,7 +259,7 @@ def test_the_machine_is_built_from_the_ground_up() -> None:
     assert known[MACHINE[-1]] == set(MACHINE)
 
 
-@pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.build.store", "minrnn_gen.bench.record"])
+@pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.build.store", "minrnn_gen.bench.report.record"])
 def test_the_front_door_is_light(name: str) -> None:
     program = f"import sys, {name}; print(sorted({HEAVY!r} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ import pydantic
 import torch
 
 import minrnn_gen
-from minrnn_gen.bench.plot import Curve, Panel, svg_text
+from minrnn_gen.bench.report.plot import Curve, Panel, svg_text
 from training.command import Command
 
 Value = str | int | float

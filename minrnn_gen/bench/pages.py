@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from minrnn_gen.bench.functions import FunctionRecord, functions_text
-from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.problems import TableName
-from minrnn_gen.bench.record import Record, Row
+from minrnn_gen.bench.problems.scan_problems import TableName
+from minrnn_gen.bench.report.functions import FunctionRecord, functions_text
+from minrnn_gen.bench.report.plot import panels_of
+from minrnn_gen.bench.report.record import Record, Row
+from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
 from minrnn_gen.bench.suites import CALLS, RECURRENT, SCAN, SUITES
-from minrnn_gen.bench.tables import provenance, table_text, whole_text
 from minrnn_gen.errors import BadInput, nearest_name
 
 # By the commands that make them; from the top of the checkout. What was not measured yet has no record.
@@ -21,7 +21,7 @@ PUBLISHED_RECORDS = {
     CALLS.command: "benchmarks/results/calls_h200.json",
 }
 PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg"}
-PAGES = ("README.md", "docs/performance.md", "docs/torch.md")
+PAGES = ("docs/performance.md", "docs/torch.md")
 _DRAWN = {
     SCAN.command: "Scans and layers over the length of the sequence",
     RECURRENT.command: "Dense cells over head_dim and over batch",
@@ -63,28 +63,6 @@ def filled_sections(page: str, name: str, sections: Mapping[str, Callable[[], st
     return _SECTION.sub(section, page)
 
 
-def _scan_headline(record: Record) -> str:
-    """What one wants to know first: the long scans, the two cells at one shape, one layer over time."""
-    chosen: dict[TableName, Callable[[Row], bool]] = {
-        "raw": lambda row: row.problem.batch == 8,
-        "cells": lambda row: (row.problem.time, row.problem.channels) == (16384, 1536) and row.problem.task == "forward",
-        "classic": lambda row: row.problem.model == "min_gru" and row.problem.time in (256, 4096, 65536),
-    }
-    parts = [provenance(record)]
-    for table, is_chosen in chosen.items():
-        if rows := [row for row in record.of_table(table) if is_chosen(row)]:
-            parts += [f"{SCAN.titles[table]}:", table_text(rows).rstrip()]
-    return "\n\n".join(parts) + "\n"
-
-
-def _recurrent_headline(record: Record) -> str:
-    """Many small heads and a single large one, of the cells that most people use."""
-    shapes = {("lstm", 64), ("lstm", 768), ("slstm", 64), ("gru", 64), ("gru", 768)}
-    rows = [row for row in record.of_table("cells") if (row.problem.model, row.problem.head_dim) in shapes]
-    parts = [provenance(record), f"{RECURRENT.titles['cells']}:", table_text(rows).rstrip()]
-    return "\n\n".join(parts if rows else parts[:1]) + "\n"
-
-
 def _table(command: str, table: TableName, record: Record) -> str:
     rows: Sequence[Row] = record.of_table(table)
     if not rows:
@@ -101,15 +79,13 @@ def _of_record(command: str, text: Callable[[Record], str], record: Record | Non
     return f"Not measured yet; `minrnn-gen bench {command}` does.\n" if record is None else text(record)
 
 
-def _sections(command: str, headline: Callable[[Record], str] | None = None) -> dict[str, Callable[[Record | None], str]]:
+def _sections(command: str) -> dict[str, Callable[[Record | None], str]]:
     """Return the text of every section about one command's record, None where there is none yet."""
     texts: dict[str, Callable[[Record], str]] = {
         "provenance": lambda record: provenance(record) + "\n",
         "method": lambda record: "".join(f"- **{name}**: {text}.\n" for name, text in record.method.items()),
         **{table: partial(_table, command, table) for table in SUITES[command].tables},
     }
-    if headline is not None:
-        texts["headline"] = headline
     if command in PLOTS:
         texts["plot"] = partial(_plot, command)
     return {name: partial(_of_record, command, text) for name, text in texts.items()}
@@ -117,10 +93,7 @@ def _sections(command: str, headline: Callable[[Record], str] | None = None) -> 
 
 # {name: (the command whose record it is about, its text)}
 SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
-    **{name: (SCAN.command, text) for name, text in _sections(SCAN.command, _scan_headline).items()},
-    **{
-        f"{RECURRENT.command} {name}": (RECURRENT.command, text)
-        for name, text in _sections(RECURRENT.command, _recurrent_headline).items()
-    },
+    **{name: (SCAN.command, text) for name, text in _sections(SCAN.command).items()},
+    **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
 }

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from minrnn_gen.bench import (
-    call_problems,
-    cells,
-    classic,
+from minrnn_gen.bench.contenders import (
+    baselines,
     decoding,
     dense,
-    dense_problems,
     flash,
+    fused_cells,
     host_calls,
     layers,
-    peers,
-    problems,
-    raw,
+    raw_scans,
+    single_sequence,
     torch_cells,
 )
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import CALLS_IN_A_ROW, Problem
-from minrnn_gen.bench.rounds import Contender, Limits
-from minrnn_gen.bench.session import Suite
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Contender, Limits
+from minrnn_gen.bench.harness.session import Suite
+from minrnn_gen.bench.problems import call_problems, dense_problems, scan_problems
+from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 
 
 def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     match problem.table:
         case "raw":
-            return raw.contenders(problem, gpu, [peer for peer in peers.PEERS if peer.name in chosen], refused)
+            return raw_scans.contenders(problem, gpu, [peer for peer in baselines.PEERS if peer.name in chosen], refused)
         case "cells":
-            return cells.contenders(problem, gpu)
+            return fused_cells.contenders(problem, gpu)
         case "layers":
             return layers.contenders(problem, gpu)
         case "classic":
-            return classic.contenders(problem, gpu)
+            return single_sequence.contenders(problem, gpu)
         case _:
             raise ValueError(f"{problem.table} is no table of scans")
 
@@ -42,7 +40,7 @@ def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
 def _scan_refusals(_: Gpu, chosen: Sequence[str], asked: Sequence[Problem], seconds: float) -> dict[str, str]:
     if all(problem.table != "raw" for problem in asked):
         return {}
-    return peers.refusals([peer for peer in peers.PEERS if peer.name in chosen], seconds)
+    return baselines.refusals([peer for peer in baselines.PEERS if peer.name in chosen], seconds)
 
 
 def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
@@ -52,9 +50,9 @@ def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
 
 SCAN = Suite(
     command="scan",
-    titles=problems.TITLES,
-    problems=problems.problems_of,
-    peers=tuple(peer.name for peer in peers.PEERS),
+    titles=scan_problems.TITLES,
+    problems=scan_problems.problems_of,
+    peers=tuple(peer.name for peer in baselines.PEERS),
     refusals=_scan_refusals,
     contenders=_scan_contenders,
     method={"inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1"},

@@ -32,8 +32,8 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
         raise ToolchainMissing(f"calibrating measures a GPU, and {why}; 'minrnn-gen doctor' looks closer")
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)
-        found = json.loads(done.stdout)
-        rates, clock_hz = dict(found["rates"]), float(found["sm_clock_hz"])
+        reply = json.loads(done.stdout)
+        rates, clock_hz = dict(reply["rates"]), float(reply["sm_clock_hz"])
     except subprocess.TimeoutExpired:
         raise ToolchainMissing(f"measuring did not end within {SECONDS_MOST:g} s; is this GPU busy with other work?") from None
     except subprocess.CalledProcessError as failed:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from minrnn_gen.build.nvrtc import compile_source
-from minrnn_gen.codegen.render import Ruler, render_ruler
+from minrnn_gen.codegen.render import Microbenchmark, render_microbenchmark
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.gpu.device import LiveDevice
@@ -37,7 +37,7 @@ COPIED_BYTES, CHASED_BYTES, SHARE_OF_MEMORY = 2 << 30, 1 << 30, 16
 
 
 @dataclass(frozen=True)
-class Rulers:
+class Microbenchmarks:
     """Measures one GPU, CuPy's number 0."""
 
     live: LiveDevice
@@ -78,8 +78,8 @@ class Rulers:
     def _kernel(self, ruler: str, entry: str, cluster_blocks: int = 1, is_cooperative: bool = False) -> LoadedKernel:
         arch = self.live.profile.arch
         if ruler not in self._cubins:
-            plan = Ruler(ruler, arch)
-            self._cubins[ruler] = compile_source(render_ruler(plan), plan).cubin
+            plan = Microbenchmark(ruler, arch)
+            self._cubins[ruler] = compile_source(render_microbenchmark(plan), plan).cubin
         return LoadedKernel(self._cubins[ruler], entry, arch, 0, cluster_blocks, is_cooperative)
 
     @staticmethod
@@ -112,12 +112,12 @@ class Rulers:
         """Return (microseconds, cycles) of a short and of a long run on all SMs."""
         sm_count = self.live.profile.sm_count
         out, cycles = self._memory(sm_count * BUSY_THREADS), self._memory(sm_count)
-        found = []
+        timings = []
         for turns in TURNS:
             arguments = (kernel, sm_count, BUSY_THREADS, out.data.ptr, cycles.data.ptr, turns)
             us = self._median_us(functools.partial(self._launch, *arguments))
-            found.append((us, float(numpy.median(memory.to_host(cycles)))))
-        return found
+            timings.append((us, float(numpy.median(memory.to_host(cycles)))))
+        return timings
 
     def _per_cycle(self, kernel: LoadedKernel, per_thread: float) -> float:
         (_, short), (_, long) = self._busy(kernel)
@@ -166,7 +166,7 @@ def main() -> None:
     live = device.live_device()
     if live is None:
         raise SystemExit("no GPU, or no CuPy to use it")
-    rulers = Rulers(live)
+    rulers = Microbenchmarks(live)
     rates = dict(rulers.rates())
     sys.stdout.write(json.dumps({"rates": rates, "sm_clock_hz": rulers.sm_clock_hz()}) + "\n")
 

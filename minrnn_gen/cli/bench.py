@@ -12,9 +12,9 @@ import typer
 from minrnn_gen.cli.terminal import progress
 
 if TYPE_CHECKING:  # imported where something is measured: other commands do without
-    from minrnn_gen.bench.problems import Problem
-    from minrnn_gen.bench.record import Record, Row
-    from minrnn_gen.bench.session import Suite
+    from minrnn_gen.bench.harness.session import Suite
+    from minrnn_gen.bench.problems.scan_problems import Problem
+    from minrnn_gen.bench.report.record import Record, Row
 
 # One of them runs a compiler for more than a minute when it is imported for the first time.
 DEFAULT_PEER_SECONDS = 120.0
@@ -132,10 +132,10 @@ def _measure(
     peer_seconds: float,
 ) -> None:
     """Measure the tables of `suite` and print, record and draw them."""
-    from minrnn_gen.bench.gpu import open_gpu
-    from minrnn_gen.bench.plot import need_matplotlib, svg_of
-    from minrnn_gen.bench.record import write_text
-    from minrnn_gen.bench.session import Session, new_record, run_tables
+    from minrnn_gen.bench.harness.gpu import open_gpu
+    from minrnn_gen.bench.harness.session import Session, new_record, run_tables
+    from minrnn_gen.bench.report.plot import need_matplotlib, svg_of
+    from minrnn_gen.bench.report.record import write_text
 
     chosen = _peers(suite, peer_names)
     if plot_file is not None:
@@ -171,7 +171,7 @@ class _Printer:
 
     def keep(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Take the rows of the next problem, which may begin the next table."""
-        from minrnn_gen.bench.record import write_record
+        from minrnn_gen.bench.report.record import write_record
 
         self._record = record
         if self._json_file is not None:
@@ -182,14 +182,14 @@ class _Printer:
 
     def finish(self) -> None:
         """Print what is left, and what made it."""
-        from minrnn_gen.bench.tables import provenance
+        from minrnn_gen.bench.report.tables import provenance
 
         self._print()
         if self._record is not None:
             typer.echo(provenance(self._record))
 
     def _print(self) -> None:
-        from minrnn_gen.bench.tables import whole_text
+        from minrnn_gen.bench.report.tables import whole_text
 
         if self._pending:
             typer.echo(f"{self._suite.titles[self._pending[0].problem.table]}\n{whole_text(self._pending)}")
@@ -206,7 +206,7 @@ def command_of(command: str, only: Sequence[StrEnum] | None, quick: bool, peer_n
 
 
 def _peers(suite: Suite, names: list[str] | None) -> tuple[str, ...]:
-    from minrnn_gen.bench.peers import known_name
+    from minrnn_gen.bench.contenders.baselines import known_name
 
     if names is None:
         return suite.peers

@@ -37,12 +37,12 @@ def tuner(
     as_json: AsJson = False,
 ) -> None:
     """Measure every feasible candidate of 28 problems, over several occasions, and judge the picks."""
-    from minrnn_gen.bench.regret import table_of
-    from minrnn_gen.bench.regret_record import regret_record, write_regrets
-    from minrnn_gen.bench.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
-    from minrnn_gen.bench.tuner_problems import PROBLEMS
+    from minrnn_gen.bench.cost_model.regret import table_of
+    from minrnn_gen.bench.cost_model.regret_record import regret_record, write_regrets
+    from minrnn_gen.bench.cost_model.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
+    from minrnn_gen.bench.problems.tuner_problems import PROBLEMS
 
-    kernels = [one for one in kernels_of(PROBLEMS, gpu) if not only or any(word in one.label for word in only)]
+    kernels = [kernel for kernel in kernels_of(PROBLEMS, gpu) if not only or any(word in kernel.label for word in only)]
     if not kernels:
         raise BadInput(f"--only: no kernel has {' or '.join(map(shown, only or ()))} in its name; give a part of one, as lstm")
     file = ResultsFile(Path(results))
@@ -57,16 +57,16 @@ def tuner(
             # What was measured by then is in the file.
             with contextlib.suppress(KeyboardInterrupt):
                 sweep(kernels, measurer, file, seconds, watch)
-    found = list(qualities(kernels, file))
+    picks = list(qualities(kernels, file))
     if out is not None:
-        write_regrets(regret_record(file.results, found), out)
+        write_regrets(regret_record(file.results, picks), out)
     if as_json:
-        print_json({"kernels": [asdict(one) for one in found]})
+        print_json({"kernels": [asdict(quality) for quality in picks]})
         return
     for title, is_fitted in (("Held out: the cost model was never fitted to these", False), ("Fitted to, among others", True)):
-        if its := [one for one in found if one.is_fitted == is_fitted]:
-            typer.echo(f"{title}\n\n{table_of(its)}")
-    left = len(kernels) - sum(one.is_complete for one in found)
+        if part := [quality for quality in picks if quality.is_fitted == is_fitted]:
+            typer.echo(f"{title}\n\n{table_of(part)}")
+    left = len(kernels) - sum(quality.is_complete for quality in picks)
     typer.echo(
         f"{left} of {len(kernels)} kernels are unfinished; the same command goes on with them" if left else "all measured"
     )

@@ -38,7 +38,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
     for entry in entries:
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
-        numbers = [" / ".join(str(entry["work"][each][key]) for each in PASSES) for key in counts]
+        numbers = [" / ".join(str(entry["work"][kernel_pass][key]) for kernel_pass in PASSES) for key in counts]
         table.add_row(entry["name"], entry["class"], *listed, *numbers)
     console().print(table)
 
@@ -62,7 +62,7 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("states", ", ".join(entry["states"])),
         ("output", entry["output"]),
         ("parameters", ", ".join(entry["parameters"])),
-        *((each, _work_text(entry["work"][each])) for each in PASSES),
+        *((kernel_pass, _work_text(entry["work"][kernel_pass])) for kernel_pass in PASSES),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -122,6 +122,6 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "b": {state: equation_text(b) for state, b in recurrence.b},
         "proof": recurrence.proof,
         "saved_states": list(backward.needs_saved_states),
-        "work": {each: asdict(one) | {"words": one.words} for each, one in work.items()},
+        "work": {kernel_pass: asdict(counts) | {"words": counts.words} for kernel_pass, counts in work.items()},
     }
     return entry, validated(source.document, CellFile), cell

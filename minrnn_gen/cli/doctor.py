@@ -18,7 +18,7 @@ class Finding:
 
     name: str
     is_well: bool
-    found: str
+    state: str
     mend: str = ""
     is_needed: bool = False
 
@@ -26,7 +26,7 @@ class Finding:
 def doctor(as_json: AsJson = False) -> int:
     """Check Python, CuPy, NVRTC, driver, GPU and cache."""
     nvrtc = _nvrtc()
-    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.found if nvrtc.is_well else ""), _gpu(), _cache()]
+    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.state if nvrtc.is_well else ""), _gpu(), _cache()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -46,7 +46,7 @@ def _print(findings: list[Finding], can_compile: bool) -> None:
     for finding in findings:
         color = "green" if finding.is_well else "red" if finding.is_needed else "yellow"
         mark = Text("ok" if finding.is_well else "missing", color)
-        text = finding.found if finding.is_well else f"{finding.found}: {finding.mend}"
+        text = finding.state if finding.is_well else f"{finding.state}: {finding.mend}"
         table.add_row(mark, finding.name, text)
     screen = console()
     screen.print(table)

@@ -83,17 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `arguments` are those after the program's name; by default the process's own.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # Names that this terminal's encoding lacks are escaped rather than a reason to fail.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = typer.main.get_command(app).main(given, prog_name=PROGRAM, standalone_mode=False)
+        status = typer.main.get_command(app).main(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except (MinrnnError, _UsageError, MemoryError, OSError) as error:
-        return _failed(error, as_json="--json" in given)
+        return _failed(error, as_json="--json" in words)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

@@ -17,17 +17,17 @@ def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
     return [
         {
             "name": kernel.name,
-            "pass": one.plan.kernel_pass,
-            "digest": one.digest,
+            "pass": built_kernel.plan.kernel_pass,
+            "digest": built_kernel.digest,
             "registers": kernel.registers,
-            "registers_expected": one.plan.registers_per_thread,
-            "registers_estimated": one.plan.registers_estimated,
+            "registers_expected": built_kernel.plan.registers_per_thread,
+            "registers_estimated": built_kernel.plan.registers_estimated,
             "shared_bytes": kernel.shared_bytes,
-            "shared_bytes_expected": one.plan.shared_bytes,
+            "shared_bytes_expected": built_kernel.plan.shared_bytes,
             "spill_bytes": kernel.spill_bytes,
         }
-        for one in built
-        for kernel in one.resources or ()
+        for built_kernel in built
+        for kernel in built_kernel.resources or ()
     ]
 
 
@@ -64,12 +64,12 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
     """Return the resources the compiler reported, each beside what the plan promised."""
     numbers = ("registers per thread", "shared bytes per block", "spilled bytes")
     table = new_table("kernel", *numbers, right=numbers)
-    for one in built:
-        for kernel in one.resources or ():
+    for built_kernel in built:
+        for kernel in built_kernel.resources or ():
             table.add_row(
                 kernel.name,
-                f"{kernel.registers} of {one.plan.registers_per_thread}",
-                f"{kernel.shared_bytes:,} of {one.plan.shared_bytes:,}",
+                f"{kernel.registers} of {built_kernel.plan.registers_per_thread}",
+                f"{kernel.shared_bytes:,} of {built_kernel.plan.shared_bytes:,}",
                 f"{kernel.spill_bytes}",
             )
     return table
@@ -77,5 +77,5 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
 
 def origin(built: tuple[BuiltKernel, ...], seconds: float) -> str:
     """Say whether the kernels were compiled or found, how long that took, and what the table below it says."""
-    made = "from the cache" if all(one.cached for one in built) else "compiled"
+    made = "from the cache" if all(built_kernel.cached for built_kernel in built) else "compiled"
     return f"{made} in {seconds:.2f} s; the compiler reports, of what the plan allows:"

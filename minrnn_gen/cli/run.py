@@ -117,8 +117,8 @@ def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Ou
     with numpy.errstate(all="ignore"):
         expected = kernel.reference(**arguments)
         if place is Device.CUDA:
-            given = _mapped(memory.to_device, arguments)
-            (y, state), seconds = _timed(lambda: kernel(**given), gpu_device.synchronize)
+            on_gpu = _mapped(memory.to_device, arguments)
+            (y, state), seconds = _timed(lambda: kernel(**on_gpu), gpu_device.synchronize)
             y, state = memory.to_host(y), _mapped(memory.to_host, state)
         else:
             (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)

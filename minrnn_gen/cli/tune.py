@@ -79,14 +79,14 @@ def tune(
         if devices is not None and gpu is not None:
             raise BadInput("--devices: tunes for the GPUs that are here, so that --gpu names none; leave one of them out")
         limits = Limits(seconds_of(budget), None if every else top)
-        requests = [read_request(one, gpu, assignments) for one in specs]
+        requests = [read_request(path, gpu, assignments) for path in specs]
         answer["kernels"] = []
         finished = _tuned_here(specs, requests, limits, as_json)
         if devices is not None:
             finished = _tuned_on(devices, requests, limits, as_json)
         for number, tuned in finished:
             interrupted = interrupted or tuned.is_interrupted
-            answer["kernels"] += [{"spec": specs[number], **one} for one in tuned.kernels]
+            answer["kernels"] += [{"spec": specs[number], **kernel} for kernel in tuned.kernels]
             if not as_json:
                 _print(specs[number], tuned.kernels)
     if export_file is not None:
@@ -136,17 +136,17 @@ def _tuned_on(devices: str, requests: Sequence[Request], limits: Limits, quiet: 
     limits = replace(limits, compilers=max(1, limits.compilers // len(gpus)))
     with executor_of_gpus(gpus) as executor, progress_bar("tuning", quiet) as show:
         tasks = [task_of(request.spec, limits) for request in requests]
-        for done, found in enumerate(tune_specs(tasks, executor), start=1):
+        for done, result in enumerate(tune_specs(tasks, executor), start=1):
             show(f"tuning on {len(gpus)} GPUs: {done} of {len(tasks)} specs", done / len(tasks), "")
-            yield found
+            yield result
 
 
 def _print(path: str, kernels: Sequence[Mapping[str, Any]]) -> None:
     table = new_table("kernel", "candidates", "first pick", "fastest", "ended", right=("first pick", "fastest"))
-    for one in kernels:
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one["candidates"].items()))
-        times = map(_time, (one["first_us"], one["best_us"]))
-        table.add_row(one["pass"], f"{counts} of {one['feasible']}", *times, one["ended"])
+    for kernel in kernels:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(kernel["candidates"].items()))
+        times = map(_time, (kernel["first_us"], kernel["best_us"]))
+        table.add_row(kernel["pass"], f"{counts} of {kernel['feasible']}", *times, kernel["ended"])
     screen = console()
     screen.print(path)
     screen.print(table)
@@ -158,15 +158,15 @@ def _time(microseconds: float | None) -> str:
 
 def _import(path: str) -> int:
     from minrnn_gen.build.store import Store, cache_folder
-    from minrnn_gen.tune.history import open_memory
+    from minrnn_gen.tune.history import open_history
     from minrnn_gen.tune.import_export import import_results
 
-    return import_results(open_memory(Store(cache_folder())), path)
+    return import_results(open_history(Store(cache_folder())), path)
 
 
 def _export(path: str, form: Format, gpu: str | None) -> int:
     from minrnn_gen.build.store import Store, cache_folder
-    from minrnn_gen.tune.history import open_memory
+    from minrnn_gen.tune.history import open_history
     from minrnn_gen.tune.import_export import export_results
 
-    return export_results(open_memory(Store(cache_folder())), path, form=form.value, gpu=gpu)
+    return export_results(open_history(Store(cache_folder())), path, form=form.value, gpu=gpu)

@@ -46,11 +46,11 @@ def verify(
     verification = Verification(request.spec, request.target, seeds, candidates, yes_really)
     with progress_bar("verifying", quiet=as_json) as show:
         verdicts = sorted(
-            verification.run(lambda doing, share: show(f"verified {doing}", share, "")), key=lambda one: one.candidate
+            verification.run(lambda doing, share: show(f"verified {doing}", share, "")), key=lambda verdict: verdict.candidate
         )
-    seconds, wrong = time.perf_counter() - started, [one for one in verdicts if not one.is_right]
+    seconds, wrong = time.perf_counter() - started, [verdict for verdict in verdicts if not verdict.is_right]
     if as_json:
-        print_json({"right": not wrong, "seconds": round(seconds, 3), "kernels": [_plain(one) for one in verdicts]})
+        print_json({"right": not wrong, "seconds": round(seconds, 3), "kernels": [_plain(verdict) for verdict in verdicts]})
     else:
         _print(verdicts, request.target.profile.name, seeds, seconds)
     return 1 if wrong else 0
@@ -58,17 +58,17 @@ def verify(
 
 def _print(verdicts: list[Verdict], gpu: str, seeds: int, seconds: float) -> None:
     table = new_table("kernel", "candidate", "calls", "error", "time", "", right=("error", "time"))
-    for one in verdicts:
-        variables = " ".join(f"{name}={value}" for name, value in one.variables.items())
-        share = f"{one.share:.0%}" if math.isfinite(one.share) else str(one.share)
-        verdict = "right" if one.is_right else "WRONG"
-        table.add_row(one.entry, variables, ", ".join(one.trials), share, duration_text(one.seconds), verdict)
+    for verdict in verdicts:
+        variables = " ".join(f"{name}={value}" for name, value in verdict.variables.items())
+        share = f"{verdict.share:.0%}" if math.isfinite(verdict.share) else str(verdict.share)
+        word = "right" if verdict.is_right else "WRONG"
+        table.add_row(verdict.entry, variables, ", ".join(verdict.trials), share, duration_text(verdict.seconds), word)
     out = console()
     out.print(table)
-    for one in verdicts:
-        for finding in one.findings:
+    for verdict in verdicts:
+        for finding in verdict.findings:
             out.print(str(finding), soft_wrap=True)
-    wrong = sum(not one.is_right for one in verdicts)
+    wrong = sum(not verdict.is_right for verdict in verdicts)
     orders = "one seed" if seeds == 1 else f"{seeds} seeds"
     said = f"{wrong} of {len(verdicts)} kernels are wrong" if wrong else f"{len(verdicts)} kernels are right"
     out.print(f"{said}, planned for {gpu}; errors are shares of the tolerance, of {orders}; {duration_text(seconds)}")
@@ -82,7 +82,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "variables": dict(verdict.variables),
         "calls": list(verdict.trials),
         "error_share": verdict.share if math.isfinite(verdict.share) else None,
-        "findings": [str(one) for one in verdict.findings],
+        "findings": [str(verdict) for verdict in verdict.findings],
         "right": verdict.is_right,
         "seconds": round(verdict.seconds, 3),
     }

@@ -32,7 +32,7 @@ def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str,
 
 
 @dataclass(frozen=True)
-class Ruler:
+class Microbenchmark:
     """A template that measures a GPU instead of computing a cell, as a plan: "every_gpu", "cluster" or "matrix"."""
 
     entry: str
@@ -42,6 +42,6 @@ class Ruler:
     waits_are_bounded: bool = False
 
 
-def render_ruler(ruler: Ruler) -> str:
+def render_microbenchmark(ruler: Microbenchmark) -> str:
     """Render a ruler's template."""
     return environment().get_template(f"microbenchmarks/{ruler.entry}.cu.j2").render(plan=ruler, cell=None, header=())

@@ -76,7 +76,7 @@ def multiply(
     """
     left, right, result = product.left, product.right, product.result
     left_at, right_at, result_at = pointers or (left.pointer, right.pointer, result.pointer)
-    compute, one, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
+    compute, unit, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
     library = _library()
     with gpu_device.on_device(device):
         handle = _handle()
@@ -85,7 +85,7 @@ def multiply(
             _check(library.cublasSetWorkspace_v2(handle, workspace, WORKSPACE_BYTES))
         _check(library.cublasSetMathMode(handle, _NO_NARROW_SUMS))
         status = library.cublasGemmStridedBatchedEx(
-            handle, right.transposed, left.transposed, product.n, product.m, product.k, one,
+            handle, right.transposed, left.transposed, product.n, product.m, product.k, unit,
             right_at, _CUDA_TYPES[right.dtype], right.row, right.stride,
             left_at, _CUDA_TYPES[left.dtype], left.row, left.stride, beta,
             result_at, _CUDA_TYPES[result.dtype], result.row, result.stride,

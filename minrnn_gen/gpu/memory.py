@@ -41,7 +41,7 @@ def import_foreign(value: Any, name: str) -> Any:
 
 
 def inspect(value: Any, name: str) -> Array:
-    """Describe any array; see `arrays.inspect_array`."""
+    """Describe any array; see `array.inspect_array`."""
     return inspect_array(value, name, import_foreign)
 
 
@@ -107,12 +107,12 @@ def int64_beside(like: Array, array: Array) -> Array:
     """
     if array.device is None and gpu_stream.is_capturing(like):
         raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
-    given = as_numpy(array) if array.device is None else array.owner
+    values = as_numpy(array) if array.device is None else array.owner
     if like.library == "torch":
         torch = sys.modules["torch"]
-        return inspect(torch.as_tensor(given, device=like.owner.device).to(torch.int64), array.name)
+        return inspect(torch.as_tensor(values, device=like.owner.device).to(torch.int64), array.name)
     with gpu_device.on_device(like.device):
-        return inspect(cast(_numpy_or_cupy(like).asarray(given), "int64"), array.name)
+        return inspect(cast(_numpy_or_cupy(like).asarray(values), "int64"), array.name)
 
 
 def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
@@ -121,7 +121,7 @@ def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
     `lengths` as `int64_beside` returns them.
     """
     time = x.shape[axes.index("t")]
-    along_time, along_batch = (tuple(-1 if axis == one else 1 for axis in axes) for one in "tb")
+    along_time, along_batch = (tuple(-1 if axis == letter else 1 for axis in axes) for letter in "tb")
     if x.library == "torch":
         steps = sys.modules["torch"].arange(time, device=x.owner.device)
         beyond = steps.reshape(along_time) >= lengths.owner.reshape(along_batch)

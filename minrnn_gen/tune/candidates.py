@@ -27,8 +27,8 @@ from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung, Measure
 from minrnn_gen.tune.results import CandidateKey, Outcome, Result, Setting, key_of, median_us, setting_of
 
 
-class Notebook(Protocol):
-    """Where results are written down and looked up."""
+class ResultLog(Protocol):
+    """A log of results, read and appended to."""
 
     def known(self, setting: Setting) -> Sequence[Result]:
         """Return the results of exactly this setting."""
@@ -38,37 +38,36 @@ class Notebook(Protocol):
 
 
 @dataclass
-class Lineup:
-    """Every candidate of one kernel, and what is known of each.
+class CandidatePool:
+    """The candidates of one kernel, each with its times or the reason why it was eliminated.
 
-    `times_us` and `out` begin with what the notebook knows: who has times, and who is out of it, and why. `compilers` threads
-    compile ahead.
+    `times_us` and `eliminated` start with the results in `log`. `compilers` threads compile ahead.
     """
 
     builder: Builder
     kernel_pass: KernelPass
     regime: Regime
     measurer: Measurer
-    notebook: Notebook
+    log: ResultLog
     compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
     times_us: dict[CandidateKey, tuple[float, ...]] = field(default_factory=dict, init=False)
-    out: dict[CandidateKey, Outcome] = field(default_factory=dict, init=False)
+    eliminated: dict[CandidateKey, Outcome] = field(default_factory=dict, init=False)
     _built: dict[CandidateKey, BuiltKernel] = field(default_factory=dict, init=False)
     _checked: dict[CandidateKey, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        known = [one for one in self.notebook.known(self.setting) if one.candidate in self.places]
+        known = [result for result in self.log.known(self.setting) if result.candidate in self.ranked]
         self.times_us |= times_of(known)
-        self.out |= {one.candidate: one.outcome for one in known if one.candidate not in self.times_us}
+        self.eliminated |= {result.candidate: result.outcome for result in known if result.candidate not in self.times_us}
 
     @cached_property
     def solutions(self) -> tuple[Solution, ...]:
-        """Those of every family that serves."""
+        """The candidates of every kernel family that can run this problem."""
         return tuple(as_measured(self.builder.solutions(self.kernel_pass, self.regime)))
 
     @cached_property
     def setting(self) -> Setting:
-        """What the times will be times of."""
+        """The setting in which candidates are timed."""
         return setting_of(
             self.solutions[0].problem,
             self.builder.cell_digest,
@@ -79,43 +78,43 @@ class Lineup:
         )
 
     @cached_property
-    def places(self) -> Mapping[CandidateKey, tuple[Solution, int]]:
-        """Every feasible candidate: the solver's pick first, then by predicted time."""
-        found = {}
+    def ranked(self) -> Mapping[CandidateKey, tuple[Solution, int]]:
+        """The feasible candidates: the solver's first pick, then the others by predicted time."""
+        solution_of = {}
         for solution in self.solutions:
             for rank, candidate in enumerate(solution.candidates):
-                found[key_of(solution.family.name, candidate)] = solution, rank
-        first, *rest = found.items()
+                solution_of[key_of(solution.family.name, candidate)] = solution, rank
+        first, *rest = solution_of.items()
         return dict([first, *sorted(rest, key=lambda item: _predicted_us(*item[1]))])
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:
-        """How many candidates came to what."""
-        return Counter(self.out.values()) + Counter[Outcome]({"measured": len(self.times_us)})
+        """The number of candidates by outcome."""
+        return Counter(self.eliminated.values()) + Counter[Outcome]({"measured": len(self.times_us)})
 
     @property
     def medians_us(self) -> dict[CandidateKey, float]:
-        """The time that stands for each candidate that has one."""
-        return {key: median_us(its) for key, its in self.times_us.items()}
+        """The median time of each measured candidate."""
+        return {key: median_us(times_us) for key, times_us in self.times_us.items()}
 
     def arriving(self, most: int | None, among: Collection[CandidateKey] | None = None) -> Generator[CandidateKey, None, None]:
-        """Yield candidates, all or those `among`, as they are compiled; who cannot be compiled makes room for the next.
+        """Yield candidates (all, or those `among`) once they are compiled, the best predicted first.
 
-        At most so many, the best predicted first.
+        A candidate that does not compile makes room for the next; at most `most` are yielded.
         """
-        left = len(self.places) if most is None else most
-        ahead: dict[CandidateKey, Future[BuiltKernel]] = {}
-        waiting = iter([key for key in self.places if key not in self.out and (among is None or key in among)])
+        left = len(self.ranked) if most is None else most
+        compiling: dict[CandidateKey, Future[BuiltKernel]] = {}
+        waiting = iter([key for key in self.ranked if key not in self.eliminated and (among is None or key in among)])
         with ThreadPoolExecutor(self.compilers) as pool:
             try:
                 while left:
                     # One more than there are threads, so that none of them waits for this one.
-                    for key in itertools.islice(waiting, max(0, min(self.compilers + 1, left) - len(ahead))):
-                        ahead[key] = Future() if key in self.times_us else pool.submit(self.compiled, key)
-                    if not ahead:
+                    for key in itertools.islice(waiting, max(0, min(self.compilers + 1, left) - len(compiling))):
+                        compiling[key] = Future() if key in self.times_us else pool.submit(self.compiled, key)
+                    if not compiling:
                         return
-                    key = next(iter(ahead))
-                    compiled = ahead.pop(key)
+                    key = next(iter(compiling))
+                    compiled = compiling.pop(key)
                     if key in self.times_us or self._is_compiled(key, compiled):
                         left -= 1
                         yield key
@@ -125,18 +124,18 @@ class Lineup:
     def compiled(self, key: CandidateKey) -> BuiltKernel:
         """Return a candidate, compiled now if it was not before."""
         if key not in self._built:
-            self._built[key] = self.builder.build_candidate(*self.places[key])
+            self._built[key] = self.builder.build_candidate(*self.ranked[key])
         return self._built[key]
 
-    def visit(self, key: CandidateKey, repeats: int) -> Sequence[float] | None:
-        """Measure a candidate so often, the first time ever after its results were checked; None where it is out now."""
+    def measure(self, key: CandidateKey, repeats: int) -> Sequence[float] | None:
+        """Time a candidate `repeats` times, after a check of its results the first time; None where it is eliminated."""
         built = self.compiled(key)
         trial = Trial(self.builder.recipe, built.cell, built.plan, built.cubin or b"")
         try:
             if key not in self.times_us:
                 share = self.measurer.error_share(trial)
                 self._checked[key] = share
-                # Not a number is not within anything.
+                # NaN is within no tolerance.
                 if not share <= 1:
                     self._drop(key, "wrong", f"{share:.3g} of the tolerance" if math.isfinite(share) else "not a number")
                     return None
@@ -149,7 +148,7 @@ class Lineup:
         return times_us
 
     def forget(self, key: CandidateKey) -> None:
-        """Let go of a compiled candidate."""
+        """Release a compiled candidate."""
         self._built.pop(key, None)
 
     def _is_compiled(self, key: CandidateKey, compiled: Future[BuiltKernel]) -> bool:
@@ -161,7 +160,7 @@ class Lineup:
         return True
 
     def _drop(self, key: CandidateKey, outcome: Outcome, why: str) -> None:
-        self.out[key] = outcome
+        self.eliminated[key] = outcome
         self.times_us.pop(key, None)
         self._note(key, outcome, note=" ".join(why.split())[:500])
 
@@ -174,13 +173,13 @@ class Lineup:
             variables=dict(variables),
             outcome=outcome,
             times_us=times_us,
-            predicted_us=_predicted_us(*self.places[key]),
+            predicted_us=_predicted_us(*self.ranked[key]),
             error_share=share if share is not None and math.isfinite(share) else None,
             compile_seconds=round(built.seconds, 3) if built else None,
             note=note,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        self.notebook.add([result])
+        self.log.add([result])
 
 
 def _predicted_us(solution: Solution, rank: int) -> float:

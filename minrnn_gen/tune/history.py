@@ -1,4 +1,4 @@
-"""The memory of results: a file of JSON lines for each GPU, which people can read, join with others and edit."""
+"""The history of measurements: a file of JSON lines for each GPU, which people can read, join and edit."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Memory:
+class History:
     """Results in a folder beside the store's kernels, one file for each GPU's profile, and those that ship with the package.
 
     Any number of processes may add at once. A line that was cut off, or is none, costs that line; a disk that is full or
-    read-only costs the memory, not the result.
+    read-only costs the history, not the result.
     """
 
     store: Store
@@ -64,11 +64,11 @@ class Memory:
         by_gpu: dict[str, list[Result]] = {}
         for result in results:
             by_gpu.setdefault(result.setting.gpu, []).append(result)
-        for gpu, its in by_gpu.items():
+        for gpu, gpu_results in by_gpu.items():
             with self.store.lock(digest("results of measuring", gpu)):
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
-                    append_results(self.path(gpu), its)
+                    append_results(self.path(gpu), gpu_results)
                 except OSError as error:
                     _notice_unwritable(self.folder, error.strerror or type(error).__name__)
 
@@ -88,47 +88,47 @@ class Memory:
         own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
         """
         same = setting.without_sizes
-        alike = [one for one in self.results(setting.gpu) if one.setting.without_sizes == same]
+        alike = [result for result in self.results(setting.gpu) if result.setting.without_sizes == same]
         # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
-        alike = [one for one in alike if not setting.device or one.setting.device == setting.device]
+        alike = [result for result in alike if not setting.device or result.setting.device == setting.device]
         # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
-        bad = [one for one in alike if one.outcome != "measured"]
-        never = {one.candidate for one in bad if one.outcome == "wrong" or one.setting == setting}
+        bad = [result for result in alike if result.outcome != "measured"]
+        excluded = {result.candidate for result in bad if result.outcome == "wrong" or result.setting == setting}
         groups: dict[Setting, list[Result]] = {}
-        for one in alike:
-            groups.setdefault(one.setting, []).append(one)
+        for result in alike:
+            groups.setdefault(result.setting, []).append(result)
 
         def order(group: Setting) -> tuple[float, bool, bool]:
             return distance(group, setting), group.toolchain != setting.toolchain, group.driver != setting.driver
 
         def fastest(of: Setting, results: Iterable[Result], is_exact: bool, is_shipped: bool) -> Best | None:
-            found = fastest_of(one for one in results if one.candidate not in never)
-            if found is None:
+            winner = fastest_of(result for result in results if result.candidate not in excluded)
+            if winner is None:
                 return None
-            return Best(of, found.family, dict(found.variables), median_us(found.times_us), is_exact, is_shipped)
+            return Best(of, winner.family, dict(winner.variables), median_us(winner.times_us), is_exact, is_shipped)
 
         nearest = [group for group in sorted(groups, key=order) if distance(group, setting) <= DISTANCE_MOST]
         exact = [group for group in nearest if not any(order(group)[: 3 if setting.driver else 2])]
         shipped = self._shipped(setting)
-        found = [fastest(group, groups[group], True, False) for group in exact]
-        found += [fastest(group, shipped[group], True, True) for group in shipped]
-        found += [fastest(group, groups[group], False, False) for group in nearest if group not in exact]
-        return next((one for one in found if one is not None), None)
+        bests = [fastest(group, groups[group], True, False) for group in exact]
+        bests += [fastest(group, shipped[group], True, True) for group in shipped]
+        bests += [fastest(group, groups[group], False, False) for group in nearest if group not in exact]
+        return next((best for best in bests if best is not None), None)
 
     def _shipped(self, setting: Setting) -> dict[Setting, list[Result]]:
         """Return what shipped of this setting, whatever the driver."""
         groups: dict[Setting, list[Result]] = {}
         if self.shipped is not None:
-            for one in read_results(self.shipped / f"{setting.gpu}.jsonl"):
-                device = setting.device or one.setting.device
-                if one.setting == replace(setting, device=device, driver=one.setting.driver):
-                    groups.setdefault(one.setting, []).append(one)
+            for result in read_results(self.shipped / f"{setting.gpu}.jsonl"):
+                device = setting.device or result.setting.device
+                if result.setting == replace(setting, device=device, driver=result.setting.driver):
+                    groups.setdefault(result.setting, []).append(result)
         return groups
 
 
-def open_memory(store: Store) -> Memory:
-    """Return the memory beside `store`, with what ships with the package."""
-    return Memory(store, package_folder(SHIPPED))
+def open_history(store: Store) -> History:
+    """Return the history beside `store`, with the results that ship with the package."""
+    return History(store, package_folder(SHIPPED))
 
 
 def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]:
@@ -140,17 +140,17 @@ def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]
             times[result.candidate] = times.get(result.candidate, ()) + result.times_us
         else:
             spoilt.add(result.candidate)
-    return {key: its for key, its in times.items() if key not in spoilt}
+    return {key: times_us for key, times_us in times.items() if key not in spoilt}
 
 
 def fastest_of(results: Iterable[Result]) -> Result | None:
     """Return the fastest candidate of results of one setting, all its times in one result; None where nothing was measured."""
-    its = list(results)
-    times = times_of(its)
+    results = list(results)
+    times = times_of(results)
     if not times:
         return None
-    fastest = min(times, key=lambda one: (median_us(times[one]), one))
-    return replace(next(one for one in its if one.candidate == fastest), times_us=times[fastest][-TIMES_MOST:])
+    fastest = min(times, key=lambda candidate: (median_us(times[candidate]), candidate))
+    return replace(next(result for result in results if result.candidate == fastest), times_us=times[fastest][-TIMES_MOST:])
 
 
 def read_results(path: Path) -> Iterator[Result]:
@@ -173,7 +173,7 @@ def append_results(path: Path, results: Sequence[Result]) -> None:
     data = "".join(result.line() + "\n" for result in results).encode()
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        # Whoever wrote last may have been killed in the middle of a line, or the disk was full: ours begins on the next.
+        # The last writer may have been killed within a line, or the disk was full: ours begins on the next line.
         end = os.lseek(file, 0, os.SEEK_END)
         if end and os.lseek(file, end - 1, os.SEEK_SET) >= 0 and os.read(file, 1) != b"\n":
             data = b"\n" + data

@@ -1,4 +1,4 @@
-"""Results out of a memory as a file, and into another."""
+"""Results exported from a history to a file, and imported from one."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Literal
 
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.tune.history import Memory, fastest_of, read_results
+from minrnn_gen.tune.history import History, fastest_of, read_results
 from minrnn_gen.tune.results import Result
 from minrnn_gen.tune.t4_format import t4_of
 
-Form = Literal["lines", "t4", "fastest"]
+ExportFormat = Literal["lines", "t4", "fastest"]
 
 
-def export_results(memory: Memory, path: str, *, form: Form = "lines", gpu: str | None = None) -> int:
+def export_results(history: History, path: str, *, form: ExportFormat = "lines", gpu: str | None = None) -> int:
     """Write every result, or those of one GPU, to a file, and return how many; raises BadInput where there are none.
 
-    Of "fastest" it is the fastest candidate of each setting alone, which is all that whoever compiles asks for.
+    Of "fastest" it is the fastest candidate of each setting alone, which is all that compiling asks for.
     """
-    results = [result for name in memory.gpus() if gpu in (None, name) for result in memory.results(name)]
+    results = [result for name in history.gpus() if gpu in (None, name) for result in history.results(name)]
     if not results:
         of = f" of {shown(gpu)}" if gpu else ""
-        raise BadInput(f"--export: there are no results{of} in {memory.folder}; tune a spec, or import some")
+        raise BadInput(f"--export: there are no results{of} in {history.folder}; tune a spec, or import some")
     if form == "fastest":
-        settings = {result.setting: [one for one in results if one.setting == result.setting] for result in results}
-        results = [one for one in map(fastest_of, settings.values()) if one is not None]
-    text = json.dumps(t4_of(results), indent=1) + "\n" if form == "t4" else "".join(one.line() + "\n" for one in results)
+        settings = {result.setting: [other for other in results if other.setting == result.setting] for result in results}
+        results = [fastest for fastest in map(fastest_of, settings.values()) if fastest is not None]
+    text = json.dumps(t4_of(results), indent=1) + "\n" if form == "t4" else "".join(result.line() + "\n" for result in results)
     target = Path(path)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -38,21 +38,21 @@ def export_results(memory: Memory, path: str, *, form: Form = "lines", gpu: str 
     return len(results)
 
 
-def import_results(memory: Memory, path: str) -> int:
+def import_results(history: History, path: str) -> int:
     """Add the results in a file that are not there yet, and return how many; raises BadInput for a file without any.
 
     What was compiled before is decided anew when it is next asked for.
     """
     if not Path(path).is_file():
-        raise BadInput(f"--import: {shown(path)} is no file; give one that --export wrote, or a memory's own")
-    given = list(read_results(Path(path)))
-    if not given:
+        raise BadInput(f"--import: {shown(path)} is no file; give one that --export wrote, or a history's own")
+    read = list(read_results(Path(path)))
+    if not read:
         raise BadInput(f"--import: {shown(path)} has no results; expected is JSON lines as --export writes them")
-    new: dict[str, Result] = {result.line(): result for result in given}
-    for gpu in {result.setting.gpu for result in given}:
-        for known in memory.results(gpu):
+    new: dict[str, Result] = {result.line(): result for result in read}
+    for gpu in {result.setting.gpu for result in read}:
+        for known in history.results(gpu):
             new.pop(known.line(), None)
-    memory.add(list(new.values()))
+    history.add(list(new.values()))
     if new:
-        memory.store.forget_requests()
+        history.store.forget_requests()
     return len(new)

@@ -1,4 +1,4 @@
-"""What a builder is told of the memory of results."""
+"""The choice of candidates by what was measured before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.driver import driver_release
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.tune.device import open_measurer
-from minrnn_gen.tune.history import Memory, open_memory
+from minrnn_gen.tune.history import History, open_history
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, Measurer
 from minrnn_gen.tune.results import Outcome, Result, Setting, setting_of
 
@@ -24,14 +24,14 @@ LOG = logging.getLogger("minrnn_gen")
 
 
 @dataclass
-class Remembered:
-    """The fastest candidates of a memory, for one builder and one kernel at a time.
+class TunedLookup:
+    """The fastest candidates of a history, for one builder and one kernel at a time.
 
     `device` and `driver` are those of the GPU `gpu` where it is at hand, else empty. `open_measurer` opens what checks a
     choice on it, or gives None where nothing does; the promises of its plan are kept all the same.
     """
 
-    memory: Memory
+    history: History
     gpu: str = ""
     device: str = ""
     driver: str = ""
@@ -50,7 +50,7 @@ class Remembered:
             toolchain=toolchain_version() or "",
             sources=templates_digest(),
         )
-        best = self.memory.best(setting)
+        best = self.history.best(setting)
         if best is None:
             return None
         self._asked, self._is_proven = setting, best.is_shipped
@@ -90,34 +90,34 @@ class Remembered:
         if self._asked is not None:
             family, when = trial.plan.name, datetime.now(UTC).isoformat(timespec="seconds")
             note = " ".join(note.split())[:500]
-            self.memory.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
+            self.history.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
 
 
 @dataclass(frozen=True)
-class JustMeasured:
-    """The kernels that won a moment ago, and else what is remembered: of use where the disk keeps neither."""
+class JustTuned:
+    """The winners of a tuning that has just ended, before the history: they count even where the disk keeps neither."""
 
-    won: tuple[BuiltKernel, ...]
-    memory: Remembered
+    winners: tuple[BuiltKernel, ...]
+    lookup: TunedLookup
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the candidate that won for this pass and regime."""
-        for plan, why in ((built.plan, built.chosen) for built in self.won):
+        for plan, why in ((built.plan, built.chosen) for built in self.winners):
             if (plan.kernel_pass, plan.regime) == (problem.kernel_pass, problem.regime):
                 return Choice(plan.name, plan.variables, why)
-        return self.memory.choice(problem, cell_digest)
+        return self.lookup.choice(problem, cell_digest)
 
     def accepts(self, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""
-        return any(built.plan == trial.plan for built in self.won) or self.memory.accepts(trial)
+        return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(trial)
 
 
-def remembered() -> Remembered:
+def remembered() -> TunedLookup:
     """Return what is remembered here, for the GPU at hand."""
-    memory, live = open_memory(Store(cache_folder())), gpu_device.live_device()
+    history, live = open_history(Store(cache_folder())), gpu_device.live_device()
     if live is None:
-        return Remembered(memory)
-    return Remembered(memory, live.profile.name, live.name, driver_release() or "", _opened)
+        return TunedLookup(history)
+    return TunedLookup(history, live.profile.name, live.name, driver_release() or "", _opened)
 
 
 def _opened() -> Measurer | None:

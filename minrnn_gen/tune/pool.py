@@ -61,26 +61,26 @@ def tuned_of(kernels: Sequence[TunedKernel]) -> Tuned:
 
 def summary_of(tuned: TunedKernel) -> dict[str, Any]:
     """Return what came of one kernel as plain data."""
-    its = tuned.setting
+    setting = tuned.setting
     return {
-        "model": its.cell,
-        "pass": its.kernel_pass,
-        "gpu": its.gpu,
-        "device": its.device,
+        "model": setting.cell,
+        "pass": setting.kernel_pass,
+        "gpu": setting.gpu,
+        "device": setting.device,
         "feasible": tuned.feasible_count,
         "candidates": dict(tuned.outcomes),
         "ended": tuned.ended,
         "first_us": tuned.first_us,
         "best_us": tuned.best_us,
-        "family": tuned.kept.plan.name if tuned.kept else None,
-        "variables": dict(tuned.kept.plan.variables) if tuned.kept else None,
+        "family": tuned.winner.plan.name if tuned.winner else None,
+        "variables": dict(tuned.winner.plan.variables) if tuned.winner else None,
     }
 
 
 def tune_specs(tasks: Sequence[Task], executor: Executor) -> Iterator[tuple[int, Tuned]]:
     """Yield (number of the task, what came of it) as they are done, by the workers of any executor.
 
-    Each worker needs a GPU and this package; results go to the memory in its cache folder. After an interruption what had
+    Each worker needs a GPU and this package; results go to the history in its cache folder. After an interruption what had
     begun is yielded if its worker still ends it. Raises what tuning raises, see `tune_here`, and CannotMeasure where a worker
     is lost.
     """
@@ -107,15 +107,15 @@ def gpus_named(devices: str) -> tuple[str, ...]:
     count = device_count()
     if not count:
         raise ToolchainMissing("tuning measures on GPUs, and none is found here; 'minrnn-gen doctor' looks closer")
-    names = [one.strip() for one in visible.split(",")][:count] if visible else [str(number) for number in range(count)]
+    names = [name.strip() for name in visible.split(",")][:count] if visible else [str(number) for number in range(count)]
     if devices == ALL:
         return tuple(names)
-    numbers = [one.strip() for one in devices.split(",")]
-    if not all(one.isdecimal() and int(one) < count for one in numbers) or len(set(numbers)) < len(numbers):
+    numbers = [number.strip() for number in devices.split(",")]
+    if not all(number.isdecimal() and int(number) < count for number in numbers) or len(set(numbers)) < len(numbers):
         raise BadInput(
             f"--devices: {shown(devices)} is given; allowed: all, or different numbers from 0 to {count - 1}, as in 0,2"
         )
-    return tuple(names[int(one)] for one in numbers)
+    return tuple(names[int(number)] for number in numbers)
 
 
 def executor_of_gpus(gpus: Sequence[str]) -> ProcessPoolExecutor:

@@ -141,9 +141,9 @@ def setting_of(problem: Problem, cell_digest: str, *, device: str, driver: str, 
     )
 
 
-def distance(one: Setting, other: Setting) -> float:
+def distance(setting: Setting, other: Setting) -> float:
     """Return how far apart two settings' sizes are: the sum of the powers of two between them."""
-    return sum(abs(math.log2(a / b)) if a and b else math.inf * (a != b) for a, b in _pairs(one, other) if a != b)
+    return sum(abs(math.log2(a / b)) if a and b else math.inf * (a != b) for a, b in _pairs(setting, other) if a != b)
 
 
 def median_us(times_us: tuple[float, ...]) -> float:
@@ -151,8 +151,8 @@ def median_us(times_us: tuple[float, ...]) -> float:
     return statistics.median(times_us)
 
 
-def _pairs(one: Setting, other: Setting) -> list[tuple[int, int]]:
-    return list(zip(one.sizes, other.sizes, strict=True))
+def _pairs(setting: Setting, other: Setting) -> list[tuple[int, int]]:
+    return list(zip(setting.sizes, other.sizes, strict=True))
 
 
 _RESULT = TypeAdapter(Result)

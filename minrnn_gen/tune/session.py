@@ -8,7 +8,7 @@ from contextlib import closing
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.errors import BadInput
 from minrnn_gen.tune.device import open_measurer
-from minrnn_gen.tune.history import open_memory
+from minrnn_gen.tune.history import open_history
 from minrnn_gen.tune.tuner import DEFAULT_LIMITS, Limits, Progress, TunedKernel, tune
 
 
@@ -27,4 +27,4 @@ def tune_here(
                 f"{builder.spec.where}: the spec is for {builder.target.profile.name}, but the GPU here is {opened.gpu} "
                 f"({opened.device}); tune it there, or leave the GPU out"
             )
-        yield from tune(builder, opened, open_memory(builder.store), limits, watch)
+        yield from tune(builder, opened, open_history(builder.store), limits, watch)

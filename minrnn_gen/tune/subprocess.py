@@ -77,7 +77,7 @@ class ChildMeasurer:
         """Ask the child; see `Measurer`."""
         self.prepare(trial)
         times_us = self._ask({"time": _plain(trial), "repeats": repeats}, self.reply_seconds)["times_us"]
-        return [float(one) for one in times_us]
+        return [float(time_us) for time_us in times_us]
 
     def close(self) -> None:
         """End the child."""

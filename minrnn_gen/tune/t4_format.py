@@ -26,7 +26,7 @@ def t4_of(results: Iterable[Result]) -> dict[str, Any]:
 
 
 def _entry(result: Result) -> dict[str, Any]:
-    runtimes_ms = [one / _US_PER_MS for one in result.times_us]
+    runtimes_ms = [time_us / _US_PER_MS for time_us in result.times_us]
     measurements = []
     if runtimes_ms:
         measurements.append({"name": "time", "value": median_us(result.times_us) / _US_PER_MS, "unit": "ms"})
@@ -51,10 +51,10 @@ def _entry(result: Result) -> dict[str, Any]:
 
 
 def _kernel_of(result: Result) -> str:
-    its = result.setting
-    regime = "".join(f"_{name}" for name in ("reverse", "resets", "few_channels", "short") if getattr(its.regime, name))
-    kept = "" if its.regime.kept_states == "none" else f"_keeps_{its.regime.kept_states}"
+    setting = result.setting
+    regime = "".join(f"_{name}" for name in ("reverse", "resets", "few_channels", "short") if getattr(setting.regime, name))
+    kept = "" if setting.regime.kept_states == "none" else f"_keeps_{setting.regime.kept_states}"
     return (
-        f"{its.cell}_{its.kernel_pass}_{its.precision}_{its.layout}_h{its.hidden_size}x{its.heads}_b{its.batch}_t{its.time}"
-        f"_a{its.regime.alignment_bytes}{regime}{kept}_{its.gpu}"
+        f"{setting.cell}_{setting.kernel_pass}_{setting.precision}_{setting.layout}_h{setting.hidden_size}x{setting.heads}_b{setting.batch}_t{setting.time}"
+        f"_a{setting.regime.alignment_bytes}{regime}{kept}_{setting.gpu}"
     )

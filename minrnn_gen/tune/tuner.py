@@ -1,4 +1,4 @@
-"""From a spec to its fastest kernels: candidates compiled, checked, raced, and the winner kept."""
+"""Tuning: the candidates of a spec's kernels compiled, checked and raced, and each winner kept."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
-from minrnn_gen.tune.candidates import Lineup
-from minrnn_gen.tune.history import Memory
+from minrnn_gen.tune.candidates import CandidatePool
+from minrnn_gen.tune.history import History
 from minrnn_gen.tune.measurer import Measurer
 from minrnn_gen.tune.racing import Ended, Race, run_race
 from minrnn_gen.tune.results import CandidateKey, Outcome, Setting
 
 DEFAULT_BUDGET_S = 30.0
 DEFAULT_TOP = 16
-# Times of one visit: the least of which a median leaves an outlier out.
+# Times of one measurement: the fewest whose median leaves an outlier out.
 REPEATS = 3
 
 
@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """What came of one kernel. `kept` is what calls will take from now on, None where no candidate could be measured.
+    """What came of one kernel. `winner` is what calls use from now on, None where no candidate could be measured.
 
     `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates.
     """
@@ -68,7 +68,7 @@ class TunedKernel:
     outcomes: Mapping[Outcome, int]
     first_us: float | None
     best_us: float | None
-    kept: BuiltKernel | None
+    winner: BuiltKernel | None
 
 
 def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Regime], ...]:
@@ -81,19 +81,19 @@ def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Regime], ...]:
     # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
     kept: KeptStates = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     regimes = [regime, *([replace(regime, kept_states=kept)] if keeps else [])]
-    found: list[tuple[KernelPass, Regime]] = []
+    kernels: list[tuple[KernelPass, Regime]] = []
     for reverse in RUNS_REVERSED[spec.direction]:
-        found += [("forward", replace(one, reverse=reverse)) for one in regimes]
-        found += [("backward", replace(regime, reverse=reverse))] if spec.training else []
+        kernels += [("forward", replace(variant, reverse=reverse)) for variant in regimes]
+        kernels += [("backward", replace(regime, reverse=reverse))] if spec.training else []
     if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
-        found.append(("step", regime))
-    return tuple(found)
+        kernels.append(("step", regime))
+    return tuple(kernels)
 
 
 def tune(
     builder: Builder,
     measurer: Measurer,
-    memory: Memory,
+    history: History,
     limits: Limits = DEFAULT_LIMITS,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Iterator[TunedKernel]:
@@ -111,51 +111,49 @@ def tune(
     for done, (kernel_pass, regime) in enumerate(wanted):
         # What one kernel did not need is there for the next ones.
         share = max(0.0, end - time.monotonic()) / (len(wanted) - done)
-        lineup = Lineup(builder, kernel_pass, regime, measurer, memory, limits.compilers)
-        tuned = KernelRace(lineup, limits.top, share, watch).run()
+        pool = CandidatePool(builder, kernel_pass, regime, measurer, history, limits.compilers)
+        tuned = KernelTuning(pool, limits.top, share, watch).run()
         yield tuned
         if tuned.ended == "interrupted":
             return
 
 
 @dataclass
-class KernelRace:
+class KernelTuning:
     """The race of the candidates of one kernel, `top` of them, best predicted first, or all."""
 
-    lineup: Lineup
+    pool: CandidatePool
     top: int | None
     seconds: float
     watch: Callable[[Progress], None]
 
     def run(self) -> TunedKernel:
         """Race, keep the winner, and say what came of it."""
-        lineup, end = self.lineup, time.monotonic() + self.seconds
-        at_most = min(self.top or len(lineup.places), len(lineup.places))
+        pool, end = self.pool, time.monotonic() + self.seconds
+        at_most = min(self.top or len(pool.ranked), len(pool.ranked))
 
         def seconds_left() -> float:
             return end - time.monotonic()
 
-        def visit(key: CandidateKey) -> Sequence[float] | None:
-            times_us = lineup.visit(key, REPEATS)
+        def measure(key: CandidateKey) -> Sequence[float] | None:
+            times_us = pool.measure(key, REPEATS)
             spent = 1 - max(0.0, seconds_left()) / self.seconds if self.seconds else 1.0
-            best_us = min(lineup.medians_us.values(), default=None)
-            self.watch(Progress(lineup.kernel_pass, len(lineup.times_us), at_most, best_us, spent))
+            best_us = min(pool.medians_us.values(), default=None)
+            self.watch(Progress(pool.kernel_pass, len(pool.times_us), at_most, best_us, spent))
             return times_us
 
-        with closing(lineup.arriving(self.top)) as arriving:
-            race = run_race(arriving, visit, seconds_left, lineup.times_us)
-        return self._came_of(race)
+        with closing(pool.arriving(self.top)) as arriving:
+            race = run_race(arriving, measure, seconds_left, pool.times_us)
+        return self._result(race)
 
-    def _came_of(self, race: Race[CandidateKey]) -> TunedKernel:
-        lineup = self.lineup
-        medians_us, first = lineup.medians_us, next(iter(lineup.places))
+    def _result(self, race: Race[CandidateKey]) -> TunedKernel:
+        pool = self.pool
+        medians_us, first = pool.medians_us, next(iter(pool.ranked))
         best_us = None if race.leader is None else medians_us[race.leader]
-        kept = None if race.leader is None or best_us is None else self._kept(race.leader, best_us)
-        return TunedKernel(
-            lineup.setting, race.ended, len(lineup.places), lineup.outcomes, medians_us.get(first), best_us, kept
-        )
+        winner = None if race.leader is None or best_us is None else self._keep(race.leader, best_us)
+        return TunedKernel(pool.setting, race.ended, len(pool.ranked), pool.outcomes, medians_us.get(first), best_us, winner)
 
-    def _kept(self, winner: CandidateKey, best_us: float) -> BuiltKernel:
-        lineup = self.lineup
-        chosen = f"measured, {best_us:.4g} us on {lineup.setting.device}"
-        return lineup.builder.keep(lineup.kernel_pass, replace(lineup.compiled(winner), chosen=chosen))
+    def _keep(self, winner: CandidateKey, best_us: float) -> BuiltKernel:
+        pool = self.pool
+        chosen = f"measured, {best_us:.4g} us on {pool.setting.device}"
+        return pool.builder.keep(pool.kernel_pass, replace(pool.compiled(winner), chosen=chosen))

@@ -20,10 +20,10 @@ from minrnn_gen.gpu.driver import driver_release
 from minrnn_gen.gpu.timer import ColdClock, poison, release_memory, repeated
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.tune.subprocess import serve
-from minrnn_gen.tune.workload import Subject, demand_regime
+from minrnn_gen.tune.workload import Workload, demand_regime
 
-# All runs of one visit together: what is slower has fewer of them, and one at least.
-VISIT_US = 20e3
+# All runs of one measurement together: what is slower has fewer of them, and one at least.
+MEASUREMENT_US = 20e3
 
 
 @dataclass
@@ -33,7 +33,7 @@ class GpuMeasurer:
     live: LiveDevice
     folder: Path
     clock: ColdClock
-    _subject: Subject | None = field(default=None, init=False)
+    _workload: Workload | None = field(default=None, init=False)
     _last: tuple[Trial, Kernel] | None = field(default=None, init=False)
 
     @property
@@ -53,33 +53,33 @@ class GpuMeasurer:
 
     def prepare(self, trial: Trial) -> None:
         """Compile what else a call of the trial needs, and compute what it should give."""
-        self._subject_of(trial).prepare()
+        self._workload_of(trial).prepare()
         # What is there for all candidates need not be looked through after each.
         gc.collect()
         gc.freeze()
 
     def error_share(self, trial: Trial) -> float:
         """Run the trial; see `Measurer`."""
-        subject, kernel = self._subject_of(trial), self._kernel_of(trial)
-        run = subject.checked_run(kernel)
-        sizes_bytes = [one.nbytes for one in run().values()]
+        workload, kernel = self._workload_of(trial), self._kernel_of(trial)
+        run = workload.checked_run(kernel)
+        sizes_bytes = [array.nbytes for array in run().values()]
         # In the memory that these results were in, too.
         poison(sizes_bytes)
         results = run()
         gpu_device.synchronize()
         demand_regime(kernel, trial.plan)
-        return subject.error_share(results)
+        return workload.error_share(results)
 
     def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
         """Time the trial; see `Measurer`."""
-        subject, kernel = self._subject_of(trial), self._kernel_of(trial)
-        run = subject.timed_run(kernel)
+        workload, kernel = self._workload_of(trial), self._kernel_of(trial)
+        run = workload.timed_run(kernel)
         # The first takes the memory, loads the kernel and is noted down, the second is played again, as all others are.
         for _ in range(2):
             run()
         demand_regime(kernel, trial.plan)
         times_us = [self.clock.time_us(run)]
-        while len(times_us) < repeats and sum(times_us) < VISIT_US:
+        while len(times_us) < repeats and sum(times_us) < MEASUREMENT_US:
             times_us.append(self.clock.time_us(run))
         # What remembers its arrays refers to itself.
         del run, kernel
@@ -89,7 +89,7 @@ class GpuMeasurer:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._subject, self._last = None, None
+        self._workload, self._last = None, None
         gc.unfreeze()
         gc.collect()
         release_memory()
@@ -97,16 +97,16 @@ class GpuMeasurer:
     def _kernel_of(self, trial: Trial) -> Kernel:
         """Return a kernel that takes the candidate, loaded once to be checked and timed."""
         if self._last is None or self._last[0] != trial:
-            self._last = trial, self._subject_of(trial).kernel_of(trial)
+            self._last = trial, self._workload_of(trial).kernel_of(trial)
         return self._last[1]
 
-    def _subject_of(self, trial: Trial) -> Subject:
-        if self._subject is None or self._subject.trial.kernel != trial.kernel:
+    def _workload_of(self, trial: Trial) -> Workload:
+        if self._workload is None or self._workload.trial.kernel != trial.kernel:
             self.close()
             profile = self.live.profile
             target = Target(profile, profile.model_dump_json().encode(), "device")
-            self._subject = Subject(trial, target, Store(self.folder), repeated)
-        return self._subject
+            self._workload = Workload(trial, target, Store(self.folder), repeated)
+        return self._workload
 
 
 def gpu_measurer(folder: Path) -> GpuMeasurer:

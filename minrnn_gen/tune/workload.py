@@ -48,7 +48,7 @@ def on_host(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Given:
+class Arguments:
     """The arguments of a forward or a step, x and the rest, and of a backward after it."""
 
     x: Any
@@ -57,8 +57,8 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One kernel of a spec: calls that run it, from pre-activations and in one direction, and nothing else that is long.
+class Workload:
+    """The calls that run one kernel of a spec: from pre-activations, in one direction, and nothing else that takes long.
 
     `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`,
     apart from what `compile()` finds, and without asking what was measured.
@@ -83,8 +83,8 @@ class Subject:
         """Make what is the same for every candidate: what it should give, and what runs before it."""
         _ = self.expected, self._timed, self._others
         # Libraries compile what compares on its first use, of each dtype.
-        for one in (self._checked.x, *self._checked.forward["state"].values()):
-            _share(one, one.astype(numpy.float32).astype(numpy.float64), 1.0, 1.0)
+        for array in (self._checked.x, *self._checked.forward["state"].values()):
+            _share(array, array.astype(numpy.float32).astype(numpy.float64), 1.0, 1.0)
 
     def kernel_of(self, trial: Trial) -> Kernel:
         """Return a kernel that takes this candidate."""
@@ -112,11 +112,14 @@ class Subject:
         spec = self._spec(precision="fp64", functions=None)
         kernel = Kernel(replace(self.builder, spec=spec), (_built(self.trial),))
         rounded = self._made(self._checked_sizes, on_host, is_whole=True)
-        given = Given(rounded.x.astype(numpy.float64), _in_float64(rounded.forward), _in_float64(rounded.backward))
+        wide = Arguments(rounded.x.astype(numpy.float64), _in_float64(rounded.forward), _in_float64(rounded.backward))
         # A cell of the user's own may overflow; that shows in the comparison.
         with numpy.errstate(all="ignore"):
-            results = self._run(kernel, given)()
-        return {name: (self.place(one.reshape(-1), one.shape, one.itemsize), _largest(one)) for name, one in results.items()}
+            results = self._run(kernel, wide)()
+        return {
+            name: (self.place(array.reshape(-1), array.shape, array.itemsize), _largest(array))
+            for name, array in results.items()
+        }
 
     @property
     def _checked_sizes(self) -> Sizes:
@@ -129,38 +132,38 @@ class Subject:
             return ()
         kernel = Kernel(self.builder, (_built(self.trial),))
         kernel.forward(self._checked.x, **self._checked.forward)
-        return tuple(one for one in kernel.built if one.plan.kernel_pass != "backward")
+        return tuple(built for built in kernel.built if built.plan.kernel_pass != "backward")
 
     @cached_property
     def _contract(self) -> Contract:
         return Kernel(self.builder, (_built(self.trial),)).contract
 
     @cached_property
-    def _checked(self) -> Given:
+    def _checked(self) -> Arguments:
         return self._made(self._checked_sizes, self.place, is_whole=True)
 
     @cached_property
-    def _timed(self) -> Given:
+    def _timed(self) -> Arguments:
         return self._made(Sizes(self.plan.batch, self.plan.time), self.place, is_whole=False)
 
     def _spec(self, **changes: Any) -> Spec:
         direction = "reverse" if self.plan.regime.reverse else "forward"
         return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
 
-    def _run(self, kernel: Kernel, given: Given) -> Callable[[], Arrays]:
+    def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
         regime = self.plan.regime
         if self.plan.kernel_pass == "step":
-            return lambda: _named(*kernel.step(given.x, **given.forward))
+            return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
         if self.plan.kernel_pass == "backward":
-            _, _, saved = kernel.forward(given.x, **given.forward)
-            return lambda: dict(_leaves(kernel.backward(saved, **given.backward)))
+            _, _, saved = kernel.forward(arguments.x, **arguments.forward)
+            return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
         if regime.kept_states == "none":
-            return lambda: _named(*kernel(given.x, **given.forward))
+            return lambda: _named(*kernel(arguments.x, **arguments.forward))
         if regime.kept_states == "arithmetic" and self.trial.cell.kind != "dense":
-            return lambda: _named(*kernel(given.x, **given.forward, all_states=True))
-        return lambda: _named(*kernel.forward(given.x, **given.forward)[:2])
+            return lambda: _named(*kernel(arguments.x, **arguments.forward, all_states=True))
+        return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
-    def _made(self, sizes: Sizes, place: Place, is_whole: bool) -> Given:
+    def _made(self, sizes: Sizes, place: Place, is_whole: bool) -> Arguments:
         """Return what a call is given: the same values wherever they are placed; `is_whole`: all that it may be given.
 
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
@@ -191,7 +194,7 @@ class Subject:
             state = (1.5 + values / 2).astype(carried)
             forward["state"] = {name: place(state, state_shape, state.itemsize) for name in contract.states}
             backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in contract.states}
-        return Given(x, forward, backward)
+        return Arguments(x, forward, backward)
 
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
@@ -230,7 +233,9 @@ def _leaves(arrays: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, An
 
 
 def _in_float64(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _in_float64(one) if isinstance(one, dict) else one.astype(numpy.float64) for name, one in arrays.items()}
+    return {
+        name: _in_float64(array) if isinstance(array, dict) else array.astype(numpy.float64) for name, array in arrays.items()
+    }
 
 
 def _largest(array: Any) -> float:

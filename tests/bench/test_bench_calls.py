@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from support.fake_gpu import FakeClock, OnHost
 
-from minrnn_gen.bench import call_problems, decoding, host_calls, torch_cells
-from minrnn_gen.bench.gpu import Gpu
-from minrnn_gen.bench.problems import Problem, Task
-from minrnn_gen.bench.record import Row
-from minrnn_gen.bench.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.contenders import decoding, host_calls, torch_cells
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.problems import call_problems
+from minrnn_gen.bench.problems.scan_problems import Problem, Task
+from minrnn_gen.bench.report.record import Row
 
 PEERS = (torch_cells.NAME,)
 

@@ -10,11 +10,12 @@ from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 
 import minrnn_gen
 from minrnn_gen.api import compile as compile_kernel
-from minrnn_gen.bench import cells, classic, layers, raw, reference
-from minrnn_gen.bench.peers import Layout, Peer
-from minrnn_gen.bench.problems import Problem, Task
-from minrnn_gen.bench.record import COPY, Row
-from minrnn_gen.bench.rounds import Contender, Limits, contest
+from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, single_sequence
+from minrnn_gen.bench.contenders.baselines import Layout, Peer
+from minrnn_gen.bench.harness.rounds import Contender, Limits, contest
+from minrnn_gen.bench.problems.scan_problems import Problem, Task
+from minrnn_gen.bench.reference import scan_reference
+from minrnn_gen.bench.report.record import COPY, Row
 from minrnn_gen.kernel import Kernel
 
 ONCE = Limits(1, 1)
@@ -23,12 +24,12 @@ HALVES = (slice(0, 20), slice(20, None))
 
 def scan_over(a: Any, b: Any, axis: int) -> Tensor:
     a, b = (np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, b))
-    return tensor(np.moveaxis(reference.scan(np, a, b), 0, axis).astype(np.float32))
+    return tensor(np.moveaxis(scan_reference.scan(np, a, b), 0, axis).astype(np.float32))
 
 
 def scan_backward_over(a: Any, y: Any, dy: Any, axis: int) -> tuple[Tensor, Tensor, None]:
     moved = [np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, y, dy)]
-    da, db = (tensor(np.moveaxis(each, 0, axis).astype(np.float32)) for each in reference.scan_gradients(np, *moved))
+    da, db = (tensor(np.moveaxis(each, 0, axis).astype(np.float32)) for each in scan_reference.scan_gradients(np, *moved))
     return da, db, None
 
 
@@ -80,10 +81,10 @@ def raw_problem(task: Task = "forward") -> Problem:
 @pytest.mark.usefixtures("scans")
 @pytest.mark.parametrize("task", ["forward", "forward + backward"])
 def test_raw_scans_are_right_in_both_layouts(task: Task) -> None:
-    rows = measured(raw_problem(task), raw.contenders(raw_problem(task), FakeGpu(), (), {}))
-    assert list(rows) == [COPY, *raw.OURS]
+    rows = measured(raw_problem(task), raw_scans.contenders(raw_problem(task), FakeGpu(), (), {}))
+    assert list(rows) == [COPY, *raw_scans.OURS]
     results = {"y"} if task == "forward" else {"y", "da", "db"}
-    for name in raw.OURS:
+    for name in raw_scans.OURS:
         assert set(rows[name].errors) == results
         assert rows[name].is_right, rows[name]
 
@@ -98,9 +99,9 @@ def test_peers_are_held_against_what_they_were_given() -> None:
         peer("no carry", "B,T,C", lambda a, b: torch.cat([scan_over(a[:, t], b[:, t], 1) for t in HALVES], 1)),
         peer("gone", "B,T,C", None),
     ]  # fmt: skip
-    rows = measured(raw_problem(), raw.contenders(raw_problem(), FakeGpu(), peers, {"gone": "not installed"}))
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {"gone": "not installed"}))
     assert {name for name, row in rows.items() if row.failure is None and row.is_right} == {
-        COPY, *raw.OURS, "by time", "by channel", "of logs",
+        COPY, *raw_scans.OURS, "by time", "by channel", "of logs",
     }  # fmt: skip
     assert rows["gone"].failure == "not installed"
     assert rows["no carry"].worst_error is not None
@@ -114,21 +115,23 @@ def test_whoever_writes_into_what_others_read_is_out() -> None:
         return y
 
     peers = [peer("careless", "B,C,T", careless), peer("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
-    rows = measured(raw_problem(), raw.contenders(raw_problem(), FakeGpu(), peers, {}))
-    assert rows["careless"].failure is not None and raw.OVERWRITES in rows["careless"].failure
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {}))
+    assert rows["careless"].failure is not None and raw_scans.OVERWRITES in rows["careless"].failure
     assert rows["careful"].is_right
 
 
 def test_a_peer_without_gradients_says_so() -> None:
     problem = raw_problem("forward + backward")
-    rows = measured(problem, raw.contenders(problem, FakeGpu(), [peer("one way", "B,T,C", None, has_gradients=False)], {}))
-    assert rows["one way"].failure == raw.NO_GRADIENTS
+    rows = measured(
+        problem, raw_scans.contenders(problem, FakeGpu(), [peer("one way", "B,T,C", None, has_gradients=False)], {})
+    )
+    assert rows["one way"].failure == raw_scans.NO_GRADIENTS
 
 
 def test_of_very_many_elements_some_of_every_kind_are_checked() -> None:
     shape = {"batch": 8, "time": 65536, "channels": 1536}
-    stride = raw.Inputs(raw_problem().model_copy(update=shape), FakeGpu()).channels.step
-    assert np.prod(list(shape.values())) / stride <= raw.CHECKED_ELEMENTS
+    stride = raw_scans.Inputs(raw_problem().model_copy(update=shape), FakeGpu()).channels.step
+    assert np.prod(list(shape.values())) / stride <= raw_scans.CHECKED_ELEMENTS
     # Every remainder by 32 lanes, and both kinds of channels.
     assert len({channel % 32 for channel in range(0, 1536, stride)}) == 32
 
@@ -138,7 +141,7 @@ def test_of_very_many_elements_some_of_every_kind_are_checked() -> None:
 @pytest.mark.parametrize("model", ["min_gru", "min_lstm"])
 def test_cells_are_right_in_both_layouts(model: str, task: Task) -> None:
     problem = Problem(table="cells", task=task, model=model, precision="fp32", batch=2, time=19, channels=8)
-    rows = measured(problem, cells.contenders(problem, FakeGpu()))
+    rows = measured(problem, fused_cells.contenders(problem, FakeGpu()))
     assert list(rows) == [COPY, "BTD", "BDT"]
     for name in ("BTD", "BDT"):
         assert set(rows[name].errors) == {"y" if task == "forward" else "dx"}, rows[name].failure
@@ -172,7 +175,7 @@ def test_gradients_of_the_layer_are_judged_by_differences() -> None:
     x, weight, dy = (np.asarray(inputs.array(name), np.float64) for name in ("x", "weight", "dy"))
 
     def loss(x: Any, weight: Any) -> float:
-        return float((dy * classic.layer_reference(problem, x, weight)).sum())
+        return float((dy * single_sequence.layer_reference(problem, x, weight)).sum())
 
     direction = np.random.default_rng(1).standard_normal(x.shape)
     difference = (loss(x + step * direction, weight) - loss(x - step * direction, weight)) / (2 * step)
@@ -185,8 +188,8 @@ def test_gradients_of_the_layer_are_judged_by_differences() -> None:
 @pytest.mark.parametrize("model", ["min_gru", "min_lstm"])
 def test_the_cpu_computes_the_layer_by_both_methods(model: str) -> None:
     problem = Problem(table="classic", task="forward", model=model, precision="fp32", batch=1, time=300, channels=16, inputs=4)
-    rows = measured(problem, [one for one in classic.contenders(problem, FakeGpu()) if one.on_host])
-    assert list(rows) == list(classic.ON_CPU)
+    rows = measured(problem, [one for one in single_sequence.contenders(problem, FakeGpu()) if one.on_host])
+    assert list(rows) == list(single_sequence.ON_CPU)
     for row in rows.values():
         assert row.clock == "host"
         assert row.errors, row.failure

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
-from minrnn_gen.bench.plot import panels_of
-from minrnn_gen.bench.problems import TableName
-from minrnn_gen.bench.record import Record, Row, read_record
+from minrnn_gen.bench.problems.scan_problems import TableName
+from minrnn_gen.bench.report.plot import panels_of
+from minrnn_gen.bench.report.record import Record, Row, read_record
+from minrnn_gen.bench.report.tables import FIRST_CALL, PATH, provenance
 from minrnn_gen.bench.suites import CALLS, RECURRENT
-from minrnn_gen.bench.tables import FIRST_CALL, PATH, provenance
 from minrnn_gen.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,9 +73,8 @@ def test_a_record_of_dense_cells_has_its_tables() -> None:
         Row(problem=problem, contender="flashrnn.cuda_fused", failure="not installed"),
     ]
     records = {"recurrent": EMPTY["recurrent"].with_rows(rows)}
-    for section in ("recurrent headline", "recurrent cells"):
-        text = filled(f"<!-- measured: {section} -->\n<!-- end of measured -->\n", records, "page.md")
-        assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 | persistent |" in text
+    text = filled("<!-- measured: recurrent cells -->\n<!-- end of measured -->\n", records, "page.md")
+    assert "| lstm 12 x 64, 16 x 1024 bf16 | 0.250 | not installed | 0.170 | persistent |" in text
     assert "| lstm 12 x 64, 16 x 1024 bf16 | 1.25 |" in text
 
 

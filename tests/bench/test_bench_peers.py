@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.fake_gpu import FakeGpu, Tensor
 
-from minrnn_gen.bench import probe
-from minrnn_gen.bench.peers import NOT_INSTALLED, PEERS, Layout, Peer, peer_of, refusal, refusals
+from minrnn_gen.bench.contenders import probe
+from minrnn_gen.bench.contenders.baselines import NOT_INSTALLED, PEERS, Layout, Peer, peer_of, refusal, refusals
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 

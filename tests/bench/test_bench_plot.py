@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from minrnn_gen.bench import dense_problems
-from minrnn_gen.bench.plot import panels_of, svg_of
-from minrnn_gen.bench.problems import problems_of
-from minrnn_gen.bench.record import COPY, Record, Row
+from minrnn_gen.bench.problems import dense_problems
+from minrnn_gen.bench.problems.scan_problems import problems_of
+from minrnn_gen.bench.report.plot import panels_of, svg_of
+from minrnn_gen.bench.report.record import COPY, Record, Row
 from minrnn_gen.errors import BadInput
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.problems import TABLES, Problem, problems_of
-from minrnn_gen.bench.record import Record, Row, read_record, write_record
-from minrnn_gen.bench.session import PREPARE_SECONDS, run_tables, too_slow
+from minrnn_gen.bench.harness.session import PREPARE_SECONDS, run_tables, too_slow
+from minrnn_gen.bench.problems.scan_problems import TABLES, Problem, problems_of
+from minrnn_gen.bench.report.record import Record, Row, read_record, write_record
 from minrnn_gen.bench.suites import SCAN, SUITES
 from minrnn_gen.errors import BadInput
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.problems import TABLES, Problem, problems_of
-from minrnn_gen.bench.record import COPY, Record, Row
-from minrnn_gen.bench.tables import cell_text, milliseconds, provenance, shares_text, table_text
+from minrnn_gen.bench.problems.scan_problems import TABLES, Problem, problems_of
+from minrnn_gen.bench.report.record import COPY, Record, Row
+from minrnn_gen.bench.report.tables import cell_text, milliseconds, provenance, shares_text, table_text
 
 SHORT = Problem(table="raw", task="forward", precision="fp32", batch=8, time=1024, channels=1536)
 LONG = SHORT.model_copy(update={"time": 4096, "task": "forward + backward"})
@@ -99,3 +99,10 @@ def test_every_byte_is_counted_once() -> None:
         ("min_gru", "backward"): 6,
         ("min_lstm", "backward"): 8,
     }
+
+
+def test_a_build_that_stops_at_a_command_says_so_without_the_command() -> None:
+    notes: dict[str, int] = {}
+    text = cell_text(Row(problem=SHORT, contender="b", failure="[7/8] /usr/bin/g++ a.o b.o -shared -o b.so"), None, notes)
+    assert text == "fails [1]"
+    assert list(notes) == ["b: its build stopped in step 7 of 8, without a message"]

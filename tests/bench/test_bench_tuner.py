@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_measurer import FakeMeasurer
 
-from minrnn_gen.bench.pages import filled_sections
-from minrnn_gen.bench.regret import FEW, Ranked, kendall_tau, quality_of, table_of
-from minrnn_gen.bench.regret_record import (
+from minrnn_gen.bench.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from minrnn_gen.bench.cost_model.regret_record import (
     DRAWN_POINTS,
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
@@ -24,13 +23,14 @@ from minrnn_gen.bench.regret_record import (
     read_regrets,
     regret_sections,
 )
-from minrnn_gen.bench.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
-from minrnn_gen.bench.tuner_problems import PROBLEMS, TunerProblem
+from minrnn_gen.bench.cost_model.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
+from minrnn_gen.bench.pages import filled_sections
+from minrnn_gen.bench.problems.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.tune import candidates as lineup
+from minrnn_gen.tune import candidates as pool
 
 RECORDS = Path(__file__).parents[2] / "benchmarks"
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=12)
@@ -124,7 +124,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(builder, "compile_source", compile_source)
-    for module in (builder, lineup):
+    for module in (builder, pool):
         monkeypatch.setattr(module, "toolchain_version", lambda: "nvrtc 13.4")
     return seen
 
@@ -163,7 +163,7 @@ def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: l
     assert len(seen) == len(set(seen)) and ResultsFile(path).results == file.results
     whole = list(qualities(kernels, ResultsFile(path)))
     assert [one.label for one in whole] == [one.label for one in kernels] and all(one.is_complete for one in whole)
-    assert [one.feasible_count for one in whole] == [len(one.lineup(measurer, file).places) for one in kernels]
+    assert [one.feasible_count for one in whole] == [len(one.pool(measurer, file).ranked) for one in kernels]
     # Nobody is chosen that is wrong.
     right = [one for one in file.results if one.outcome == "measured"]
     assert sum(one.measured_count for one in whole) == len(right) < len(file.results)

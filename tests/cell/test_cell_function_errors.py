@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.functions_on_cpu import HostFunctions, Plan
 
-from minrnn_gen.bench.functions import (
+from minrnn_gen.bench.pages import filled_functions
+from minrnn_gen.bench.report.functions import (
     ARGUMENT_COUNTS,
     FUNCTIONS_PAGE,
     PUBLISHED_FUNCTIONS,
@@ -25,7 +26,6 @@ from minrnn_gen.bench.functions import (
     read_functions,
     samples_of,
 )
-from minrnn_gen.bench.pages import filled_functions
 from minrnn_gen.build.nvrtc import compile_source, toolchain_version
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.errors import BadInput

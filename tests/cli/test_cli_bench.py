@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from support.command_runner import Command
 
-from minrnn_gen.bench import gpu, session
-from minrnn_gen.bench.problems import Problem, problems_of
-from minrnn_gen.bench.record import COPY, Row, read_record
-from minrnn_gen.bench.session import Suite
+from minrnn_gen.bench.harness import gpu, session
+from minrnn_gen.bench.harness.session import Suite
+from minrnn_gen.bench.problems.scan_problems import Problem, problems_of
+from minrnn_gen.bench.report.record import COPY, Row, read_record
+from minrnn_gen.bench.report.tables import time_text
 from minrnn_gen.bench.suites import SUITES
-from minrnn_gen.bench.tables import time_text
 from minrnn_gen.errors import ToolchainMissing
 
 Measure = Callable[[session.Session, Problem], tuple[Row, ...]]

@@ -13,7 +13,7 @@ from minrnn_gen.config.gpu_profile import MEASURED, load_profile
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, with_rates
 from minrnn_gen.gpu.device import LiveDevice
-from minrnn_gen.tune.candidates import Lineup
+from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.results import Result
 
 RATES = {"copy_bandwidth_bytes_per_s": 4.2e12, "launch_us": 2.25}
@@ -54,15 +54,15 @@ def test_what_was_measured_is_judged(command: Command, tmp_path: Path) -> None:
     """The first half of the candidates, in the order of the cost model, with times in the opposite one."""
     from support.fake_measurer import FakeMeasurer
 
-    from minrnn_gen.bench.sweep import ResultsFile, kernels_of
-    from minrnn_gen.bench.tuner_problems import PROBLEMS
+    from minrnn_gen.bench.cost_model.sweep import ResultsFile, kernels_of
+    from minrnn_gen.bench.problems.tuner_problems import PROBLEMS
 
     file = ResultsFile(tmp_path / "results.jsonl")
     kernel = next(one for one in kernels_of(PROBLEMS, "h200") if one.label.startswith("ind_rnn"))
-    lineup: Lineup = kernel.lineup(FakeMeasurer(), file)
-    half = list(lineup.places)[: len(lineup.places) // 2]
+    pool: CandidatePool = kernel.pool(FakeMeasurer(), file)
+    half = list(pool.ranked)[: len(pool.ranked) // 2]
     for number, (family, variables) in enumerate(half):
-        result = Result(lineup.setting, family, dict(variables), "measured", (100.0 - number,))
+        result = Result(pool.setting, family, dict(variables), "measured", (100.0 - number,))
         file.add([replace(result, predicted_us=1.0)])
     answer = command("bench", "tuner", file.path, "--seconds", 0, "--gpu", "h200", "--only", "ind_rnn", "--json").json
     (judged,) = answer["kernels"]

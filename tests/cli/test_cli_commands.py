@@ -278,7 +278,7 @@ def test_cells_show_proves_the_class(command: Command, tmp_path: Path) -> None:
 
 
 def test_cells_counts_what_a_step_takes(command: Command) -> None:
-    """The words of the scans are the least there can be: docs/kernels.md."""
+    """The words of the scans are the least there can be: docs/kernels/scan.md."""
     work = {cell["name"]: cell["work"] for cell in command("cells", "--json").json["cells"]}
     for name, words in {"min_gru": (3, 6), "min_lstm": (4, 8)}.items():
         assert (work[name]["forward"]["words"], work[name]["backward"]["words"]) == words
@@ -330,8 +330,8 @@ def test_doctor_tells_whether_a_compile_is_possible(command: Command, nvrtc: str
     answer = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in answer.json["findings"]}
     assert (answer.status, answer.json["can_compile"]) == (0, True)
-    assert findings["NVRTC"]["found"] == nvrtc
-    assert findings["minrnn-gen"]["found"] == minrnn_gen.__version__
+    assert findings["NVRTC"]["state"] == nvrtc
+    assert findings["minrnn-gen"]["state"] == minrnn_gen.__version__
     assert all(finding["is_well"] or finding["mend"] for finding in findings.values())
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import get_args
 
-from support.documentation import ROOT, code, table
+from support.documentation import ROOT, code, table, tables
 from test_layering import ROOMS
 
 import minrnn_gen
@@ -20,8 +20,10 @@ from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
-README, ARCHITECTURE, KERNELS = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "kernels.md"
-PYTHON, SPEC = ROOT / "docs" / "python.md", ROOT / "docs" / "spec.md"
+DOCS = ROOT / "docs"
+ARCHITECTURE, CELLS, GPU_PROFILES = DOCS / "architecture.md", DOCS / "cells.md", DOCS / "gpu-profiles.md"
+NUMERICS, PYTHON, SPEC = DOCS / "numerics.md", DOCS / "python.md", DOCS / "spec.md"
+KERNELS = sorted((DOCS / "kernels").glob("*.md"))
 
 
 def problems() -> Iterator[tuple[Problem, Family]]:
@@ -60,7 +62,10 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
 
 def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:
     """Return from a table of (name, families, …) which families each name is said to belong to."""
-    return {code(name)[0]: set(owners.split(", ")) for name, owners, *_ in rows}
+    owned: dict[str, set[str]] = {}
+    for name, owners, *_ in rows:
+        owned.setdefault(code(name)[0], set()).update(owners.split(", "))
+    return owned
 
 
 def test_every_room_is_explained_once_and_in_the_order_of_the_floors() -> None:
@@ -82,16 +87,18 @@ def test_the_table_of_gpus_is_that_of_the_profiles() -> None:
         names = ", ".join(profile.device_names)
         return (f"`{name}`", names, profile.compute_capability, str(profile.sm_count), shared_kib, bandwidth)
 
-    assert table(README, "profile") == [row(name) for name in sorted(profile_names())]
+    assert table(GPU_PROFILES, "profile") == [row(name) for name in sorted(profile_names())]
 
 
-def test_the_cells_said_to_be_generated_are() -> None:
-    (row,) = (row for row in table(README, "", "today") if row[0] == "cells")
-    assert set(code(row[1])) == set(library_names())
+def test_the_built_in_cells_are_those_of_the_table() -> None:
+    listed = [name for row in table(CELLS, "cell", "W gates") for name in code(row[0])]
+    assert sorted(listed) == sorted(library_names())
 
 
 def test_the_precisions_are_those_of_the_table() -> None:
-    stored = {code(row[0])[0]: (row[1].split(" ")[0], row[2]) for row in table(README, "precision")}
+    stored = {
+        code(row[0])[0]: (row[1].split(" ")[0], row[2]) for row in table(NUMERICS, "precision", "x, weight and y in memory")
+    }
     assert stored == {name: (precision_of(name).storage_dtype, precision_of(name).arithmetic_dtype) for name in PRECISION_NAMES}
 
 
@@ -100,12 +107,12 @@ def test_every_variable_is_explained() -> None:
     for problem, family in problems():
         for name in family.variables(problem):
             declared.setdefault(name, set()).add(family.name)
-    assert owners_in(table(KERNELS, "variable")) == declared
+    assert owners_in(tables(KERNELS, "variable")) == declared
 
 
 def test_every_constraint_is_explained() -> None:
     declared = {constraint.name for problem, family in problems() for constraint in family.constraints(problem)}
-    assert {code(row[0])[0] for row in table(KERNELS, "constraint")} == declared, "docs/kernels.md and the families differ"
+    assert {code(row[0])[0] for row in tables(KERNELS, "constraint")} == declared, "docs/kernels/plan.md and families differ"
 
 
 def test_every_term_and_every_part_of_shared_memory_is_explained() -> None:
@@ -118,12 +125,13 @@ def test_every_term_and_every_part_of_shared_memory_is_explained() -> None:
             terms |= plan.predicted_us.keys()
             for part in plan.shared_map:
                 parts.setdefault(part, set()).add(family.name)
-    assert {code(row[0])[0] for row in table(KERNELS, "term")} == terms
-    assert owners_in(table(KERNELS, "part of shared memory")) == parts
+    assert {code(row[0])[0] for row in tables(KERNELS, "term")} == terms
+    assert owners_in(tables(KERNELS, "part of shared memory")) == parts
 
 
 def test_every_family_has_its_section() -> None:
-    headings = [line for line in KERNELS.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
+    lines = [line for page in KERNELS for line in page.read_text(encoding="utf-8").splitlines()]
+    headings = [line for line in lines if line.startswith("## ")]
     for family in FAMILIES:
         assert any(heading.startswith(f"## {family.name}:") for heading in headings), family.name
 

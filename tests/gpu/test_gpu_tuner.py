@@ -25,7 +25,7 @@ from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, write_calibration
 from minrnn_gen.gpu.timer import ColdClock, poison, repeated
 from minrnn_gen.tune.device import CHILD
-from minrnn_gen.tune.history import Memory
+from minrnn_gen.tune.history import History
 from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung
 from minrnn_gen.tune.session import tune_here
 from minrnn_gen.tune.subprocess import ChildMeasurer
@@ -131,15 +131,15 @@ def test_a_spec_is_tuned_and_what_won_is_taken(tmp_path: Path) -> None:
     tuned = list(tune_here(builder, Limits(20.0, 4)))
     assert [one.setting.kernel_pass for one in tuned] == ["forward", "step"]
     for one, (kernel_pass, regime) in zip(tuned, kernels_of(builder), strict=True):
-        assert one.kept is not None and one.best_us is not None and one.outcomes["measured"] >= 2
+        assert one.winner is not None and one.best_us is not None and one.outcomes["measured"] >= 2
         assert set(one.outcomes) <= {"measured", "broken"}, one.outcomes
         assert one.first_us is None or one.best_us <= one.first_us
         found = builder_of(store, **SMALL).build(kernel_pass, regime)
-        assert found.cached and found.plan == one.kept.plan and "measured" in found.chosen
-    written = len(Memory(store).results(builder.target.profile.name))
+        assert found.cached and found.plan == one.winner.plan and "measured" in found.chosen
+    written = len(History(store).results(builder.target.profile.name))
     again = list(tune_here(builder_of(store, **SMALL), Limits(0.0, 4)))
     assert [one.best_us for one in again] == [one.best_us for one in tuned]
-    assert len(Memory(store).results(builder.target.profile.name)) == written
+    assert len(History(store).results(builder.target.profile.name)) == written
 
 
 def test_the_clock_sees_a_copy_from_memory(cupy: ModuleType) -> None:

@@ -20,13 +20,13 @@ REASONS = Path(__file__).with_name("reasons.json")
 HOW = (
     ("race", "a race"),
     ("out of bounds", "an access out of bounds"),
-    ("uninitialised", "a read of what nobody wrote"),
-    ("unwritten", "a read of what nobody wrote"),
+    ("uninitialised", "a read of unwritten memory"),
+    ("unwritten", "a read of unwritten memory"),
     ("misaligned", "a misaligned access"),
     ("deadlock", "a deadlock"),
     ("parted", "a barrier or an operation of a warp that some do not reach"),
-    ("mailbox", "a mailbox or a copy used wrongly"),
-    ("copy", "a mailbox or a copy used wrongly"),
+    ("mailbox", "an mbarrier or a copy used wrongly"),
+    ("copy", "an mbarrier or a copy used wrongly"),
     ("wrong", "a wrong result"),
     ("refused", "a compiler that refuses"),
     ("crashes", "a crash"),
@@ -35,22 +35,29 @@ HOW = (
 
 HEAD = """# Mutants
 
-Would the [kernels on the host](interpret.md) notice a fault in a template? `make mutate` makes the faults: one at a time it
-takes away or weakens every barrier, wait, commit, expectation, message and asynchronous copy, makes every relaxed or atomic
-access a plain one, leaves half of the lanes out of every shuffle, turns every predicate and mask that is known only when a
-kernel runs into true, and moves every bound by one. Each mutant is rendered, compiled and run on small problems that have its
-line, under up to eight seeds each, until a finding, a wrong result or the compiler tells it from the original. Under the same
-seeds none of the problems says anything of the originals.
+The mutation test asks whether the [kernels on a CPU](interpret.md) would notice a fault in a template. `make mutate`
+makes the faults, one at a time:
 
-What is left out: the rulers, which measure a GPU and are no kernels; the waits of debug builds, which have no clock on the
-host; and the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose twins on the host
-are not the text that a GPU runs: there every call of a wrapper that waits, orders, tells, loads or copies is weakened instead.
-Those that compute have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers, and orders nothing. Choices
-between constants of a plan are no predicates.
+- it removes or weakens every barrier, wait, commit, expectation, message and asynchronous copy;
+- it makes every relaxed or atomic access a plain one, and leaves half of the lanes out of every shuffle;
+- it turns every predicate and mask that is known only at run time into true, and moves every bound by one.
 
-This page and `benchmarks/mutations.json`, with who told what, are written by `make mutate`, which goes on where it was left.
-The reasons are in `tests/mutate/reasons.json`; a survivor without one counts as missed, and one that no problem renders does,
-too.
+Each mutant is rendered, compiled and run on small problems that have its line, under up to eight seeds each. A finding, a wrong
+result or the compiler *kills* it. Under the same seeds none of the problems reports anything of the originals.
+
+Three things are left out:
+
+- microbenchmarks, which measure a GPU and are no kernels;
+- the waits of debug builds, which have no clock on the host;
+- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`: its twins on a CPU are not the text
+  that a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that compute
+  have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
+
+Choices between constants of a plan are no predicates.
+
+`make mutate` writes this page and `benchmarks/mutations.json`, with what killed each mutant, and goes on where it was left. An
+*equivalent* mutant is no fault, for the reason in `tests/mutate/reasons.json`. A survivor without a reason counts as missed,
+and so does a mutant that no problem renders.
 """
 
 
@@ -66,13 +73,13 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
         HEAD,
         "## Score",
         "",
-        f"**{100 * len(killed) / max(judged, 1):.1f} %**: {len(killed)} of {judged} mutants are told.",
-        f"{len(explained)} others are no faults, as is said below.",
+        f"**{100 * len(killed) / max(judged, 1):.1f} %**: {len(killed)} of {judged} mutants are killed.",
+        f"{len(explained)} others are equivalent; the reasons are below.",
         "",
         f"{len(mutants) - len(run)} of {len(mutants)} were **not run yet**.",
         f"A mutant takes {median(seconds or [0]):.1f} s (median).",
         "",
-        "| told by | mutants |",
+        "| killed by | mutants |",
         "|---|---|",
         *(f"| {how} | {count} |" for how, count in Counter(_how(known[one.key]["by"]) for one in killed).most_common()),
         "",
@@ -82,15 +89,15 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
         "",
     ]
     missed = [one for one in survivors if one.key not in reasons]
-    lines += ["Without a reason:", "", *_listed(missed, known, {}), ""] if missed else ["None without a reason.", ""]
-    lines += ["With one:", "", *_listed(explained, known, reasons)]
+    lines += ["Missed:", "", *_listed(missed, known, {}), ""] if missed else ["None is missed.", ""]
+    lines += ["Equivalent:", "", *_listed(explained, known, reasons)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _table(
     head: str, mutants: Sequence[Mutant], known: Mapping[str, Any], reasons: Mapping[str, str], of: Any
 ) -> Iterable[str]:
-    yield from (f"| {head} | mutants | not run | told | no faults | missed |", "|---|---|---|---|---|---|")
+    yield from (f"| {head} | mutants | not run | killed | equivalent | missed |", "|---|---|---|---|---|---|")
     for name in dict.fromkeys(map(of, mutants)):
         its = [one for one in mutants if of(one) == name]
         run = [one for one in its if one.key in known]

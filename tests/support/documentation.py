@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
 
 _FENCE = re.compile(r"^```(\w*)$")
 
@@ -61,17 +62,24 @@ def anchors(page: Path) -> set[str]:
 
 def table(page: Path, *columns: str) -> list[tuple[str, ...]]:
     """Return the rows of all tables of `page` whose first columns are called `columns`."""
-    rows: list[tuple[str, ...]] = []
-    inside = False
-    for line in page.read_text(encoding="utf-8").splitlines():
-        cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
-        if not line.startswith("|"):
-            inside = False
-        elif cells[: len(columns)] == columns:
-            inside = True
-        elif inside and not set(line) <= set("|-: "):
-            rows.append(cells)
+    rows = tables([page], *columns)
     assert rows, f"{name_of(page)}: there is no table with the columns {', '.join(columns)}"
+    return rows
+
+
+def tables(pages: Iterable[Path], *columns: str) -> list[tuple[str, ...]]:
+    """Return the rows of all tables of `pages` whose first columns are called `columns`."""
+    rows: list[tuple[str, ...]] = []
+    for page in pages:
+        inside = False
+        for line in page.read_text(encoding="utf-8").splitlines():
+            cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            if not line.startswith("|"):
+                inside = False
+            elif cells[: len(columns)] == columns:
+                inside = True
+            elif inside and not set(line) <= set("|-: "):
+                rows.append(cells)
     return rows
 
 

@@ -20,7 +20,7 @@ from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.gpu.timer import FLUSH_SECONDS, ColdClock, repeated
 from minrnn_gen.tune import worker as gpu_module
 from minrnn_gen.tune.tuner import kernels_of
-from minrnn_gen.tune.worker import VISIT_US, GpuMeasurer
+from minrnn_gen.tune.worker import MEASUREMENT_US, GpuMeasurer
 
 
 class HostArray(numpy.ndarray):
@@ -78,12 +78,12 @@ def test_every_kernel_of_a_spec_is_checked_and_timed(builder_of: BuilderOf, tmp_
         for rank in (0, len(solution.candidates) - 1):
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(rank), b"cubin")
             measurer.prepare(trial)
-            subject = measurer._subject
+            subject = measurer._workload
             assert measurer.error_share(trial) <= 0.5
             assert measurer.times_us(trial, 3) == [250.0] * 3
-            assert measurer._subject is subject
+            assert measurer._workload is subject
     measurer.close()
-    assert measurer._subject is None
+    assert measurer._workload is None
 
 
 @pytest.mark.usefixtures("compiler")
@@ -93,7 +93,7 @@ def test_what_is_slow_is_run_once(builder_of: BuilderOf, cupy: FakeCupy, tmp_pat
     trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
     live = LiveDevice("NVIDIA H200", "9.0", {}, load_profile("h200"), True)
     measurer = GpuMeasurer(live, tmp_path, ColdClock(1 << 10, 1e6))
-    cupy._ms = itertools.repeat(VISIT_US / 1e3 + 1)
+    cupy._ms = itertools.repeat(MEASUREMENT_US / 1e3 + 1)
     assert len(measurer.times_us(trial, 3)) == 1
     measurer.close()
 
@@ -127,6 +127,6 @@ def test_values_are_repeated_as_aligned_as_asked(count: int, rows: int, columns:
 
 
 def test_without_a_gpu_the_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_module.cuda, "live_device", lambda: None)
+    monkeypatch.setattr(gpu_module.gpu_device, "live_device", lambda: None)
     with pytest.raises(Exception, match="needs a GPU"):
         gpu_module.gpu_measurer(Path())

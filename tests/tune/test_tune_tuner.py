@@ -19,12 +19,12 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.tune import device, lookup, session, tuner
-from minrnn_gen.tune.candidates import Lineup
-from minrnn_gen.tune.history import Memory, open_memory
-from minrnn_gen.tune.lookup import Remembered
+from minrnn_gen.tune.candidates import CandidatePool
+from minrnn_gen.tune.history import History, open_history
+from minrnn_gen.tune.lookup import TunedLookup
 from minrnn_gen.tune.racing import ALIKE
 from minrnn_gen.tune.results import CandidateKey, key_of
-from minrnn_gen.tune.tuner import KernelRace, Limits, TunedKernel, kernels_of, tune
+from minrnn_gen.tune.tuner import KernelTuning, Limits, TunedKernel, kernels_of, tune
 
 FEW = 6
 # Times follow what is measured, not what is predicted, so that the first pick is seldom the fastest.
@@ -33,9 +33,9 @@ a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
     """Race the candidates of the forward alone."""
-    memory, regime = open_memory(builder.store), builder.hinted_regime
-    lineup = Lineup(builder, "forward", regime, measurer, memory)
-    return KernelRace(lineup, top, seconds, lambda _: None).run()
+    memory, regime = open_history(builder.store), builder.hinted_regime
+    pool = CandidatePool(builder, "forward", regime, measurer, memory)
+    return KernelTuning(pool, top, seconds, lambda _: None).run()
 
 
 def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:
@@ -44,8 +44,8 @@ def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]
 
 
 def winner_of(tuned: TunedKernel) -> CandidateKey:
-    assert tuned.kept is not None
-    return key_of(tuned.kept.plan.name, tuned.kept.plan.variables)
+    assert tuned.winner is not None
+    return key_of(tuned.winner.plan.name, tuned.winner.plan.variables)
 
 
 def emptied(builder: Builder) -> Builder:
@@ -88,7 +88,7 @@ def test_an_interruption_at_any_point_costs_the_visit_that_it_met(compiler: Comp
     before = raced(builder, first)
     assert before.ended == ("interrupted" if first.interrupt_at is None else "decided")
     # What is known by then is taken.
-    assert (before.kept is None) == (at == 0)
+    assert (before.winner is None) == (at == 0)
     assert not first.timed or spread_us(winner_of(before)) <= (1 + 0.1) * min(map(spread_us, first.timed))
     second = FakeMeasurer(seed=1)
     after = raced(builder_of(), second)
@@ -144,9 +144,9 @@ def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf
     both = passes(direction="bidirectional", training=True)
     assert {one for one in both if one[0] == "backward"} == {("backward", False, "none"), ("backward", True, "none")}
     builder = builder_of(training=True)
-    tuned = list(tune(builder, FakeMeasurer(), open_memory(builder.store), Limits(60.0, 2)))
+    tuned = list(tune(builder, FakeMeasurer(), open_history(builder.store), Limits(60.0, 2)))
     assert [(one.setting.kernel_pass, one.setting.regime) for one in tuned] == list(kernels_of(builder))
-    assert all(one.ended == "decided" and one.kept for one in tuned)
+    assert all(one.ended == "decided" and one.winner for one in tuned)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -185,11 +185,11 @@ def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
     first, other, *_ = candidates_of(builder_of())
     raced(builder_of(), FakeMeasurer(lambda one: 1.0 if one == other else 9.0))
     builder_of().store.clear()
-    memory: Memory = open_memory(builder_of().store)
+    memory: History = open_history(builder_of().store)
     here = FakeMeasurer(wrong=other.__eq__)
 
-    def remember() -> Remembered:
-        return Remembered(memory, here.gpu, here.device, here.driver, lambda: here)
+    def remember() -> TunedLookup:
+        return TunedLookup(memory, here.gpu, here.device, here.driver, lambda: here)
 
     monkeypatch.setattr(lookup, "remembered", remember)
     assert taken(builder_of()) == first and here.checked == [other]
@@ -202,7 +202,7 @@ def test_a_choice_is_verified_on_first_use_and_a_wrong_one_is_remembered(
 @pytest.mark.usefixtures("compiler", "cache")
 def test_compile_tunes_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"model": "min_gru", "hidden_size": 64, "gpu": "h200", "training": False}
-    monkeypatch.setattr(device.cuda, "live_device", lambda: None)
+    monkeypatch.setattr(device.device, "live_device", lambda: None)
     with pytest.raises(ToolchainMissing, match="tuning measures on a GPU"):
         api.compile(spec, tune=True)
     model_pick = api.compile(spec).plan
@@ -233,4 +233,4 @@ def test_debug_builds_are_not_tuned(builder_of: BuilderOf, monkeypatch: pytest.M
     monkeypatch.setenv("MINRNN_DEBUG", "1")
     builder = builder_of()
     with pytest.raises(BadInput, match="MINRNN_DEBUG is set"):
-        next(tuner.tune(builder, FakeMeasurer(), open_memory(builder.store)))
+        next(tuner.tune(builder, FakeMeasurer(), open_history(builder.store)))

@@ -44,7 +44,7 @@ REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/performance.md).
+    """What a step takes, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/lab-notes.md).
 
     On other GPUs `Scales` says how many times as long.
 

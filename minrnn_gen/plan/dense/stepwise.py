@@ -17,7 +17,7 @@ REGISTERS_FIXED = 44
 BACKWARD_REGISTERS_FIXED = 56
 
 # What a batched product of cuBLAS and a pointwise kernel take in a replayed graph, bound by their start and by the latency of
-# memory; these and the rates below fitted to 15 problems on an H200 (docs/performance.md).
+# memory; these and the rates below fitted to 15 problems on an H200 (docs/lab-notes.md).
 PRODUCT_US = {"fp64": 10.0, "fp32": 10.0, "fp16": 4.5, "bf16": 4.5}
 POINTWISE_US = {"forward": 2.7, "backward": 7.2}
 # Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed.

@@ -24,7 +24,7 @@ GROUP_TILES = 32
 TILE_STATES_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_TILE_STATE = 5
 
-# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/performance.md). There is nothing for the
+# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md). There is nothing for the
 # special functions but their own time: what prepares their arguments did not show.
 INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for

@@ -17,7 +17,7 @@ BURST_BYTES = 64
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """How a family's copies fill the memory, fitted to measured candidates (docs/performance.md).
+    """How a family's copies fill the memory, fitted to measured candidates (docs/lab-notes.md).
 
     Of every value that a step reads, `wanted_per_read` times the bytes that hide an idle memory's latency are wanted in flight;
     with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each doubling.

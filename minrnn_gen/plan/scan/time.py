@@ -31,7 +31,7 @@ BANKS_BYTES = 128
 GROUP_TILES = limits.WARP_LANES
 # Tile numbers are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
 TILE_NUMBERS_PER_US = 800.0
-# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/performance.md).
+# What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/lab-notes.md).
 INSTRUCTIONS_PER_COPY = 19.0  # address and predicate of one asynchronous piece
 INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
 INSTRUCTIONS_PER_FOLD = 3.0  # a warp's aggregate of one state read from shared memory, and applied

@@ -1,0 +1,180 @@
+"""The scans of other libraries, and whether they work here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from minrnn_gen.bench.harness.rounds import failure_of
+from minrnn_gen.errors import BadInput, nearest_name, shown
+
+Layout = Literal["B,T,C", "B,C,T"]
+# y of a (or log a) and b, both in the peer's layout.
+Scan = Callable[[Any, Any], Any]
+
+NOT_INSTALLED = "not installed"
+PROBE = (sys.executable, "-m", "minrnn_gen.bench.contenders.probe")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A scan of another library.
+
+    `load` imports it and returns the function; `takes_log_a`: its first argument is log a; `has_gradients`: torch's autograd
+    goes through it; `on_host`: it works on a stream of its own and returns when it is done.
+    """
+
+    name: str
+    distribution: str
+    layout: Layout
+    load: Callable[[], Scan]
+    takes_log_a: bool = False
+    has_gradients: bool = True
+    on_host: bool = False
+
+
+def _accelerated_warp() -> Scan:
+    from accelerated_scan import warp
+
+    return lambda a, b: warp.scan(a, b)
+
+
+def _accelerated_scalar() -> Scan:
+    from accelerated_scan import scalar
+
+    return lambda a, b: scalar.scan(a, b)
+
+
+def _chunk_hgrn() -> Scan:
+    from fla.ops.hgrn import chunk_hgrn
+
+    return lambda log_a, b: chunk_hgrn(b, log_a)[0]
+
+
+def _fused_recurrent_hgrn() -> Scan:
+    from fla.ops.hgrn import fused_recurrent_hgrn
+
+    return lambda log_a, b: fused_recurrent_hgrn(b, log_a)[0]
+
+
+def _torch_associative_scan() -> Scan:
+    import torch
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    # Every shape is compiled for itself; what was compiled for others would count against torch's limit.
+    torch._dynamo.reset()
+    compiled: Scan = torch.compile(lambda a, b: associative_scan(_composed, (a, b), dim=-1)[1], dynamic=False)
+    return compiled
+
+
+def _jax_associative_scan() -> Scan:
+    # JAX would take three quarters of the memory at its start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+    import torch
+
+    compiled = jax.jit(lambda a, b: jax.lax.associative_scan(_composed, (a, b), axis=1)[1])
+    views: dict[int, Any] = {}
+
+    def scan(a: Any, b: Any) -> Any:
+        # The same arrays come again and again, and viewing them is no part of the scan.
+        for array in (a, b):
+            if id(array) not in views:
+                views[id(array)] = jax.dlpack.from_dlpack(array)
+        return torch.from_dlpack(compiled(views[id(a)], views[id(b)]).block_until_ready())
+
+    return scan
+
+
+def _composed(earlier: tuple[Any, Any], later: tuple[Any, Any]) -> tuple[Any, Any]:
+    """First `earlier`, then `later`, as one affine map (a, b)."""
+    return later[0] * earlier[0], later[0] * earlier[1] + later[1]
+
+
+PEERS = (
+    Peer("accelerated_scan.warp", "accelerated-scan", "B,C,T", _accelerated_warp),
+    Peer("accelerated_scan.scalar", "accelerated-scan", "B,C,T", _accelerated_scalar),
+    Peer("fla.chunk_hgrn", "fla-core", "B,T,C", _chunk_hgrn, takes_log_a=True),
+    Peer("fla.fused_recurrent_hgrn", "fla-core", "B,T,C", _fused_recurrent_hgrn, takes_log_a=True),
+    Peer("torch.associative_scan", "torch", "B,C,T", _torch_associative_scan, has_gradients=False),
+    Peer("jax.associative_scan", "jax", "B,T,C", _jax_associative_scan, has_gradients=False, on_host=True),
+)
+
+
+def peer_of(name: str) -> Peer:
+    """Return the peer called `name`; another name is BadInput."""
+    by_name = {peer.name: peer for peer in PEERS}
+    return by_name[known_name(name, by_name)]
+
+
+def known_name(name: str, names: Collection[str]) -> str:
+    """Return `name`, which is BadInput where it is none of `names`."""
+    if name not in names:
+        raise BadInput(f"--peer: {shown(name)} is given{nearest_name(name, names)}; allowed: {', '.join(names)}, or none")
+    return name
+
+
+def load(peer: Peer) -> Scan:
+    """Import a peer and return its scan; what it prints while it builds goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return peer.load()
+
+
+def refusals(peers: Sequence[Peer], seconds: float) -> dict[str, str]:
+    """Return {name: why not} of the peers that cannot be measured here.
+
+    Each is tried on a small scan in a process of its own, all at the same time, and may build whatever it needs for `seconds`:
+    so neither a crash nor an endless build takes the run with it, and what was built is there for the next import.
+    """
+    with ThreadPoolExecutor(max(1, len(peers))) as pool:
+        answers = pool.map(lambda peer: refusal(peer, seconds), peers)
+        return {peer.name: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
+
+
+def refusal(peer: Peer, seconds: float, program: Sequence[str] = PROBE) -> str | None:
+    """Return why `peer` cannot be measured here, or None where it can; `program` is given its name and its status says so."""
+    return failure_in_process((*program, peer.name), seconds) if is_installed(peer.distribution) else NOT_INSTALLED
+
+
+def is_installed(distribution: str) -> bool:
+    """Say whether a distribution is here."""
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def failure_in_process(program: Sequence[str], seconds: float) -> str | None:
+    """Run `program` for `seconds` at most; return None where its status is 0, else why not, by its last line."""
+    try:
+        process = subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+    except OSError as error:
+        return failure_of(error)
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return f"not ready after {seconds:g} s"
+    if process.returncode == 0:
+        return None
+    return said.strip().rpartition("\n")[2] or f"its process ended with status {process.returncode}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process with the compilers that it started."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.communicate()

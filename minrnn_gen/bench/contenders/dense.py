@@ -1,0 +1,100 @@
+"""Dense cells: minrnn-gen as planned and by the alternating path, beside other libraries."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minrnn_gen.assemble import kernel_from, target_of
+from minrnn_gen.bench.contenders import flash, torch_cells
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference.dense_inputs import Inputs
+from minrnn_gen.bench.report.tables import FIRST_CALL, PATH
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.families import families_of
+from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import Solution, solve
+
+
+@dataclass(frozen=True)
+class AlternatingBuilder(Builder):
+    """Builds the kernels that serve any size, step by step, whether or not all steps would fit one launch."""
+
+    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+        """Yield the solution of the last family alone."""
+        problem = self.problem(kernel_pass, regime)
+        *_, any_size = families_of(problem)
+        yield replace(solve(problem, any_size), passed_over="the benchmark asks for the other path")
+
+    def request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        return digest(super().request_key(kernel_pass, regime), "alternating")
+
+
+OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": AlternatingBuilder}
+
+
+def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    """Return everyone who has the cell; `refused` {peer, or peer at a shape: why not}, whose rows say so."""
+    inputs = Inputs(problem, gpu)
+    ways = OURS if problem.table == "cells" else {"minrnn-gen": Builder}
+    entries = [_ours(name, builder, problem, inputs, gpu) for name, builder in ways.items()]
+    entries += flash.contenders(problem, gpu, inputs, peers, refused)
+    if torch_cells.NAME in peers:
+        entries += torch_cells.contenders(problem, gpu, inputs, refused.get(torch_cells.NAME))
+    return entries
+
+
+def path_of(plan: KernelPlan) -> str:
+    """Return how the steps are taken: all in one launch, or one by one."""
+    return "persistent" if plan.is_persistent else "alternating"
+
+
+def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, gpu: Gpu) -> Contender:
+    kernels: list[Kernel] = []
+    first_seconds: list[float] = []
+
+    def prepare() -> Run:
+        x, R, dy = (inputs.array(each) for each in ("x", "R", "dy"))
+        gpu.finish()
+        with tempfile.TemporaryDirectory() as folder:
+            began = gpu.seconds()
+            spec = load_spec(problem.spec)
+            kernel = kernel_from(builder(spec, target_of(spec), Store(Path(folder))))
+
+            def forward() -> Arrays:
+                y, states = kernel(x, R)
+                return {"y": y} | {name: states[name] for name in inputs.kept_states}
+
+            def both() -> Arrays:
+                y, _, saved = kernel.forward(x, R)
+                gradients = kernel.backward(saved, dy)
+                return {"y": y, "dx": gradients["x"], "dR": gradients["R"]}
+
+            run = forward if problem.task == "forward" else both
+            run()
+            gpu.finish()
+            first_seconds.append(gpu.seconds() - began)
+        kernels.append(kernel)
+        return run
+
+    def facts() -> dict[str, int | float | str]:
+        # A call of other strides may have compiled once more: the last plan of a pass is the one that was timed.
+        plans = {kernel_pass: plan for (kernel_pass, _), plan in kernels[-1].plans.items()}
+        found: dict[str, int | float | str] = {
+            PATH: ", then ".join(dict.fromkeys(path_of(plan) for plan in plans.values())),
+            FIRST_CALL: round(first_seconds[-1], 3),
+        }
+        for kernel_pass, plan in plans.items():
+            found |= {f"{kernel_pass} {variable}": value for variable, value in plan.variables.items()}
+            found[f"{kernel_pass} predicted_ms"] = plan.predicted_total_us / 1e3
+        return found
+
+    return Contender(name, prepare, inputs.judged, facts=facts)

@@ -1,0 +1,89 @@
+"""Fused cells in both layouts, beside a copy of the bytes that they have to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import minrnn_gen
+from minrnn_gen.bench.harness.gpu import Gpu
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.reference import scan_reference
+from minrnn_gen.precision import precision_of
+
+# From [B, T, G, C] and [B, T, C] to each layout, and from y in a layout back to [T, B, C].
+_X_ORDER = {"BTD": (0, 1, 2, 3), "BDT": (0, 2, 3, 1)}
+_Y_ORDER = {"BTD": (0, 1, 2), "BDT": (0, 2, 1)}
+_BY_TIME = {"BTD": (1, 0, 2), "BDT": (2, 0, 1)}
+
+
+def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
+    """Return the copy and the cell in both layouts."""
+    assert problem.words is not None
+    inputs = Inputs(problem, gpu)
+    moved_bytes = problem.words * problem.elements * precision_of(problem.precision).storage_bytes
+    return [gpu.copy(moved_bytes), *(_cell(problem, inputs, layout) for layout in _X_ORDER)]
+
+
+class Inputs:
+    """Standard normal pre-activations x and incoming gradients dy, and what they should give."""
+
+    def __init__(self, problem: Problem, gpu: Gpu) -> None:
+        self._problem, self._gpu = problem, gpu
+        self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
+        self._values: Callable[[str], Any] = cache(self._made)
+        self._reference: Callable[[], Any] = cache(self._expected)
+
+    def array(self, name: str, layout: str) -> Any:
+        """Return x or dy in `layout`, contiguous."""
+        return self._values(name).permute((_X_ORDER if name == "x" else _Y_ORDER)[layout]).contiguous()
+
+    def judge(self, layout: str) -> Callable[[Arrays], dict[str, float]]:
+        """Return what holds y, or dx, in `layout` against the reference."""
+
+        def judged(results: Arrays) -> dict[str, float]:
+            (name, result), *_ = results.items()
+            gates = [result] if name == "y" else [result.select(_X_ORDER[layout].index(2), g) for g in range(self._gates)]
+            found = self._gpu.torch.stack([gate.permute(_BY_TIME[layout]).double() for gate in gates])
+            return {name: scan_reference.relative_error(found, self._reference())}
+
+        return judged
+
+    @property
+    def _gates(self) -> int:
+        return len(self._cell.gates)
+
+    def _made(self, name: str) -> Any:
+        problem, gpu = self._problem, self._gpu
+        channels = (self._gates, problem.channels) if name == "x" else (problem.channels,)
+        return gpu.normal(problem.batch, problem.time, *channels).to(gpu.dtype(problem.precision))
+
+    def _expected(self) -> Any:
+        """Return y as [1, T, B, C], or dx as [G, T, B, C]."""
+        torch = self._gpu.torch
+        gates = [self._values("x")[:, :, gate].transpose(0, 1).double() for gate in range(self._gates)]
+        if self._problem.task == "forward":
+            return self._cell.run(torch, gates)[None]
+        return torch.stack(self._cell.gradients(torch, gates, self._values("dy").transpose(0, 1).double()))
+
+
+def _cell(problem: Problem, inputs: Inputs, layout: str) -> Contender:
+    kernels: list[minrnn_gen.Kernel] = []
+
+    def prepare() -> Run:
+        kernel = minrnn_gen.compile({**problem.spec, "layout": layout})
+        kernels.append(kernel)
+        x = inputs.array("x", layout)
+        if problem.task == "forward":
+            return lambda: {"y": kernel(x)[0]}
+        dy = inputs.array("dy", layout)
+        _, _, saved = kernel.forward(x)
+        return lambda: {"dx": kernel.backward(saved, dy)["x"]}
+
+    def facts() -> dict[str, int | float | str]:
+        plans = [plan for (kernel_pass, _), plan in kernels[-1].plans.items() if kernel_pass == problem.task]
+        return {**plans[-1].variables, "predicted_ms": plans[-1].predicted_total_us / 1e3}
+
+    return Contender(layout, prepare, inputs.judge(layout), facts=facts)

@@ -1,0 +1,187 @@
+"""Contenders against each other: prepared, timed in turn, and judged."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import Row
+from minrnn_gen.precision import PrecisionName, error_allowed, precision_of
+
+Arrays = Mapping[str, Any]
+Run = Callable[[], Arrays]
+
+FAILURE_CHARACTERS = 160
+
+
+class Clock(Protocol):
+    """What a contest needs of the device."""
+
+    def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
+        """Run once with a cold cache and return (milliseconds, results), `on_host` by the host's clock."""
+
+    def poison_of(self, results: Arrays, /) -> Callable[[], None]:
+        """Return what fills the memory with NaN that the next results of these shapes are likely to get."""
+
+    def seconds(self) -> float:
+        """Return the host's clock, from any start."""
+
+    def finish(self) -> None:
+        """Wait for the device; raises what went wrong there."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Someone who solves a problem.
+
+    `prepare` builds what `run` needs, and `run` returns its results by name. `judge` returns the relative error of each
+    result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are asked
+    at the end. `refused`: why it is not to be measured at all. `precision`: its own, where it is not the problem's.
+    """
+
+    name: str
+    prepare: Callable[[], Run]
+    judge: Callable[[Arrays], Mapping[str, float]] | None = None
+    on_host: bool = False
+    facts: Callable[[], dict[str, int | float | str]] = dict
+    shares: Callable[[Run], dict[str, float]] | None = None
+    refused: str | None = None
+    precision: PrecisionName | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long one problem may take: rounds until `seconds` are spent, between the least and the most."""
+
+    rounds_least: int = 3
+    # A median and quartiles that are runs of their own.
+    rounds_most: int = 11
+    seconds: float = 1.5
+
+    @property
+    def in_words(self) -> str:
+        """How many rounds there are."""
+        if self.rounds_least == self.rounds_most:
+            return f"{self.rounds_most} rounds"
+        return f"{self.rounds_most} rounds, or of those that fit into {self.seconds:g} s, but {self.rounds_least} at least"
+
+
+@dataclass
+class _Prepared:
+    """A contender that is ready, and the times of its runs."""
+
+    contender: Contender
+    run: Run
+    poison: Callable[[], None]
+    prepare_seconds: float
+    times_ms: list[float] = field(default_factory=list)
+    errors: dict[str, float | None] = field(default_factory=dict)
+    failure: str | None = None
+
+
+def contest(problem: Problem, contenders: Sequence[Contender], clock: Clock, limits: Limits) -> tuple[Row, ...]:
+    """Measure `contenders` at `problem` and return their rows, in their order.
+
+    Each is prepared once; then they take turns, round after round. The results of the last round are judged, so that what is
+    judged was timed. Whoever raises has a row that says so, and the others go on.
+    """
+    rows: dict[str, Row] = {}
+    ready: list[_Prepared] = []
+    round_seconds = 0.0
+    for contender in contenders:
+        if contender.refused is not None:
+            rows[contender.name] = Row(problem=problem, contender=contender.name, failure=contender.refused)
+            continue
+        began = clock.seconds()
+        try:
+            run = contender.prepare()
+            # The first run compiles, tunes itself and takes its memory; the second shows what one costs.
+            poison = clock.poison_of(run())
+            clock.finish()
+            prepared = clock.seconds()
+            poison()
+            clock.time(run, contender.on_host)
+            round_seconds += clock.seconds() - prepared
+        except Exception as error:
+            rows[contender.name] = _failed(problem, contender, failure_of(error), clock.seconds() - began)
+            continue
+        ready.append(_Prepared(contender, run, poison, prepared - began))
+    for left in range(rounds_for(round_seconds, limits), 0, -1):
+        for one in ready:
+            _take_turn(one, clock, is_last=left == 1)
+    rows |= {one.contender.name: _row(problem, one) for one in ready}
+    return tuple(rows[contender.name] for contender in contenders)
+
+
+def rounds_for(round_seconds: float, limits: Limits) -> int:
+    """Return how many rounds fit, of which one takes `round_seconds`."""
+    if round_seconds * limits.rounds_most <= limits.seconds:
+        return limits.rounds_most
+    return max(limits.rounds_least, int(limits.seconds / round_seconds))
+
+
+def quartiles(times_ms: Sequence[float]) -> tuple[float, float, float]:
+    """Return (lower quartile, median, upper quartile); of a single time three times the same."""
+    if len(times_ms) == 1:
+        return (times_ms[0],) * 3
+    lower, middle, upper = statistics.quantiles(times_ms, n=4, method="inclusive")
+    return lower, middle, upper
+
+
+def failure_of(error: Exception) -> str:
+    """Return an exception as one line without the folders of this machine."""
+    text = " ".join(str(error).split()) or "no message"
+    text = re.sub(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:'\"(),]+)+[/\\]", "", text)
+    line = f"{type(error).__name__}: {text}"
+    return line if len(line) <= FAILURE_CHARACTERS else line[: FAILURE_CHARACTERS - 3] + "..."
+
+
+def _take_turn(one: _Prepared, clock: Clock, is_last: bool) -> None:
+    if one.failure is not None:
+        return
+    contender = one.contender
+    try:
+        one.poison()
+        elapsed_ms, results = clock.time(one.run, contender.on_host)
+        one.times_ms.append(elapsed_ms)
+        if is_last and contender.judge is not None:
+            judged = contender.judge(results)
+            one.errors = {name: value if math.isfinite(value) else None for name, value in judged.items()}
+    except Exception as error:
+        one.failure = failure_of(error)
+
+
+def _failed(problem: Problem, contender: Contender, failure: str, prepare_seconds: float) -> Row:
+    return Row(problem=problem, contender=contender.name, failure=failure, prepare_seconds=round(prepare_seconds, 3))
+
+
+def _row(problem: Problem, one: _Prepared) -> Row:
+    contender = one.contender
+    if one.failure is not None:
+        return _failed(problem, contender, one.failure, one.prepare_seconds)
+    lower, middle, upper = quartiles(one.times_ms)
+    facts: dict[str, int | float | str] = {}
+    shares: dict[str, float] = {}
+    try:
+        facts = contender.facts()
+        shares = contender.shares(one.run) if contender.shares else {}
+    except Exception as error:
+        facts = {"failure": failure_of(error)}
+    return Row(
+        problem=problem,
+        contender=contender.name,
+        ms=middle,
+        quartiles_ms=(lower, upper),
+        rounds=len(one.times_ms),
+        clock="host" if contender.on_host else "device events",
+        errors=one.errors,
+        error_allowed=error_allowed(precision_of(contender.precision or problem.precision)) if one.errors else None,
+        prepare_seconds=round(one.prepare_seconds, 3),
+        facts=facts,
+        shares=shares,
+    )

@@ -1,0 +1,128 @@
+"""What is measured of dense cells: the problems of each table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
+from minrnn_gen.precision import PrecisionName
+
+TITLES: dict[TableName, str] = {
+    "cells": "Dense cells, from pre-activations; those of torch.nn from x of the width of the cell, projection included",
+    "sweep": "Dense cells over head_dim, batch, time and precision",
+    "accuracy": "Errors of y and of the last states after many steps with forget gates near 1",
+}
+TABLES = tuple(TITLES)
+LIMIT_SOURCE = "hand-written kernels for this cell and shape alone, measured once on an H200; with backward, both loops added"
+
+# (model, heads, head_dim, batch)
+_Cell = tuple[str, int, int, int]
+TIME, BATCH = 1024, 16
+_TRAINING: tuple[Task, ...] = ("forward", "forward + backward")
+# The shapes with which FlashRNN and cuDNN are usually measured.
+_CELLS: tuple[_Cell, ...] = (
+    ("lstm", 12, 64, 16),
+    ("lstm", 6, 128, 16),
+    ("lstm", 3, 256, 16),
+    ("lstm", 1, 256, 16),
+    ("lstm", 1, 512, 16),
+    ("lstm", 1, 768, 16),
+    ("lstm", 1, 1024, 8),
+    ("slstm", 12, 64, 16),
+    ("slstm", 1, 768, 16),
+    ("elman", 12, 64, 16),
+    ("elman", 1, 768, 16),
+    ("gru", 12, 64, 16),
+    ("gru", 1, 768, 16),
+)
+# Forward, and the loop of the backward, in ms (LIMIT_SOURCE); bf16, 1,024 steps.
+_LIMITS_MS: dict[_Cell, tuple[float, float | None]] = {
+    ("lstm", 12, 64, 16): (0.170, 0.245),
+    ("lstm", 6, 128, 16): (0.307, 0.407),
+    ("lstm", 3, 256, 16): (0.400, 0.503),
+    ("lstm", 1, 256, 16): (0.40, 0.50),
+    ("lstm", 1, 512, 16): (0.736, 0.782),
+    ("lstm", 1, 768, 16): (1.67, None),
+}
+# One shape for every cell, table and library, so that each library compiles once: those of torch have one head.
+_QUICK: _Cell = ("lstm", 1, 64, 16)
+_QUICK_TIME = 64
+# Heads enough for a hidden size of 768, which other libraries are measured with; larger heads alone.
+_SWEPT_HEADS = {16: 48, 32: 24, 64: 12, 128: 6, 256: 3, 512: 1, 1024: 1, 2048: 1}
+# What batch, time and precision vary around: many small heads, and a large one that torch.nn has as well.
+_CENTRES = ((12, 64), (1, 512))
+ACCURACY_TIME = 4096
+
+
+def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
+    """Return the problems of `table`, in the order in which they are measured; `quick`: one or two small ones."""
+    problems: dict[TableName, Callable[[bool], tuple[Problem, ...]]] = {"cells": _cells, "sweep": _sweep, "accuracy": _accuracy}
+    return problems[table](quick)
+
+
+def is_of_cells(problem: Problem) -> bool:
+    """Say whether the table `cells`, quick or not, has this cell, shape and precision: what is compiled for it serves here."""
+    cell = (problem.model, problem.heads, problem.head_dim, problem.batch)
+    return problem.precision == "bf16" and cell in (*_CELLS, *_quick_cells())
+
+
+def _cells(quick: bool) -> tuple[Problem, ...]:
+    cells, time = (_quick_cells(), _QUICK_TIME) if quick else (_CELLS, TIME)
+    return tuple(
+        _problem("cells", task, cell, time, limit_ms=None if quick else limit_ms(cell, task))
+        for cell in cells
+        for task in _TRAINING
+    )
+
+
+def limit_ms(cell: _Cell, task: Task) -> float | None:
+    """Return what is known to be possible (LIMIT_SOURCE), None where nothing is."""
+    forward, backward = _LIMITS_MS.get(cell, (None, None))
+    if task == "forward":
+        return forward
+    return None if forward is None or backward is None else round(forward + backward, 3)
+
+
+def _quick_cells() -> tuple[_Cell, ...]:
+    return (_QUICK, ("slstm", *_QUICK[1:]))
+
+
+def _sweep(quick: bool) -> tuple[Problem, ...]:
+    """A star: every head_dim, and around two of them every batch, time and precision, one at a time."""
+    if quick:
+        return tuple(_problem("sweep", task, _QUICK, _QUICK_TIME) for task in _TRAINING)
+    both: Task = "forward + backward"
+    heads = [(heads, head_dim) for head_dim, heads in _SWEPT_HEADS.items()]
+    found = [_problem("sweep", task, ("lstm", *shape, BATCH), TIME) for shape in heads for task in _TRAINING]
+    found += [_problem("sweep", both, ("gru", *shape, BATCH), TIME) for shape in heads]
+    for shape in _CENTRES:
+        batches = [("lstm", *shape, batch) for batch in (1, 4, 64, 256)]
+        found += [_problem("sweep", task, cell, TIME) for cell in batches for task in _TRAINING]
+        centre = ("lstm", *shape, BATCH)
+        found += [_problem("sweep", both, centre, time) for time in (256, 4096)]
+        found += [_problem("sweep", both, centre, TIME, precision) for precision in ("fp16", "fp32")]
+    return tuple(found)
+
+
+def _accuracy(quick: bool) -> tuple[Problem, ...]:
+    if quick:
+        return (_problem("accuracy", "forward", _QUICK, _QUICK_TIME),)
+    cells: tuple[_Cell, ...] = (("lstm", 1, 512, 16), ("lstm", 12, 64, 16), ("slstm", 12, 64, 16))
+    return tuple(_problem("accuracy", "forward", cell, ACCURACY_TIME) for cell in cells)
+
+
+def _problem(
+    table: TableName, task: Task, cell: _Cell, time: int, precision: PrecisionName = "bf16", limit_ms: float | None = None
+) -> Problem:
+    model, heads, head_dim, batch = cell
+    return Problem(
+        table=table,
+        task=task,
+        model=model,
+        precision=precision,
+        batch=batch,
+        time=time,
+        channels=heads * head_dim,
+        heads=heads,
+        limit_ms=limit_ms,
+    )

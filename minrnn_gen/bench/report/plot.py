@@ -1,0 +1,182 @@
+"""A record as a plot: scans over the length of the sequence, dense cells over head_dim and batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mode
+from typing import Any
+
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import COPY, Record, Row
+from minrnn_gen.bench.report.tables import by_problem, contenders
+from minrnn_gen.errors import BadInput, ToolchainMissing
+
+_PANEL_INCHES = (5.6, 4.2)
+# After ten curves matplotlib's colours begin anew.
+_LINE_STYLES = ("-", "--", ":")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A contender's values, each at a size of the problem."""
+
+    name: str
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude.
+
+    `is_size_log`: whether sizes lie as far apart as they are times each other. `is_scatter`: points of which each has a
+    quantity and a size that would best be the same.
+    """
+
+    title: str
+    quantity: str
+    is_log: bool
+    curves: tuple[Curve, ...]
+    size: str = "time steps"
+    is_size_log: bool = True
+    is_scatter: bool = False
+
+
+def panels_of(record: Record) -> tuple[Panel, ...]:
+    """Return what can be drawn of a record: rows that differ in one size alone, at least two of them."""
+    raw = [row for row in record.of_table("raw") if row.problem.task == "forward" and row.problem.precision == "fp32"]
+    panels = []
+    for (batch, channels), rows in _grouped(raw, lambda row: (row.problem.batch, row.problem.channels)).items():
+        title = f"raw scan, fp32, {batch} x time x {channels}"
+        panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _time, _share_of_copy)))
+    for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
+        panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, _time, _ms)))
+    panels += _of_sweep([row for row in record.of_table("sweep") if row.problem.precision == "bf16"])
+    return tuple(panel for panel in panels if any(len(curve.sizes) > 1 for curve in panel.curves))
+
+
+def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
+    """Dense cells over head_dim and over batch, each at the other's value that most rows have, as time is."""
+    if not rows:
+        return []
+    time, batch = (mode(getattr(row.problem, name) for row in rows) for name in ("time", "batch"))
+    panels = []
+    at_time = [row for row in rows if row.problem.time == time]
+    over_head_dim = [row for row in at_time if row.problem.batch == batch]
+    for (model, task), found in _grouped(over_head_dim, lambda row: (row.problem.model, row.problem.task)).items():
+        title = f"{model}, {task}, batch {batch}, {time} steps, bf16"
+        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.head_dim, _ms), "head_dim"))
+    shapes = _grouped(
+        at_time, lambda row: (row.problem.model, row.problem.task, f"{row.problem.heads} x {row.problem.head_dim}")
+    )
+    for (model, task, sizes), found in shapes.items():
+        title = f"{model} {sizes}, {task}, {time} steps, bf16"
+        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.batch, _ms), "batch"))
+    return panels
+
+
+def need_matplotlib() -> None:
+    """Raise ToolchainMissing where there is no matplotlib, before anything is measured to be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
+
+
+def svg_of(record: Record) -> str:
+    """Draw a record as SVG, the same text for the same record and the same matplotlib.
+
+    Raises BadInput where nothing in it can be drawn, ToolchainMissing without matplotlib.
+    """
+    panels = panels_of(record)
+    if not panels:
+        raise BadInput(
+            "--plot: nothing was measured at two lengths or sizes; measure the table raw, classic or sweep, without --quick"
+        )
+    need_matplotlib()
+    return svg_text(panels, record.gpu)
+
+
+def svg_text(panels: Sequence[Panel], title: str) -> str:
+    """Draw panels beside and below each other; what svg_of does with those of a record. It needs matplotlib."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Text stays text, and identifiers do not change from run to run.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "minrnn-gen", "font.size": 9}):
+        columns = min(2, len(panels))
+        rows = -(-len(panels) // columns)
+        figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained")
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            if panel.is_scatter:
+                _scatter(axes, panel)
+            for number, curve in enumerate(() if panel.is_scatter else panel.curves):
+                ours = curve.name.startswith(("minrnn-gen", "GPU"))
+                (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name)
+                line.set(linewidth=2.2 if ours else 1.1, linestyle=_LINE_STYLES[number // 10 % len(_LINE_STYLES)])
+            axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
+            if panel.is_size_log:
+                axes.set_xscale("log", base=10 if panel.is_scatter else 2)
+            if panel.is_log:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=7)
+        figure.suptitle(title)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    # matplotlib leaves blanks at the ends of lines.
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _scatter(axes: Any, panel: Panel) -> None:
+    """Draw the points of a panel, and the line of those whose quantity is their size."""
+    for curve in panel.curves:
+        axes.plot(curve.sizes, curve.values, ".", markersize=3, alpha=0.6, label=curve.name)
+    ends = [bound(bound(curve.sizes) for curve in panel.curves) for bound in (min, max)]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> dict[tuple[object, ...], list[Row]]:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _curves(
+    rows: Sequence[Row], size: Callable[[Problem], int], value: Callable[[Row, Row | None], float | None]
+) -> tuple[Curve, ...]:
+    """Return a curve for each contender, without the points that are wrong or missing."""
+    found = by_problem(rows)
+    curves = []
+    for name in contenders(rows):
+        points = []
+        for problem, by_name in sorted(found.items(), key=lambda item: size(item[0])):
+            row = by_name.get(name)
+            if row is None or not row.is_right:
+                continue
+            number = value(row, by_name.get(COPY))
+            if number is not None:
+                points.append((size(problem), number))
+        if points:
+            sizes, values = zip(*points, strict=True)
+            curves.append(Curve(name, sizes, values))
+    return tuple(curves)
+
+
+def _time(problem: Problem) -> int:
+    return problem.time
+
+
+def _ms(row: Row, _: Row | None) -> float | None:
+    return row.ms
+
+
+def _share_of_copy(row: Row, copied: Row | None) -> float | None:
+    if row.contender == COPY or not row.ms or copied is None or not copied.ms:
+        return None
+    return copied.ms / row.ms

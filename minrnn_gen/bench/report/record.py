@@ -1,0 +1,113 @@
+"""The record of a run: every row with what made it, as a JSON file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from minrnn_gen.bench.problems.scan_problems import Problem, TableName
+from minrnn_gen.errors import BadInput, shown
+
+COPY = "copy"
+
+
+class Row(pydantic.BaseModel):
+    """One contender at one problem.
+
+    `ms` is the median and `quartiles_ms` the spread of `rounds` runs; `errors` the relative error of each result, None for one
+    that is no number; `failure` says why there is no time. `shares` is how one run's time divides over the kernels launched.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    problem: Problem
+    contender: str
+    ms: float | None = None
+    quartiles_ms: tuple[float, float] | None = None
+    rounds: int = 0
+    clock: Literal["device events", "host"] = "device events"
+    errors: dict[str, float | None] = {}
+    error_allowed: float | None = None
+    failure: str | None = None
+    prepare_seconds: float | None = None
+    facts: dict[str, int | float | str] = {}
+    shares: dict[str, float] = {}
+
+    @property
+    def worst_error(self) -> float | None:
+        """The largest error, None where any is no number or none was taken."""
+        values = [value for value in self.errors.values() if value is not None]
+        return max(values) if values and len(values) == len(self.errors) else None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every result keeps the tolerance; what has no results to compare is right."""
+        if not self.errors:
+            return True
+        return self.worst_error is not None and self.error_allowed is not None and self.worst_error <= self.error_allowed
+
+
+class Record(pydantic.BaseModel):
+    """A run of the benchmark: the command, the machine, the versions, how it was measured, and the rows in their order."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    command: str
+    gpu: str
+    driver: str | None = None
+    versions: dict[str, str]
+    method: dict[str, str]
+    is_complete: bool = False
+    rows: tuple[Row, ...] = ()
+
+    def with_rows(self, rows: Iterable[Row]) -> Record:
+        """Return this record with more rows at its end."""
+        return self.model_copy(update={"rows": (*self.rows, *rows)})
+
+    def completed(self) -> Record:
+        """Return this record marked as complete."""
+        return self.model_copy(update={"is_complete": True})
+
+    def of_table(self, table: TableName) -> tuple[Row, ...]:
+        """Return the rows of one table."""
+        return tuple(row for row in self.rows if row.problem.table == table)
+
+
+def write_record(record: Record, path: str | os.PathLike[str]) -> None:
+    """Write `record` as JSON, the file replaced as a whole; a path that cannot be written is BadInput."""
+    write_text(record.model_dump_json(indent=1, exclude_defaults=True) + "\n", path, "--json")
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a record; what is no record is BadInput."""
+    try:
+        return Record.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise BadInput(f"{shown(os.fspath(path))} cannot be read ({error.strerror}); give the path of a record") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(
+            f"{shown(os.fspath(path))}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}; "
+            f"give a file that 'minrnn-gen bench' wrote with --json"
+        ) from None
+
+
+def write_text(text: str, path: str | os.PathLike[str], option: str) -> None:
+    """Replace the file at `path` by `text`, whole or not at all; BadInput names `option` where it cannot be written."""
+    scratch = Path(f"{os.fspath(path)}.{os.getpid()}")
+    try:
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
+        raise BadInput(
+            f"{option}: {shown(os.fspath(path))} cannot be written ({reason}); give the path of a file that can"
+        ) from None
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""Rows as Markdown tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from minrnn_gen.bench.problems.scan_problems import Problem
+from minrnn_gen.bench.report.record import COPY, Record, Row
+
+LIMIT, PATH = "limit", "path"
+# The fact of a row that has seconds from compile(), or from the start of a build, to the first results.
+FIRST_CALL = "first_call_seconds"
+# What is short enough to stand in a cell; anything longer is a note below the table.
+INLINE_CHARACTERS = 20
+# What ninja prints of a step of a build: where a build stops without a word, its last line is such a command.
+_BUILD_STEP = re.compile(r"\[(\d+)/(\d+)\] /")
+
+
+def table_text(rows: Sequence[Row]) -> str:
+    """Return a table with a line for each problem and a column for each contender, and the failures below it.
+
+    A cell is the median in ms, or in the unit of the heading; in brackets the share of the copy's speed and the largest
+    relative error; in the table `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have
+    columns where any row has them.
+    """
+    names = contenders(rows)
+    notes: dict[str, int] = {}
+    problems = by_problem(rows)
+    behind = {LIMIT: [milliseconds(problem.limit_ms) for problem in problems], PATH: [_path(one) for one in problems.values()]}
+    behind = {name: cells for name, cells in behind.items() if any(cells)}
+    lines = [heading(rows[0].problem.heading if rows else "", (*names, *behind))]
+    for index, (problem, found) in enumerate(problems.items()):
+        lines.append(line(problem, names, found, notes, [cells[index] for cells in behind.values()]))
+    text = "\n".join(lines) + "\n"
+    if notes:
+        text += "\n" + "\n".join(f"[{number}] {sentence}  " for sentence, number in notes.items()) + "\n"
+    return text
+
+
+def whole_text(rows: Sequence[Row]) -> str:
+    """Return the table of `rows` with what else there is of them: shares of kernels, first calls."""
+    return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
+
+
+def contenders(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the contenders of `rows`, in the order of their first rows."""
+    return tuple(dict.fromkeys(row.contender for row in rows))
+
+
+def by_problem(rows: Sequence[Row]) -> dict[Problem, dict[str, Row]]:
+    """Return {problem: {contender: row}}, in the order of the rows."""
+    found: dict[Problem, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.problem, {})[row.contender] = row
+    return found
+
+
+def _path(rows: Mapping[str, Row]) -> str:
+    """Return the fact of the first row, which is that of the kernel as it is planned; empty where it has none."""
+    first, *_ = rows.values()
+    return str(first.facts.get(PATH, ""))
+
+
+def heading(problem: str, names: Sequence[str]) -> str:
+    """Return the first two lines of a table."""
+    return f"| {problem} | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}"
+
+
+def line(
+    problem: Problem, names: Sequence[str], rows: Mapping[str, Row], notes: dict[str, int], behind: Sequence[str] = ()
+) -> str:
+    """Return the line of one problem, its last cells `behind`; `notes` {sentence: number} grows by what needs one."""
+    copied = rows.get(COPY)
+    cells = (cell_text(rows[name], copied, notes) if name in rows else "" for name in names)
+    return f"| {problem.label} | {' | '.join((*cells, *behind))} |"
+
+
+def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
+    """Return what one row has to say; an error beyond its tolerance takes the place of the time."""
+    if row.failure is not None:
+        if len(row.failure) <= INLINE_CHARACTERS:
+            return row.failure
+        step = _BUILD_STEP.match(row.failure)
+        why = f"its build stopped in step {step[1]} of {step[2]}, without a message" if step else row.failure
+        sentence = f"{row.contender}: {why}".replace("|", "\\|")
+        return f"fails [{notes.setdefault(sentence, len(notes) + 1)}]"
+    if row.problem.table == "accuracy":
+        return ", ".join(f"{name} " + ("NaN" if error is None else f"{error:.1e}") for name, error in row.errors.items())
+    if not row.is_right:
+        return "error NaN" if row.worst_error is None else f"error {row.worst_error:.1e}"
+    share = None if copied is None or copied is row or not copied.ms or not row.ms else copied.ms / row.ms
+    remarks = [f"{share:.0%}".replace("%", " %")] if share is not None else []
+    remarks += [f"{row.worst_error:.0e}"] if row.worst_error is not None else []
+    return time_text(row) + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def time_text(row: Row) -> str:
+    """Return the time of a row in the unit that its problem is told in."""
+    return milliseconds(None if row.ms is None else row.ms * row.problem.units_per_ms)
+
+
+def milliseconds(ms: float | None) -> str:
+    """Return a time with three significant digits and no exponent."""
+    if ms is None:
+        return ""
+    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:#.3g}"
+
+
+def shares_text(rows: Sequence[Row]) -> str:
+    """Return a table of the kernels that each row launched, with their shares of its time; empty where no row has any."""
+    lines = [
+        f"| {row.problem.label} | `{name}` | {share:.0%} |".replace("%", " %")
+        for row in rows
+        for name, share in sorted(row.shares.items(), key=lambda item: -item[1])
+    ]
+    if not lines:
+        return ""
+    return "\n".join([f"| {rows[0].problem.heading} | kernel | share of the time |", "|---|---|---|", *lines]) + "\n"
+
+
+def first_calls_text(rows: Sequence[Row]) -> str:
+    """Return a table of how long first calls took, with nothing in a cache; empty where no row has any."""
+    timed = [row for row in rows if FIRST_CALL in row.facts]
+    names = contenders(timed)
+    if not names:
+        return ""
+    lines = [heading(f"first call, s: {rows[0].problem.heading}", names)]
+    for problem, found in by_problem(timed).items():
+        seconds = (f"{float(found[name].facts[FIRST_CALL]):.3g}" if name in found else "" for name in names)
+        lines.append(f"| {problem.label} | {' | '.join(seconds)} |")
+    return "\n".join(lines) + "\n"
+
+
+def provenance(record: Record) -> str:
+    """Return in one sentence what produced a record, on what."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    driver = f", driver {record.driver}" if record.driver else ""
+    partly = "" if record.is_complete else "; the run was not completed"
+    return f"Made by `{record.command}` on an {record.gpu}{driver} ({versions}){partly}."

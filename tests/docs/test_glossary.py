@@ -1,0 +1,43 @@
+"""Every word of the glossary lives in the code: the identifier or the file beside it is there."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+from support.documentation import ROOT, code, table
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+ROWS = {word: (meaning, place) for word, meaning, place in table(GLOSSARY, "word", "meaning", "in the code")}
+CODE_SUFFIXES = {".py", ".h", ".cpp", ".j2", ".cu"}
+WORDS_PER_SENTENCE = 25
+
+
+@functools.cache
+def identifiers() -> frozenset[str]:
+    """Return every identifier of the templates and the package."""
+    files = (path for folder in ("templates", "minrnn_gen") for path in (ROOT / folder).rglob("*"))
+    text = (path.read_text(encoding="utf-8") for path in files if path.suffix in CODE_SUFFIXES)
+    return frozenset(word for part in text for word in re.findall(r"[A-Za-z_]\w*", part))
+
+
+@pytest.mark.parametrize("word", ROWS)
+def test_the_word_lives_in_the_code(word: str) -> None:
+    (name,) = code(ROWS[word][1])
+    if "/" in name:
+        assert (ROOT / name).exists(), f"{word}: {name} does not exist"
+    else:
+        assert name in identifiers(), f"{word}: {name} occurs neither in templates/ nor in minrnn_gen/"
+
+
+@pytest.mark.parametrize("word", ROWS)
+def test_the_meaning_is_one_sentence(word: str) -> None:
+    meaning, _ = ROWS[word]
+    assert meaning.endswith(".") and ". " not in meaning, word
+    assert len(meaning.split()) <= WORDS_PER_SENTENCE, word
+
+
+def test_the_words_are_in_order() -> None:
+    words = [word.lower() for word in ROWS]
+    assert words == sorted(words)

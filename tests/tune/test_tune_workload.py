@@ -1,0 +1,105 @@
+"""What candidates are run on: the CPU target, run in their place, is right; what is wrong anywhere is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+from support.fake_compiler import BuilderOf
+
+from minrnn_gen.build.store import Store
+from minrnn_gen.build.tuned_choice import Trial
+from minrnn_gen.config.gpu_profile import load_profile
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.tune.tuner import kernels_of
+from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_regime, on_host
+
+SubjectOf = Callable[..., Workload]
+CASES = (
+    {"model": "min_gru", "precision": "bf16", "layout": "BDT"},
+    {"model": "min_lstm", "direction": "bidirectional", "input_size": 24},
+    {"model": "min_gru_log", "scan_arithmetic": "log", "training": False},
+    {"model": "ind_rnn", "precision": "fp16"},
+    {"model": "lstm", "precision": "bf16", "heads": 2, "direction": "reverse"},
+    {"model": "gru", "recurrent_bias": True},
+    {"model": "slstm", "precision": "fp16", "layout": "TBD"},
+    {"model": "lstm", "fp32_product": "fma", "functions": "fast", "recurrent_gradient_clip": 0.5},
+)
+
+
+@pytest.fixture
+def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Workload]]:
+    """One for each kernel of a spec that is tuned, run on the host."""
+
+    def made(**spec: Any) -> list[Workload]:
+        builder = builder_of(gpu="h200", **{"hidden_size": 32, "training": True, "batch": 3, "time": 37, **spec})
+        found = []
+        for kernel_pass, regime in kernels_of(builder):
+            solution = builder.solve(kernel_pass, regime)
+            trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
+            found.append(Workload(trial, builder.target, Store(tmp_path), on_host))
+        return found
+
+    return made
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['model']} {case.get('precision', 'fp32')}")
+def test_what_is_right_is_within_the_tolerance_and_one_wrong_element_is_not(
+    subjects_of: Callable[..., list[Workload]], case: dict[str, Any]
+) -> None:
+    for subject in subjects_of(**case):
+        results = dict(subject.checked_run(subject.kernel_of(subject.trial))())
+        assert subject.error_share(results) <= 0.5, subject.plan.kernel_pass
+        assert results.keys() == subject.expected.keys()
+        for name, one in results.items():
+            largest = float(abs(one.astype(numpy.float64)).max())
+            for wrong in (largest / 2, numpy.nan, -numpy.inf):
+                spoilt = numpy.array(one)
+                spoilt.flat[spoilt.size // 3] = spoilt.flat[spoilt.size // 3].astype(numpy.float64) + wrong
+                assert not subject.error_share({**results, name: spoilt}) <= 1, name
+
+
+@pytest.mark.usefixtures("compiler")
+def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callable[..., list[Workload]]) -> None:
+    *_, backward = (one for one in subjects_of(model="gru", recurrent_bias=True) if one.plan.kernel_pass == "backward")
+    assert set(backward.expected) == {"x", "R", "bias", "recurrent_bias", "state h"}
+    timed = backward.timed_run(backward.kernel_of(backward.trial))()
+    assert timed["x"].shape == (3, 37, 3, 32)
+
+
+def test_checked_sizes_are_of_the_regime_and_few() -> None:
+    profile = load_profile("h200")
+    shapes = itertools.product((1, 8, 64, 4096), (1, 100, 129, 1000, 16384, 10**6), (5, 512, 1536), (True, False))
+    for batch, time, hidden_size, is_dense in shapes:
+        planned = Sizes(batch, time)
+        found = checked_sizes(plan(batch, time, hidden_size), is_dense, profile.sm_count)
+        assert found.batch <= batch and found.time <= time
+        assert found.are_short == planned.are_short
+        assert found.are_few_channels(hidden_size, profile) == planned.are_few_channels(hidden_size, profile)
+        # As aligned where time is contiguous.
+        assert alignment_of(2 * found.time) == alignment_of(2 * time)
+        assert found.batch * found.time * hidden_size <= max(2 * CHECKED_ELEMENTS, 160 * (hidden_size + 64 * 132))
+
+
+def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
+    """Sizes alone."""
+    made = object.__new__(KernelPlan)
+    for name, value in (("batch", batch), ("time", time), ("hidden_size", hidden_size)):
+        object.__setattr__(made, name, value)
+    return made
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
+    subject = subjects_of(model="min_gru", training=False)[0]
+    kernel = subject.kernel_of(subject.trial)
+    demand_regime(kernel, subject.plan)
+    with pytest.raises(Exception, match="and the candidate is of"):
+        other = replace(subject.plan.problem, regime=replace(subject.plan.regime, resets=True))
+        demand_regime(kernel, replace(subject.plan, problem=other))
