@@ -36,7 +36,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
             *_build(plan),
-            *_walk(plan),
+            *_strategy(plan),
             f"  regime     {_regime(plan)}",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
@@ -51,12 +51,20 @@ def _build(plan: KernelPlan) -> tuple[str, ...]:
     return ("  build      debug (MINRNN_DEBUG=1): every wait is bounded",) if plan.waits_are_bounded else ()
 
 
-def _walk(plan: KernelPlan) -> tuple[str, ...]:
-    """How a dense cell's steps are taken, and why not in one launch."""
-    if plan.is_persistent:
-        by = PRODUCTS[plan.matrix_product]
-        return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
-    return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
+def _strategy(plan: KernelPlan) -> tuple[str, ...]:
+    """Strategy of a dense cell's kernel: how its steps are taken, and why not in one launch."""
+    match plan.strategy:
+        case "persistent":
+            by = PRODUCTS[plan.matrix_product]
+            return (f"  strategy   persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
+        case "decode":
+            return ("  strategy   decode: one step in one launch, the recurrent matrix read once by all SMs together",)
+        case "stepwise" if plan.kernel_pass == "step":
+            return (f"  strategy   one step as a product and a pointwise kernel: {plan.passed_over}",)
+        case "stepwise":
+            return (f"  strategy   step by step, not persistent: {plan.passed_over}",)
+        case _:
+            return ()
 
 
 def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class EmulatedBuilder(Builder):
         """Return the kernel for `kernel_pass` and `regime`; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
             if (kernel_pass, regime) not in self._built:
-                cached = None if self.other else self._find(kernel_pass, regime)
+                cached = None if self.other else self.find(kernel_pass, regime)
                 self._built[kernel_pass, regime] = cached or self._rendered(kernel_pass, regime)
             return self._built[kernel_pass, regime]
 
@@ -74,7 +74,7 @@ class EmulatedBuilder(Builder):
         solution = self.solve(kernel_pass, regime)
         plan = self._chosen(solution)
         plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
-        text = render(plan, self._lowered_for(kernel_pass), ())
+        text = render(plan, self.lowered_for(kernel_pass), ())
         return BuiltKernel(
             plan=plan,
             cell=solution.problem.cell,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import FamilyName, PlannedProblem, Regime
 from minrnn_gen.precision import Precision
 
 KernelPass = Literal["forward", "backward", "step"]
@@ -18,10 +19,12 @@ MatrixProduct = Literal["narrow", "tf32x3", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
+REGISTER_BYTES = 4
+FAMILIES: Mapping[CellKind, FamilyName] = {"affine-diagonal": "scan", "diagonal": "diagonal", "dense": "dense"}
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
-# With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
+# With fewer channels than these per SM, blocks with columns of 32 ... 64 channels leave some SMs without work.
 FEW_CHANNELS_PER_SM = 64
 # What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
 TYPICAL_FEW_CHANNELS = 512
@@ -74,11 +77,26 @@ class Problem:
     fp32_product: Literal["tf32x3", "fma"] = "tf32x3"
 
     @property
+    def family(self) -> FamilyName:
+        """The kernels that serve, by the class of the cell."""
+        return FAMILIES[self.cell.kind]
+
+    @property
     def matrix_product(self) -> MatrixProduct:
         """How a kernel with R on the chip multiplies by it."""
         if self.precision.storage_bytes == 2:
             return "narrow"
         return self.fp32_product if self.precision.name == "fp32" else "fma"
+
+    @property
+    def head_dim(self) -> int:
+        """Units of a head, the rows and columns of a block of R."""
+        return self.hidden_size // self.heads
+
+    @property
+    def registers_per_value(self) -> int:
+        """Registers of a thread that one value of the arithmetic takes."""
+        return self.precision.arithmetic_bytes // REGISTER_BYTES
 
     @property
     def element_count(self) -> int:
@@ -89,6 +107,32 @@ class Problem:
     def traffic_bytes(self) -> int:
         """Bytes that must cross the memory bus at the typical sizes, every value once."""
         return self.element_count * (self.cell.read_count + self.cell.written_count) * self.precision.storage_bytes
+
+    def in_plan(self) -> PlannedProblem:
+        """Return the problem as a plan keeps it."""
+        return PlannedProblem(
+            kernel_pass=self.kernel_pass,
+            model=self.cell.name,
+            hidden_size=self.hidden_size,
+            heads=self.heads,
+            layout=self.layout,
+            batch=self.batch,
+            time=self.time,
+            precision=self.precision.name,
+            storage_dtype=self.precision.storage_dtype,
+            storage_bytes=self.precision.storage_bytes,
+            arithmetic_dtype=self.precision.arithmetic_dtype,
+            arithmetic_bytes=self.precision.arithmetic_bytes,
+            functions=self.precision.functions,
+            matrix_product=self.matrix_product if self.cell.kind == "dense" else "",
+            state_count=len(self.cell.states),
+            saved_values=self.cell.saved_values,
+            recomputed_values=self.cell.recomputed_values,
+            regime=self.regime,
+            gpu=self.gpu.name,
+            arch=self.gpu.arch,
+            has_bf16_convert=self.gpu.has_bf16_arithmetic,
+        )
 
 
 def alignment_of(*offsets_bytes: int) -> int:

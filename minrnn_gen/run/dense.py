@@ -235,7 +235,7 @@ class DenseRun(DeviceRun):
         alignment = alignment_of(alignment_of_call(*rows), contract.head_dim * contract.precision.storage_bytes)
         regime = builder.regime_of(Sizes(call.batch, 1), alignment)
         _, plan = self._compiled("step", regime)
-        return regime if plan.entry == "decode_step" else None
+        return regime if plan.strategy == "decode" else None
 
     def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
         """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.

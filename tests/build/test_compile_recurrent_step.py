@@ -36,7 +36,7 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precis
     for few_channels in (True, False):
         regime = replace(builder.hinted_regime, few_channels=few_channels, short=True)
         built = builder.build("step", regime)
-        assert built.plan.entry == "decode_step" and built.dropped == ()
+        assert built.plan.strategy == "decode" and built.dropped == ()
         assert built.resources is not None
         for kernel in built.resources:
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread

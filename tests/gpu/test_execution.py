@@ -271,7 +271,8 @@ def test_candidates_of_a_problem_agree(
     for turn in range(CANDIDATES_TRIED):
         ranks = [turn * (len(solution.candidates) - 1) // (CANDIDATES_TRIED - 1) for solution in solutions]
         built = [first_that_keeps_its_promise(builder, *one) for one in zip(solutions, ranks, strict=True)]
-        other = minrnn_gen.Kernel(builder, tuple(replace(one, plan=replace(one.plan, regime=called)) for one in built))
+        plans = [replace(one.plan, problem=replace(one.plan.problem, regime=called)) for one in built]
+        other = minrnn_gen.Kernel(builder, tuple(replace(one, plan=plan) for one, plan in zip(built, plans, strict=True)))
         chosen = [dict(one.plan.variables) for one in built]
         its_y, its_state, its_saved = other.forward(x)
         found = other.backward(its_saved, y)

@@ -208,7 +208,7 @@ def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(
         "forward"
     )
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
-    plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward")
+    plan = code.plan if is_persistent else replace(code.plan, strategy="stepwise")
     walked: list[Any] = []
     monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: walked.append(1))

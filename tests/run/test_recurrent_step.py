@@ -172,7 +172,7 @@ def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, 
     named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(contract.recurrent_gates)}
     named |= {f"previous_{name}": one.astype(np.float64) for name, one in previous.items()}
     named |= {f"parameter_{name}": one.astype(np.float64) for name, one in call["parameters"].items()}
-    found = lower_step(builder._proved[0]).evaluate(named)
+    found = lower_step(builder.cell).evaluate(named)
     return found["y"], {name: found[f"state_{name}"] for name in kernel.states}
 
 

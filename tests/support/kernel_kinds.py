@@ -135,7 +135,7 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
-    if not plan.entry.startswith("scan"):
+    if plan.family != "scan":
         stages = plan.variables.get("stages", 1)
         return (2 * stages + 1, stages, 1, stages + 1, 0)
     tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1

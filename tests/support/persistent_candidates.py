@@ -61,7 +61,7 @@ def everything(kernel_pass: KernelPass, gpu: str | None) -> tuple[Sample, ...]:
         spec = spec_of(cell, head_dim, precision, gpu)
         builder = Builder(spec, target_of(spec), Store(cache_folder()))
         solution = builder.solve(kernel_pass, builder.hinted_regime)
-        if solution.family.name == f"recurrent_{kernel_pass}":
+        if solution.family.strategy == "persistent":
             found += [Sample(kernel_pass, cell, head_dim, precision, tuple(one.items())) for one in solution.candidates]
     return tuple(found)
 
@@ -92,8 +92,8 @@ class SampleBuilder(Builder):
             iter(having(next(solutions), dict(self.sample.variables))) if kernel_pass == self.sample.kernel_pass else solutions
         )
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        key = super()._request_key(kernel_pass, regime)
+    def request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        key = super().request_key(kernel_pass, regime)
         return digest(key, json.dumps(self.sample.variables)) if kernel_pass == self.sample.kernel_pass else key
 
 

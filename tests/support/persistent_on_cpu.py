@@ -101,7 +101,7 @@ def persistent_kernels(
 
     def plan_by(solver: Builder, kernel_pass: KernelPass) -> KernelPlan:
         solution = solver.solve(kernel_pass, regime)
-        assert solution.family.name == f"persistent_{kernel_pass}"
+        assert solution.family.strategy == "persistent"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         return solution.plan(having.index(max(having)))
 
@@ -117,9 +117,9 @@ def persistent_kernels(
     @functools.cache
     def code(kernel_pass: KernelPass) -> HostCode:
         plan = plan_of(kernel_pass)
-        return compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
+        return compiled(render(plan, builder.lowered_for(kernel_pass), ()), plan, folder)
 
     numbers = precision_of(precision)
-    lowered = {kernel_pass: builder._lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
+    lowered = {kernel_pass: builder.lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
     dtypes = (numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype))
-    return PersistentKernels(builder._proved[0], heads, head_dim, *dtypes, lowered, code)
+    return PersistentKernels(builder.cell, heads, head_dim, *dtypes, lowered, code)

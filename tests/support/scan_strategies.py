@@ -84,8 +84,8 @@ class StrategyBuilder(Builder):
             return solutions
         return iter(having(next(solutions), self.strategy.variables))
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(super()._request_key(kernel_pass, regime), json.dumps(dict(self.strategy.variables)))
+    def request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
+        return digest(super().request_key(kernel_pass, regime), json.dumps(dict(self.strategy.variables)))
 
 
 def having(solution: Solution, variables: Mapping[str, int]) -> tuple[Solution]:

@@ -97,7 +97,7 @@ class Prepared:
         from minrnn_gen.codegen.render import render
 
         builder = self.kernel.builder
-        return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+        return render(plan, builder.lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
 
     def run(self, seed: int, others: Mapping[str, str]) -> str:
         """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""
@@ -174,7 +174,7 @@ def prepare(problem: Problem) -> Prepared:
 
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
-    if plan.entry.startswith(("persistent", "decode", "stepwise")):
+    if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
         if problem.call == "packed":
             return Case(tile + 1, DENSE_STEPS)

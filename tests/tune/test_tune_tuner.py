@@ -45,7 +45,7 @@ def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]
 
 def winner_of(tuned: TunedKernel) -> CandidateKey:
     assert tuned.winner is not None
-    return key_of(tuned.winner.plan.template.removesuffix(".cu.j2"), tuned.winner.plan.variables)
+    return key_of(tuned.winner.plan.name, tuned.winner.plan.variables)
 
 
 def emptied(builder: Builder) -> Builder:
@@ -55,7 +55,7 @@ def emptied(builder: Builder) -> Builder:
 
 def taken(builder: Builder) -> CandidateKey:
     plan = builder.build("forward", builder.hinted_regime).plan
-    return key_of(plan.template.removesuffix(".cu.j2"), plan.variables)
+    return key_of(plan.name, plan.variables)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -101,4 +101,5 @@ def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[W
     kernel = subject.kernel_of(subject.trial)
     demand_regime(kernel, subject.plan)
     with pytest.raises(Exception, match="and the candidate is of"):
-        demand_regime(kernel, replace(subject.plan, regime=replace(subject.plan.regime, resets=True)))
+        other = replace(subject.plan.problem, regime=replace(subject.plan.regime, resets=True))
+        demand_regime(kernel, replace(subject.plan, problem=other))
