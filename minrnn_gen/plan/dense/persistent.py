@@ -140,7 +140,7 @@ def _additional_pieces(partition: Partition) -> int:
     def pieces(copy_bytes: int) -> int:
         return -(-step_bytes // (copy_bytes * WARP_LANES))
 
-    return pieces(partition.problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
+    return pieces(partition.problem.specialization.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
 
 def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
