@@ -15,7 +15,7 @@ from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 
 if TYPE_CHECKING:
@@ -42,21 +42,21 @@ def build_pass(builder: Builder, kernel_pass: Literal["forward", "step"]) -> Bui
     """Build the kernel of one pass of plain calls; raises BadInput for the step of a spec that has none."""
     spec = builder.spec
     if kernel_pass == "forward":
-        return builder.build("forward", replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0]))
+        return builder.build("forward", replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0]))
     if len(RUNS_REVERSED[spec.direction]) > 1:
         raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
-    return builder.build("step", builder.hinted_step_regime)
+    return builder.build("step", builder.hinted_step_specialization)
 
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    spec, regime = builder.spec, builder.hinted_regime
+    spec, specialization = builder.spec, builder.hinted_specialization
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([("forward", regime)]))
-    wanted: list[tuple[KernelPass, Regime]] = [
-        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+        return Kernel(builder, builder.build_all([("forward", specialization)]))
+    wanted: list[tuple[KernelPass, Specialization]] = [
+        ("forward", replace(specialization, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
     ]
     if len(wanted) == 1:
-        wanted.append(("step", regime))
+        wanted.append(("step", specialization))
     return Kernel(builder, builder.build_all(wanted))

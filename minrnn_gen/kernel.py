@@ -22,7 +22,7 @@ from minrnn_gen.call.validate import check_call, check_gradient, check_place, ch
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.replay import Played
@@ -41,7 +41,7 @@ class Kernel:
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
-    run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another regime
+    run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another specialization
     (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first
     call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
@@ -106,17 +106,17 @@ class Kernel:
 
     @property
     def plan(self) -> KernelPlan:
-        """The plan of the forward kernel for the hinted regime."""
+        """The plan of the forward kernel for the hinted specialization."""
         return self._hinted.plan
 
     @property
-    def plans(self) -> Mapping[tuple[str, Regime], KernelPlan]:
-        """Every plan so far, by (pass, regime)."""
+    def plans(self) -> Mapping[tuple[str, Specialization], KernelPlan]:
+        """Every plan so far, by (pass, specialization)."""
         return MappingProxyType({key: built.plan for key, built in self._on_device.built.items()})
 
     @property
     def source(self) -> str:
-        """The CUDA text of the forward kernel for the hinted regime."""
+        """The CUDA text of the forward kernel for the hinted specialization."""
         return self._hinted.source
 
     @property
@@ -175,7 +175,7 @@ class Kernel:
 
         Raises BadInput for an array that does not fit.
         """
-        kept: KeptStates = "arithmetic" if _flag(all_states, "all_states") else "none"
+        kept: StatesOut = "arithmetic" if _flag(all_states, "all_states") else "none"
         given = Given(x, R, weight, bias, recurrent_bias, parameters, state, resets, lengths, cu_seqlens)
         (y, *states), _ = self._forward(given, kept, saves=False)
         return y, dict(zip(self.states, states, strict=False))  # those that are kept come before the final ones
@@ -336,7 +336,7 @@ class Kernel:
         outputs = self._on_host.reference(call, _flag(all_states, "all_states"))
         return outputs.y.owner, self._named(outputs.kept or outputs.final)
 
-    def _forward(self, given: Given, kept: KeptStates, saves: bool) -> tuple[list[Any], Forward | Played]:
+    def _forward(self, given: Given, kept: StatesOut, saves: bool) -> tuple[list[Any], Forward | Played]:
         """Run over time; return y, the states that are kept and the final ones, and what a backward needs where it is saved."""
         reading = read_call(self._contract, ("forward", kept), given)
         played = self._on_device.again(reading)
@@ -356,7 +356,7 @@ class Kernel:
             forms.append((contract.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
         return tuple(forms)
 
-    def _kept_for_backward(self, returns_all: bool) -> KeptStates:
+    def _kept_for_backward(self, returns_all: bool) -> StatesOut:
         if returns_all or self._backward_reads_kept:
             return "arithmetic" if returns_all or self._contract.recurrent_gates else "storage"
         return "none"

@@ -22,7 +22,7 @@ from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.dense_launch import scratch_sizes, step_product
@@ -251,15 +251,15 @@ class EmulatedScan(DeviceRun):
         self._local.steps.give(found)
         return found
 
-    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[Any, KernelPlan]:
-        text, plan = self._compiled(kernel_pass, regime)
+    def _load(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[Any, KernelPlan]:
+        text, plan = self._compiled(kernel_pass, specialization)
         return _Launched(self.load_text(text.decode(), plan)), plan
 
-    def _compiled(self, kernel_pass: KernelPass, regime: Regime) -> tuple[bytes, KernelPlan]:
+    def _compiled(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[bytes, KernelPlan]:
         """Return the text of a kernel in place of its cubin."""
-        key = (kernel_pass, regime)
+        key = (kernel_pass, specialization)
         if key not in self._built:
-            self._built[key] = self._builder.build(kernel_pass, regime)
+            self._built[key] = self._builder.build(kernel_pass, specialization)
         return self._built[key].source.encode(), self._built[key].plan
 
 
@@ -288,7 +288,7 @@ class EmulatedDense(EmulatedScan, DenseRun):
     def _walk(
         self,
         kernel_pass: KernelPass,
-        kept: KeptStates,
+        kept: StatesOut,
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,

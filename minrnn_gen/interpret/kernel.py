@@ -83,6 +83,6 @@ def interpreted(
     """
     cpp_compiler()
     builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
-    regime = builder.hinted_regime
+    specialization = builder.hinted_specialization
     reversed_ = RUNS_REVERSED[spec.direction][0]
-    return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)
+    return InterpretedKernel(builder, (builder.build("forward", replace(specialization, reverse=reversed_)),), allow_long)

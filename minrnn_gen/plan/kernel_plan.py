@@ -18,7 +18,7 @@ OVERLAP_NORM = 3
 # The tile counter at the head of a look-back's workspace, alone on its cache line.
 WORKSPACE_HEAD_BYTES = 128
 
-KeptStates = Literal["none", "storage", "arithmetic"]
+StatesOut = Literal["none", "storage", "arithmetic"]
 # By the class of the cell.
 FamilyName = Literal["scan", "diagonal", "dense"]
 # channels, time: a scan with lanes along that axis. serial: a thread takes all steps of its channels. elementwise: a thread
@@ -31,21 +31,21 @@ _Readers = Mapping[str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True)
-class Regime:
-    """The properties of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
+class Specialization:
+    """The properties of a call that a compiled kernel depends on; a call in another specialization gets a kernel of its own.
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
-    runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
-    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU: time may be split over any
-    blocks. `short`: the sequences are, so that a tile may hold a whole one.
+    runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
+    are written, if they are. `underfills_gpu`: batch and hidden size alone do not fill the GPU: time may be split over any
+    blocks. `short_sequences`: a tile may hold a whole one.
     """
 
     alignment_bytes: int
     reverse: bool = False
     resets: bool = False
-    kept_states: KeptStates = "none"
-    few_channels: bool = False
-    short: bool = False
+    states_out: StatesOut = "none"
+    underfills_gpu: bool = False
+    short_sequences: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PlannedProblem:
 
     `batch` and `time` are the typical sizes that were planned for; the kernel is valid for all. `heads` are the blocks of a
     recurrent matrix, 1 where there is none. `matrix_product` is how a kernel that keeps it on the chip multiplies by it:
-    "narrow", "tf32x3" or "fma", empty where there is none. `saved_values` names what a backward reads of its forward,
+    "mma_16bit", "tf32x3" or "fma", empty where there is none. `saved_values` names what a backward reads of its forward,
     `recomputed_values` what it computes again; both are empty in other passes.
     """
 
@@ -93,7 +93,7 @@ class PlannedProblem:
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]
-    regime: Regime
+    specialization: Specialization
     gpu: str
     arch: str
     has_bf16_convert: bool
@@ -101,7 +101,11 @@ class PlannedProblem:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlannedProblem:
         """Read back what `to_json` of a plan gave."""
-        read: _Readers = {"saved_values": tuple, "recomputed_values": tuple, "regime": lambda values: Regime(**values)}
+        read: _Readers = {
+            "saved_values": tuple,
+            "recomputed_values": tuple,
+            "specialization": lambda values: Specialization(**values),
+        }
         return cls(**_read(data, read))
 
 
@@ -220,7 +224,7 @@ class KernelPlan:
     matrix_product = _PartValue(lambda plan: plan.problem.matrix_product)
     saved_values = _PartValue(lambda plan: plan.problem.saved_values)
     recomputed_values = _PartValue(lambda plan: plan.problem.recomputed_values)
-    regime = _PartValue(lambda plan: plan.problem.regime)
+    specialization = _PartValue(lambda plan: plan.problem.specialization)
     gpu = _PartValue(lambda plan: plan.problem.gpu)
     arch = _PartValue(lambda plan: plan.problem.arch)
     has_bf16_convert = _PartValue(lambda plan: plan.problem.has_bf16_convert)

@@ -159,7 +159,7 @@ class Solution:
                 channels_per_block=resources.channels_per_block,
                 tile_steps=resources.tile_steps,
                 group_tiles=resources.group_tiles,
-                copy_bytes=problem.regime.alignment_bytes,
+                copy_bytes=problem.specialization.alignment_bytes,
                 copies_are_asynchronous=family.copies and can_copy_asynchronously(problem),
                 resident_blocks=resources.blocks_per_sm * problem.gpu.sm_count,
                 partition=resources.partition,
@@ -187,7 +187,7 @@ class Solution:
 
 def can_copy_asynchronously(problem: Problem) -> bool:
     """cp.async exists from sm_80 on and moves 4, 8 or 16 bytes (PTX ISA, cp.async)."""
-    return problem.gpu.has_async_copy and problem.regime.alignment_bytes >= 4
+    return problem.gpu.has_async_copy and problem.specialization.alignment_bytes >= 4
 
 
 def solve(problem: Problem, family: Family) -> Solution:

@@ -23,7 +23,7 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates
+from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.saved import Forward
 
 
@@ -34,7 +34,7 @@ class CpuRun:
     contract: Contract
     builder: Builder
 
-    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
+    def forward(self, call: Call, kept: StatesOut, saves: bool) -> Forward:
         """Run over time; states are kept in the arithmetic dtype, however `kept`.
 
         Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
@@ -58,7 +58,7 @@ class CpuRun:
         """The dtype of x once it is projected."""
         return self.contract.precision.arithmetic_dtype
 
-    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
+    def kept_dtype(self, kept: StatesOut, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
         keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
         return self.contract.precision.arithmetic_dtype if keeps else None

@@ -16,7 +16,7 @@ from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.graph import Scratch, copy_heads_first
-from minrnn_gen.plan.kernel_plan import KeptStates, Regime
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,
@@ -55,15 +55,15 @@ class DenseRun(DeviceRun):
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
             call = self._projected(steps, call, "bgh")
-            regime = self._step_regime(call)
-            if regime is None:
+            specialization = self._step_specialization(call)
+            if specialization is None:
                 x = call.x
                 if x.strides[-1] != 1:  # these kernels read a row of channels at once
                     x = memory.without_gaps(x)
                     steps.forget()
                 self._walk_forward(steps, replace(call, x=x), outputs, single_step=True)
             else:
-                loaded, plan = self._load("step", regime)
+                loaded, plan = self._load("step", specialization)
                 steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
@@ -109,22 +109,22 @@ class DenseRun(DeviceRun):
 
     def _expect_backward(self) -> None:
         """Begin to build the hinted backward, whose plan says how all are walked, while the forward is built and runs."""
-        regime = self._builder.hinted_regime
-        if ("backward", regime) not in self._built:
-            threading.Thread(target=self._try_to_compile, args=("backward", regime), name="minrnn_gen backward").start()
+        specialization = self._builder.hinted_specialization
+        if ("backward", specialization) not in self._built:
+            threading.Thread(target=self._try_to_compile, args=("backward", specialization), name="minrnn_gen backward").start()
 
-    def _try_to_compile(self, kernel_pass: KernelPass, regime: Regime) -> None:
+    def _try_to_compile(self, kernel_pass: KernelPass, specialization: Specialization) -> None:
         with suppress(MinrnnError):  # who needs the kernel is told
-            self._compiled(kernel_pass, regime)
+            self._compiled(kernel_pass, specialization)
 
-    def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
+    def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: StatesOut) -> None:
         del kept
         self._walk_forward(steps, part, outputs)
 
     def _walk_forward(self, steps: Steps, part: Call, outputs: Outputs, single_step: bool = False) -> None:
         contract = self._contract
         assert part.R is not None
-        kept: KeptStates = "none"
+        kept: StatesOut = "none"
         if outputs.kept:
             kept = "storage" if outputs.kept[0].dtype == contract.precision.storage_dtype else "arithmetic"
         self._walk(
@@ -154,7 +154,7 @@ class DenseRun(DeviceRun):
         read_states = self._read_states(outputs)
         arrays_of_rows = (part.x, part.R, incoming.dy, *read_states)
         # A persistent kernel writes every row of a sequence.
-        plan = self._compiled("backward", self._dense_regime("backward", part, "none", *arrays_of_rows))[1]
+        plan = self._compiled("backward", self._dense_specialization("backward", part, "none", *arrays_of_rows))[1]
         writes_all = plan.is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
         dproducts = steps.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
         first_products = steps.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
@@ -201,7 +201,7 @@ class DenseRun(DeviceRun):
     def _walk(
         self,
         kernel_pass: KernelPass,
-        kept: KeptStates,
+        kept: StatesOut,
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
@@ -209,10 +209,10 @@ class DenseRun(DeviceRun):
         prepare: Prepare = lambda _scratch, _stream: None,
     ) -> None:
         """Run all steps of a call of one direction, by whichever kernel serves."""
-        regime = self._dense_regime(kernel_pass, part, kept, *rows)
-        kernel = self._compiled(kernel_pass, regime)
+        specialization = self._dense_specialization(kernel_pass, part, kept, *rows)
+        kernel = self._compiled(kernel_pass, specialization)
         if kernel[1].is_persistent:
-            loaded, plan = self._load(kernel_pass, regime)
+            loaded, plan = self._load(kernel_pass, specialization)
             workspace = steps.workspace(workspace_bytes_of(plan, part.batch))
             waits_for_others = plan.variables["grid_blocks"] > 1
             resident = loaded.resident_blocks(part.x.device, plan.threads) if waits_for_others else 0
@@ -222,31 +222,31 @@ class DenseRun(DeviceRun):
             steps.forget()  # launches in graphs are as fast as they would be again
             self._alternating.run(kernel_pass, kernel, steps, part, arguments, prepare)
 
-    def _step_regime(self, call: Call) -> Regime | None:
-        """The regime of a step by a kernel of its own, or None where it is a forward of one."""
+    def _step_specialization(self, call: Call) -> Specialization | None:
+        """The specialization of a step by a kernel of its own, or None where it is a forward of one."""
         contract, builder = self._contract, self._builder
         assert call.R is not None
         if call.batch > step_sequences_max(builder.target.profile, math.prod(contract.R_shape)):
             return None
         rows = (call.R, *(state for state in call.initial if state is not None))
         alignment = alignment_of(alignment_of_call(*rows), contract.head_dim * contract.precision.storage_bytes)
-        regime = builder.regime_of(Sizes(call.batch, 1), alignment)
-        _, plan = self._compiled("step", regime)
-        return regime if plan.strategy == "decode" else None
+        specialization = builder.specialization_of(Sizes(call.batch, 1), alignment)
+        _, plan = self._compiled("step", specialization)
+        return specialization if plan.strategy == "decode" else None
 
-    def _dense_regime(self, kernel_pass: KernelPass, part: Call, kept: KeptStates, *rows: Array) -> Regime:
-        """The regime of a call of one direction; `rows` are the arrays of which a head of a row is read at once.
+    def _dense_specialization(self, kernel_pass: KernelPass, part: Call, kept: StatesOut, *rows: Array) -> Specialization:
+        """The specialization of a call of one direction; `rows` are the arrays of which a head of a row is read at once.
 
         What takes a call step by step reads at run time how it is called: of it there is one kernel.
         """
-        hinted = self._builder.hinted_regime
+        hinted = self._builder.hinted_specialization
         head_bytes = self._contract.head_dim * self._contract.precision.storage_bytes
         its_own = replace(
             hinted,
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
-            kept_states=kept,
+            states_out=kept,
         )
         if (kernel_pass, its_own) in self._built or self._compiled(kernel_pass, hinted)[1].is_persistent:
             return its_own

@@ -1,4 +1,4 @@
-"""Running calls whose arrays are on a GPU: a kernel for each regime, built and loaded when it is first met."""
+"""Running calls whose arrays are on a GPU: a kernel for each specialization, built and loaded when it is first met."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minrnn_gen.call.key import Reading
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import memory, module
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import Played, Steps, Tape, Tapes
@@ -44,15 +44,15 @@ class DeviceRun:
     def __init__(self, contract: Contract, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
         self._contract = contract
         self._builder = builder
-        self._built = {(one.plan.kernel_pass, one.plan.regime): one for one in built}
-        self._loaded: dict[tuple[KernelPass, Regime], LoadedKernel] = {}
+        self._built = {(one.plan.kernel_pass, one.plan.specialization): one for one in built}
+        self._loaded: dict[tuple[KernelPass, Specialization], LoadedKernel] = {}
         self._lock = threading.Lock()
-        self._locks: dict[tuple[KernelPass, Regime], threading.Lock] = {}
+        self._locks: dict[tuple[KernelPass, Specialization], threading.Lock] = {}
         self._tapes = Tapes()
 
     @property
-    def built(self) -> Mapping[tuple[str, Regime], BuiltKernel]:
-        """Every kernel so far, by (pass, regime), in the order in which they were built."""
+    def built(self) -> Mapping[tuple[str, Specialization], BuiltKernel]:
+        """Every kernel so far, by (pass, specialization), in the order in which they were built."""
         return MappingProxyType(self._built.copy())
 
     @property
@@ -65,7 +65,7 @@ class DeviceRun:
         """The dtype of x once it is projected."""
         return self._contract.precision.storage_dtype
 
-    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
+    def kept_dtype(self, kept: StatesOut, saves: bool) -> str | None:
         """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
         del saves
         precision = self._contract.precision
@@ -79,7 +79,7 @@ class DeviceRun:
         """Run what was run before on arrays of this form, or return None where nothing was."""
         return self._tapes.play(reading)
 
-    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
+    def forward(self, call: Call, kept: StatesOut, saves: bool) -> Forward:
         """Run over time; `kept` says in which dtype the states after every step are kept, `saves` whether a backward follows.
 
         The results of what is played again are y, the states that are kept, the final ones, and x where it was projected.
@@ -94,11 +94,11 @@ class DeviceRun:
         # Beyond a length a kernel writes nothing.
         fill = None if call.sequences.lengths is None else 0
         shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
-        kept_dtype, kept_states = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
+        kept_dtype, states_out = (storage if kept == "storage" else carried), (contract.states if kept != "none" else ())
         steps = self._begin(call.x, call.reading, call)
         outputs = Outputs(
             y=steps.new_array(shape, storage, fill=fill),
-            kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in kept_states),
+            kept=tuple(steps.new_array(shape, kept_dtype, fill=fill) for _ in states_out),
             final=tuple(steps.new_array(state_shape, carried) for _ in contract.states),
         )
         projected = self._projected(steps, call, contract.preactivation_axes)
@@ -119,7 +119,7 @@ class DeviceRun:
         outputs = Outputs(y, (), tuple(steps.new_array(shape, carried) for _ in contract.states))
         if call.batch:
             call = self._projected(steps, call, "bgh")
-            loaded, plan = self._load("step", self._builder.hinted_regime)
+            loaded, plan = self._load("step", self._builder.hinted_specialization)
             steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
@@ -175,9 +175,9 @@ class DeviceRun:
     def _expect_backward(self) -> None:
         """Build what a backward needs whatever its arrays; of a scan it depends on them."""
 
-    def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: KeptStates) -> None:
+    def _run_forward(self, steps: Steps, part: Call, outputs: Outputs, kept: StatesOut) -> None:
         """Run a call of one direction."""
-        loaded, plan = self._load("forward", self._regime(part, kept, part.x, outputs.y, *outputs.kept))
+        loaded, plan = self._load("forward", self._specialization(part, kept, part.x, outputs.y, *outputs.kept))
         workspace = steps.workspace(workspace_bytes_of(plan, part))
         steps.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
 
@@ -195,7 +195,7 @@ class DeviceRun:
         for run, part in runs_of(contract, projected):
             states, arriving = outputs_of_run(contract, read, run).kept, incoming_of_run(contract, incoming, run)
             dx = gradients_of_run(contract, projected.x_axes, gradients, run).dx
-            loaded, plan = self._load("backward", self._regime(part, "none", part.x, arriving.dy, dx, *states))
+            loaded, plan = self._load("backward", self._specialization(part, "none", part.x, arriving.dy, dx, *states))
             yield _RunBack(part, states, arriving, loaded, plan)
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
@@ -236,33 +236,33 @@ class DeviceRun:
                 steps.multiply(product)
         return dx, dweight
 
-    def _regime(self, call: Call, kept: KeptStates, *rows: Array) -> Regime:
-        """The regime of a call of one direction whose arrays of x and y are `rows`."""
+    def _specialization(self, call: Call, kept: StatesOut, *rows: Array) -> Specialization:
+        """The specialization of a call of one direction whose arrays of x and y are `rows`."""
         packed = call.sequences.cu_seqlens is not None
-        return self._builder.regime_of(
+        return self._builder.specialization_of(
             Sizes(call.batch, call.time // call.batch if packed else call.time),
             alignment_of_call(*rows),
             reverse=call.reverse,
             resets=call.sequences.resets is not None,
-            kept_states=kept,
+            states_out=kept,
             packed=packed,
         )
 
-    def _load(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
-        key = (kernel_pass, regime)
+    def _load(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[LoadedKernel, KernelPlan]:
+        key = (kernel_pass, specialization)
         if key not in self._loaded:
-            cubin, plan = self._compiled(kernel_pass, regime)
+            cubin, plan = self._compiled(kernel_pass, specialization)
             self._loaded.setdefault(key, module.loaded_kernel(cubin, plan))
         return self._loaded[key], self._built[key].plan
 
-    def _compiled(self, kernel_pass: KernelPass, regime: Regime) -> tuple[bytes, KernelPlan]:
+    def _compiled(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[bytes, KernelPlan]:
         """Return a kernel, built if it was not yet; raises ToolchainMissing where there is no NVRTC to compile it."""
-        key = (kernel_pass, regime)
+        key = (kernel_pass, specialization)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:  # others may be built meanwhile
             if key not in self._built:
-                self._built[key] = self._builder.build(kernel_pass, regime)
+                self._built[key] = self._builder.build(kernel_pass, specialization)
             built = self._built[key]
         if built.cubin is None:
             raise ToolchainMissing(

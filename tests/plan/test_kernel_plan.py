@@ -43,7 +43,7 @@ def test_json_has_every_field_and_no_cuda() -> None:
     [
         lambda data: data.pop("launch"),
         lambda data: data["launch"].pop("threads"),
-        lambda data: data["problem"].pop("regime"),
+        lambda data: data["problem"].pop("specialization"),
         lambda data: data["prediction"].pop("margins"),
         lambda data: data.update(colour="blue"),
         lambda data: data["budget"].update(colour="blue"),
@@ -88,7 +88,7 @@ for case in ("qrnn h200 bf16 BTD", "rg_lru t4 fp16 BDT", "min_lstm b200 fp64 TBD
     model, gpu, precision, layout = case.split()
     builder = real_builder(model, gpu, 384, precision, layout)
     for kernel_pass in ("forward", "step"):
-        solution = builder.solve(kernel_pass, builder.hinted_regime)
+        solution = builder.solve(kernel_pass, builder.hinted_specialization)
         plan = solution.plan()
         print(json.dumps(plan.to_json()))
         print(render(plan, builder.lowered, header_lines(plan, builder.spec.canonical(), "digest", solution.constraints)))

@@ -22,7 +22,7 @@ from support.uncompiled_kernels import compiled_for_host
 from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, step_sequences_max
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.scan import DeviceRun
@@ -83,11 +83,11 @@ def kernel_of(model: str, precision: str, head_dim: int, heads: int, **spec: Any
 
 @functools.cache
 def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callable[..., Any]:
-    """Return what stands for `DeviceRun._load`: the candidate of these variables, for any regime."""
+    """Return what stands for `DeviceRun._load`: the candidate of these variables, for any specialization."""
 
     @functools.cache
-    def load(regime: Regime) -> Any:
-        solution = kernel._builder.solve("step", regime)
+    def load(specialization: Specialization) -> Any:
+        solution = kernel._builder.solve("step", specialization)
         assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
         code = emulated_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
@@ -97,12 +97,12 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
 
         return SimpleNamespace(launch=launch), plan
 
-    return lambda _run, _pass, regime: load(regime)
+    return lambda _run, _pass, specialization: load(specialization)
 
 
 def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
-    def compiled(run: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> Any:
-        return b"", load(run, kernel_pass, regime)[1]
+    def compiled(run: DeviceRun, kernel_pass: KernelPass, specialization: Specialization) -> Any:
+        return b"", load(run, kernel_pass, specialization)[1]
 
     with as_if_on_a_device(kernel, load) as launched, pytest.MonkeyPatch.context() as patch:
         patch.setattr(DenseRun, "_compiled", compiled)
@@ -234,12 +234,12 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytes
     walked, launched, R = [], [], np.zeros((4, 1, 16, 16), np.float32)
     monkeypatch.setattr(DenseRun, "_walk_forward", lambda *_, single_step: walked.append(single_step))
 
-    def load(_run: DeviceRun, _pass: KernelPass, regime: Regime) -> Any:
-        return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(regime)
+    def load(_run: DeviceRun, _pass: KernelPass, specialization: Specialization) -> Any:
+        return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(specialization)
 
     @functools.cache
-    def plan_of(regime: Regime) -> Any:
-        return kernel._builder.solve("step", regime).plan()
+    def plan_of(specialization: Specialization) -> Any:
+        return kernel._builder.solve("step", specialization).plan()
 
     x = np.zeros((1, 4, 16), np.float32)
     for batch in (most, most + 1):
@@ -253,5 +253,9 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytes
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
-        plan = kernel_of("elman", "bf16", head_dim, 1)._builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
+        plan = (
+            kernel_of("elman", "bf16", head_dim, 1)
+            ._builder.solve("step", Specialization(2, underfills_gpu=True, short_sequences=True))
+            .plan()
+        )
         assert plan.entry == entry, plan.passed_over

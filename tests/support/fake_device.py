@@ -21,7 +21,7 @@ from minrnn_gen.call.array import as_numpy
 from minrnn_gen.gpu import cublas, device
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.run.scan import DeviceRun
 
 
@@ -43,7 +43,7 @@ def contiguous(pointer: int, *shape: int, dtype: str = "float64") -> Any:
 
 @dataclass
 class LoadedOnHost:
-    """The kernel of one pass and regime of a cell, in float64."""
+    """The kernel of one pass and specialization of a cell, in float64."""
 
     kernel_pass: str
     cell: Any
@@ -59,7 +59,7 @@ class LoadedOnHost:
         hidden, is_bdt = self.plan.hidden_size, self.plan.layout == "BDT"
         initial = {name: contiguous(next(left), batch, hidden) for name in self.cell.states}
         resets, resets_strides = 0, (0, 0)
-        if self.plan.regime.resets:
+        if self.plan.specialization.resets:
             resets, resets_strides = next(left), (next(left), next(left))
         begins = 0 if is_bdt else next(left)
         ends = next(left)
@@ -85,19 +85,19 @@ class LoadedOnHost:
             begin = int(contiguous(begins, batch, dtype="int64")[sequence])
             end = int(contiguous(ends, batch, dtype="int64")[sequence]) if ends else time
             marks = np.zeros((1, end - begin), bool)
-            if self.plan.regime.resets:
+            if self.plan.specialization.resets:
                 start = resets + sequence * resets_strides[0] + begin * resets_strides[1]
                 marks = memory(start, marks.shape, (0, resets_strides[1]), "bool")
             its_initial = {name: one[sequence : sequence + 1] for name, one in initial.items()}
             x = gates(x_pointer, x_strides, sequence, begin, end)
             bounds = [(0, 0, end - begin)]
             its = reference_loops.Problem(
-                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.regime.reverse
+                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.specialization.reverse
             )
             return begin, end, its
 
         if self.kernel_pass == "forward":
-            kept = [next(left) for _ in self.cell.states] if self.plan.regime.kept_states != "none" else []
+            kept = [next(left) for _ in self.cell.states] if self.plan.specialization.states_out != "none" else []
             final = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
             assert len(list(left)) == 2
             for sequence in range(batch):
@@ -183,14 +183,14 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     """Return what stands for `DeviceRun._load`."""
     lowered, spec = kernel._builder.lowered_backward, kernel.spec
 
-    def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
+    def load(_: DeviceRun, kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
         plan = SimpleNamespace(
             layout=spec.layout,
             hidden_size=spec.hidden_size,
             channels_per_block=32,
-            regime=regime,
+            specialization=specialization,
             threads=32,
-            variables={"cluster_blocks": 2 if regime.reverse else 1},
+            variables={"cluster_blocks": 2 if specialization.reverse else 1},
         )
         cell = SimpleNamespace(
             parsed=reference_loops.cell_named(spec.model),
@@ -202,17 +202,19 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None) -> Iterator[set[tuple[str, Regime]]]:
-    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched.
+def as_if_on_a_device(
+    kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None
+) -> Iterator[set[tuple[str, Specialization]]]:
+    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, specialization) of each launch.
 
     `load` gives the kernels, with their plans; without it they are plain loops.
     """
-    launched: set[tuple[str, Regime]] = set()
+    launched: set[tuple[str, Specialization]] = set()
     loaded = load or plain_loops_for(kernel)
 
-    def noted(run: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
-        launched.add((kernel_pass, regime))
-        return loaded(run, kernel_pass, regime)
+    def noted(run: DeviceRun, kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
+        launched.add((kernel_pass, specialization))
+        return loaded(run, kernel_pass, specialization)
 
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
