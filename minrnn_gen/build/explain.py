@@ -7,7 +7,7 @@ from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 # What multiplies R, by KernelPlan.matrix_product.
 PRODUCTS = {
-    "narrow": "tensor cores",
+    "mma_16bit": "tensor cores",
     "tf32x3": "tensor cores, three products in tf32 for each of fp32",
     "fma": "fused multiply-adds",
 }

@@ -15,7 +15,7 @@ Layout = Literal["BTD", "TBD", "BDT"]
 # As cell.analysis proves it.
 CellKind = Literal["affine-diagonal", "diagonal", "dense"]
 # How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, or fused multiply-adds.
-MatrixProduct = Literal["narrow", "tf32x3", "fma"]
+MatrixProduct = Literal["mma_16bit", "tf32x3", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
@@ -85,7 +85,7 @@ class Problem:
     def matrix_product(self) -> MatrixProduct:
         """How a kernel with R on the chip multiplies by it."""
         if self.precision.storage_bytes == 2:
-            return "narrow"
+            return "mma_16bit"
         return self.fp32_product if self.precision.name == "fp32" else "fma"
 
     @property

@@ -218,7 +218,7 @@ def test_another_spec_is_another_kernel(compiler: Compiler, cache: Path, change:
     assert compiler.calls == 2
 
 
-def test_other_passes_and_regimes_are_other_kernels(compiler: Compiler, cache: Path) -> None:
+def test_other_passes_and_specializations_are_other_kernels(compiler: Compiler, cache: Path) -> None:
     builder = builder_of(cache)
     wanted = [("forward", Specialization(16)), ("forward", Specialization(4)), ("step", Specialization(16))]
     assert [builder.build(*one).cached for one in wanted] == [False] * 3

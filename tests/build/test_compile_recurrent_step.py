@@ -58,7 +58,7 @@ def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) ->
     assert broken == [], "the estimate of registers is wrong"
 
 
-def test_regimes_are_planned_for_their_batches() -> None:
+def test_specializations_are_planned_for_their_batches() -> None:
     """Few sequences are spread over all SMs, unit by unit; of many, a block has more than one."""
     builder = builder_of("lstm", "h200", precision="bf16", hidden_size=512, batch=1)
     few, many = (

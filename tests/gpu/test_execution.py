@@ -287,7 +287,7 @@ def test_candidates_of_a_problem_agree(
         assert len(other.plans) == 2, "another kernel ran"
 
 
-def test_other_sizes_and_alignments_compile_once_per_regime(cupy: ModuleType) -> None:
+def test_other_sizes_and_alignments_compile_once_per_specialization(cupy: ModuleType) -> None:
     kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": 64, "precision": "fp32", "layout": "BDT"})
     generator = numpy.random.default_rng(3)
     for _ in range(60):

@@ -63,7 +63,9 @@ def test_every_copy_stays_within_its_run(
 
 @settings(max_examples=50)
 @given(hidden_size=st.integers(1, 100), batch=sizes, time=sizes, precision_name=st.sampled_from(["fp64", "fp32", "bf16"]))
-def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int, time: int, precision_name: str) -> None:
+def test_contiguous_arrays_are_in_the_hinted_specialization(
+    hidden_size: int, batch: int, time: int, precision_name: str
+) -> None:
     """What is compiled ahead is what such a call needs: no second compile."""
     precision = precision_of(precision_name)
     target = Target(load_profile("h200"), b"", "spec")

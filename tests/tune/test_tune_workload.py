@@ -73,7 +73,7 @@ def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callab
     assert timed["x"].shape == (3, 37, 3, 32)
 
 
-def test_checked_sizes_are_of_the_regime_and_few() -> None:
+def test_checked_sizes_are_of_the_specialization_and_few() -> None:
     profile = load_profile("h200")
     shapes = itertools.product((1, 8, 64, 4096), (1, 100, 129, 1000, 16384, 10**6), (5, 512, 1536), (True, False))
     for batch, time, hidden_size, is_dense in shapes:
@@ -96,7 +96,7 @@ def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
+def test_a_call_of_another_specialization_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
     subject = subjects_of(model="min_gru", training=False)[0]
     kernel = subject.kernel_of(subject.trial)
     demand_specialization(kernel, subject.plan)

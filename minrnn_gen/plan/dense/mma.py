@@ -42,7 +42,7 @@ def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0)
     """Return the tiling of a product with `rows` rows of tiles for each warp."""
     words = problem.registers_per_value
     match problem.matrix_product:
-        case "narrow":
+        case "mma_16bit":
             chains = max(1, 4 // rows) if rows != 3 else 1
             return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * chains, products=1)
         case "tf32x3":

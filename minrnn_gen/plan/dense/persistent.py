@@ -86,7 +86,7 @@ def refusal(problem: Problem) -> str:
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     of_product: dict[MatrixProduct, dict[str, tuple[int, ...]]] = {
-        "narrow": {"smem_sixteenths": tuple(range(SIXTEENTHS))},
+        "mma_16bit": {"smem_sixteenths": tuple(range(SIXTEENTHS))},
         "tf32x3": {"presplit_tf32": (0, 1)},
         "fma": {},
     }
@@ -117,7 +117,7 @@ def registers(partition: Partition) -> int:
     matrix = tiling.matrix * rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
     if smem_tiles:
         matrix += REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4)
-    sums = tiling.sum * rows + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
+    sums = tiling.sum * rows + (0 if problem.matrix_product == "mma_16bit" else REGISTERS_OF_PLACES)
     if partition.grid_blocks > 1:
         of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * partition.cells
         sums += of_backward if partition.is_backward else REGISTERS_OF_GATHER
