@@ -22,7 +22,7 @@ from minrnn_gen.call.validate import check_call, check_gradient, check_place, ch
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.replay import Played

@@ -20,7 +20,7 @@ from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,

@@ -37,7 +37,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  template   {plan.template}",
             *_build(plan),
             *_strategy(plan),
-            f"  specialization     {_specialization(plan)}",
+            f"  calls      {_specialization(plan)}",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
@@ -79,8 +79,8 @@ def _specialization(plan: KernelPlan) -> str:
         "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
         "reverse": specialization.reverse,
         "resets": specialization.resets,
-        f"states kept in {specialization.states_out} dtype": specialization.states_out != "none",
-        "few channels": specialization.underfills_gpu,
+        f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
+        "underfills the GPU": specialization.underfills_gpu,
         "short sequences": specialization.short_sequences,
     }
     return ", ".join(word for word, holds in words.items() if holds)

@@ -24,7 +24,7 @@ from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product

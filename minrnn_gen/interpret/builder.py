@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import digest
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    Of each pass and specialization it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
-    from 1 on, one whose blocks and warps cooperate in another way. With `sizes` every call has the specialization of these sizes,
-    whatever its own.
+    For each pass and specialization it takes the GPU's kernel from the cache, else the best predicted candidate; with `other`,
+    counted from 1, one whose blocks and warps cooperate in another way. With `sizes` every call has the specialization of
+    these sizes.
     """
 
     other: int = 0
@@ -52,7 +52,7 @@ class EmulatedBuilder(Builder):
         return tuple(self.build(kernel_pass, specialization) for kernel_pass, specialization in wanted)
 
     def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `specialization`; raises Infeasible where there is none, BadInput for the cell."""
+        """Return the kernel of a pass and specialization; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
             if (kernel_pass, specialization) not in self._built:
                 cached = None if self.other else self.find(kernel_pass, specialization)

@@ -37,7 +37,7 @@ class Specialization:
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
     are written, if they are. `underfills_gpu`: batch and hidden size alone do not fill the GPU: time may be split over any
-    blocks. `short`: the sequences are, so that a tile may hold a whole one.
+    blocks. `short_sequences`: a tile may hold a whole one.
     """
 
     alignment_bytes: int
@@ -45,7 +45,7 @@ class Specialization:
     resets: bool = False
     states_out: StatesOut = "none"
     underfills_gpu: bool = False
-    short: bool = False
+    short_sequences: bool = False
 
 
 @dataclass(frozen=True)

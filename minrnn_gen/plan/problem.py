@@ -175,9 +175,9 @@ def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
 
 
 def typical_sizes(specialization: Specialization, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
-    """Return the sizes to plan a specialization for: the hinted ones where they are of the specialization, else sizes that are typical of it.
+    """Return the sizes to plan a specialization for: the hinted ones where they belong to it, else sizes typical of it.
 
-    They depend on the specialization alone, never on the call that was the first to need it, so that a plan is the same for all.
+    They depend on the specialization alone, never on the first call that needs it, so that a plan is the same for all.
     """
     batch, time = hinted.batch, hinted.time
     if hinted.underfill(hidden_size, gpu) != specialization.underfills_gpu:

@@ -16,7 +16,7 @@ from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.graph import Scratch, copy_heads_first
-from minrnn_gen.plan.kernel_plan import StatesOut, Specialization
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,

@@ -21,7 +21,7 @@ from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import memory, module
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import Played, Steps, Tape, Tapes

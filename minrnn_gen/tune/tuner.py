@@ -14,7 +14,7 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import StatesOut, Specialization
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.tune.candidates import CandidatePool

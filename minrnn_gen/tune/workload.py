@@ -198,7 +198,7 @@ class Workload:
 
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
-    """Return sizes like those of a plan, and of its specialization, for which the fp64 reference takes the host about a second."""
+    """Return sizes of a plan's specialization, and like its own, for which the fp64 reference takes about a second."""
     is_few = plan.batch * plan.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
     least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.hidden_size)
     least_time = min(plan.time, SHORT_STEPS)

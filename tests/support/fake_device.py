@@ -217,7 +217,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
 def as_if_on_a_device(
     kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None
 ) -> Iterator[set[tuple[str, Specialization]]]:
-    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, specialization) that were launched.
+    """Run the calls of `kernel` on host arrays as they would run on a device; yields what (pass, specialization) ran.
 
     `load` gives the kernels, with their plans; without it they are plain loops.
     """

@@ -13,7 +13,7 @@ from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.plan.solver import Solution
 

@@ -40,7 +40,7 @@ class WantedBuilder(EmulatedBuilder):
     wanted: tuple[tuple[str, int], ...] = ()
 
     def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        """Return the kernel for a specialization as for long sequences that do not fill a GPU: those may be split in every way."""
+        """Return the kernel as for long sequences that do not fill a GPU: those may be split in every way."""
         return super().build(kernel_pass, replace(specialization, underfills_gpu=True, short_sequences=False))
 
     def _chosen(self, solution: Solution) -> KernelPlan:
