@@ -26,7 +26,9 @@ from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     match problem.table:
         case "raw":
-            return raw_scans.contenders(problem, gpu, [peer for peer in baselines.PEERS if peer.name in chosen], refused)
+            return raw_scans.contenders(
+                problem, gpu, [baseline for baseline in baselines.BASELINES if baseline.name in chosen], refused
+            )
         case "cells":
             return fused_cells.contenders(problem, gpu)
         case "layers":
@@ -40,7 +42,7 @@ def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
 def _scan_refusals(_: Gpu, chosen: Sequence[str], asked: Sequence[Problem], seconds: float) -> dict[str, str]:
     if all(problem.table != "raw" for problem in asked):
         return {}
-    return baselines.refusals([peer for peer in baselines.PEERS if peer.name in chosen], seconds)
+    return baselines.refusals([baseline for baseline in baselines.BASELINES if baseline.name in chosen], seconds)
 
 
 def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
@@ -52,7 +54,7 @@ SCAN = Suite(
     command="scan",
     titles=scan_problems.TITLES,
     problems=scan_problems.problems_of,
-    peers=tuple(peer.name for peer in baselines.PEERS),
+    baselines=tuple(baseline.name for baseline in baselines.BASELINES),
     refusals=_scan_refusals,
     contenders=_scan_contenders,
     method={"inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1"},
@@ -61,7 +63,7 @@ RECURRENT = Suite(
     command="recurrent",
     titles=dense_problems.TITLES,
     problems=dense_problems.problems_of,
-    peers=(*flash.BACKENDS, torch_cells.NAME),
+    baselines=(*flash.BACKENDS, torch_cells.NAME),
     refusals=flash.refusals,
     contenders=dense.contenders,
     method={
@@ -78,7 +80,7 @@ CALLS = Suite(
     command="calls",
     titles=call_problems.TITLES,
     problems=call_problems.problems_of,
-    peers=(torch_cells.NAME,),
+    baselines=(torch_cells.NAME,),
     refusals=lambda *_: {},
     contenders=_call_contenders,
     method={

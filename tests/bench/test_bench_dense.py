@@ -19,7 +19,7 @@ from test_bench_contenders import KernelOnTensors
 import minrnn_gen
 from minrnn_gen.bench import suites
 from minrnn_gen.bench.contenders import dense, flash, flash_build, torch_cells
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
 from minrnn_gen.bench.problems import dense_problems
 from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
 from minrnn_gen.bench.reference.dense_inputs import Inputs, ProjectedInputs
@@ -104,7 +104,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), Limits(1, 1))}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(1, 1))}
 
 
 @pytest.mark.usefixtures("kernels")
@@ -246,8 +246,8 @@ def test_builds_that_fail_hang_or_work_are_told_apart(installed: Path, monkeypat
     assert installed.is_dir()
     program = """
 import json, pathlib, sys, time
-peer, model, *_, folder = sys.argv[1:]
-if peer.endswith("fused") and model == "slstm":
+baseline, model, *_, folder = sys.argv[1:]
+if baseline.endswith("fused") and model == "slstm":
     print("RuntimeError: no kernel")
     sys.exit(1)
 if model == "slstm":
@@ -378,8 +378,8 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
     assert {problem.limit_ms for problem in dense_problems.problems_of("cells", quick=True)} == {None}
 
 
-def test_the_suites_name_their_peers() -> None:
-    assert suites.RECURRENT.peers == (FUSED, ALTERNATING, "torch.nn")
+def test_the_suites_name_their_baselines() -> None:
+    assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn")
     assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT, "calls": suites.CALLS}
-    assert suites.CALLS.peers == ("torch.nn",)
+    assert suites.CALLS.baselines == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

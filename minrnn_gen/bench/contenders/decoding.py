@@ -25,7 +25,7 @@ _OF_TORCH: tuple[tuple[str, str, PrecisionName], ...] = (
 )
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     """Return ours in a graph and eager, and, of dense cells, projected and beside those of torch.nn with one head."""
     if problem.model not in DENSE_REFERENCES:
         scanned = fused_cells.Inputs(problem, gpu)
@@ -34,7 +34,7 @@ def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapp
     projected = ProjectedInputs(problem, gpu, inputs)
     found = _ours(problem, gpu, lambda: ((inputs.array("R"),), inputs.array("x")), inputs.judged)
     found.append(_in_graph("minrnn-gen projected", gpu, lambda: _projected(problem, projected), projected.judged))
-    if torch_cells.NAME in peers and problem.heads == 1 and problem.model in torch_cells.LAYERS:
+    if torch_cells.NAME in baselines and problem.heads == 1 and problem.model in torch_cells.LAYERS:
         for kind, suffix, precision in _OF_TORCH:
             name = f"{torch_cells.NAME} {kind} {precision}"
             steps = partial(_of_torch, problem, gpu, projected, suffix, precision)

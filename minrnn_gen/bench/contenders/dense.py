@@ -25,7 +25,7 @@ from minrnn_gen.plan.solver import Solution, solve
 
 
 @dataclass(frozen=True)
-class AlternatingBuilder(Builder):
+class StepwiseBuilder(Builder):
     """Builds the kernels that serve any size, step by step, whether or not all steps would fit one launch."""
 
     def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
@@ -38,16 +38,16 @@ class AlternatingBuilder(Builder):
         return digest(super()._request_key(kernel_pass, regime), "alternating")
 
 
-OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": AlternatingBuilder}
+OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": StepwiseBuilder}
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
-    """Return everyone who has the cell; `refused` {peer, or peer at a shape: why not}, whose rows say so."""
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    """Return everyone who has the cell; `refused` {baseline, or baseline at a shape: why not}, whose rows say so."""
     inputs = Inputs(problem, gpu)
     ways = OURS if problem.table == "cells" else {"minrnn-gen": Builder}
     entries = [_ours(name, builder, problem, inputs, gpu) for name, builder in ways.items()]
-    entries += flash.contenders(problem, gpu, inputs, peers, refused)
-    if torch_cells.NAME in peers:
+    entries += flash.contenders(problem, gpu, inputs, baselines, refused)
+    if torch_cells.NAME in baselines:
         entries += torch_cells.contenders(problem, gpu, inputs, refused.get(torch_cells.NAME))
     return entries
 

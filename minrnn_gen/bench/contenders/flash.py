@@ -33,7 +33,7 @@ from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 
 DISTRIBUTION = "flashrnn"
-# Its backends by the names of the peers: all steps in one launch, and products and pointwise kernels in turn.
+# Its backends by the names of the baselines: all steps in one launch, and products and pointwise kernels in turn.
 BACKENDS = {"flashrnn.cuda_fused": "cuda_fused", "flashrnn.cuda": "cuda"}
 NO_FUSED = "no fused kernel"
 CHANGED = "the query of the device's properties, which does not compile with CUDA 13, is answered by minrnn-gen's profile"
@@ -49,7 +49,7 @@ Function = Callable[[Any, Any, Any], tuple[Any, Any]]
 class Build:
     """A backend's kernels for one cell and shape, all lengths."""
 
-    peer: str
+    baseline: str
     model: str
     heads: int
     head_dim: int
@@ -58,13 +58,13 @@ class Build:
 
     @property
     def label(self) -> str:
-        """The peer at this shape."""
-        return f"{self.peer} {self.model} {self.heads} x {self.head_dim}, {self.batch}"
+        """The baseline at this shape."""
+        return f"{self.baseline} {self.model} {self.heads} x {self.head_dim}, {self.batch}"
 
     @property
     def program(self) -> tuple[str, ...]:
         """What makes it."""
-        return (*BUILD, self.peer, self.model, *map(str, (self.heads, self.head_dim, self.batch)), str(self.folder))
+        return (*BUILD, self.baseline, self.model, *map(str, (self.heads, self.head_dim, self.batch)), str(self.folder))
 
     @cached_property
     def folder(self) -> Path:
@@ -83,22 +83,22 @@ class Build:
         return found if Path(found["library"]).exists() else None
 
 
-def build_of(peer: str, problem: Problem, device: str) -> Build | None:
-    """Return what `peer` needs for `problem`; None where its fused backend has no kernel."""
-    if problem.model == "gru" and BACKENDS[peer] == "cuda_fused":
+def build_of(baseline: str, problem: Problem, device: str) -> Build | None:
+    """Return what `baseline` needs for `problem`; None where its fused backend has no kernel."""
+    if problem.model == "gru" and BACKENDS[baseline] == "cuda_fused":
         return None
-    return Build(peer, str(problem.model), problem.heads or 1, problem.head_dim, problem.batch, device)
+    return Build(baseline, str(problem.model), problem.heads or 1, problem.head_dim, problem.batch, device)
 
 
-def refusals(gpu: Gpu, peers: Sequence[str], problems: Sequence[Problem], seconds: float) -> dict[str, str]:
-    """Build everything that `problems` take, in parallel, and return {peer, or `Build.label`: why not}.
+def refusals(gpu: Gpu, baselines: Sequence[str], problems: Sequence[Problem], seconds: float) -> dict[str, str]:
+    """Build everything that `problems` take, in parallel, and return {baseline, or `Build.label`: why not}.
 
     All of it may take `seconds`; what is not there by then, or fails, is refused, what an earlier run made is used again.
     """
-    chosen = [peer for peer in peers if peer in BACKENDS]
+    chosen = [baseline for baseline in baselines if baseline in BACKENDS]
     if not is_installed(DISTRIBUTION):
         return dict.fromkeys(chosen, NOT_INSTALLED)
-    wanted = [build_of(peer, problem, gpu.name) for peer in chosen for problem in problems if is_of_cells(problem)]
+    wanted = [build_of(baseline, problem, gpu.name) for baseline in chosen for problem in problems if is_of_cells(problem)]
     builds = [build for build in dict.fromkeys(wanted) if build is not None and build.made is None]
     ends_at = time.monotonic() + seconds
 
@@ -118,17 +118,17 @@ def _processors() -> int:
 
 
 def contenders(
-    problem: Problem, gpu: Gpu, inputs: Inputs, peers: Collection[str], refused: Mapping[str, str]
+    problem: Problem, gpu: Gpu, inputs: Inputs, baselines: Collection[str], refused: Mapping[str, str]
 ) -> list[Contender]:
     """Return its backends, where the table `cells` has this shape: elsewhere a build would cost a minute for one number."""
     if not is_of_cells(problem):
         return []
-    return [_contender(peer, problem, gpu, inputs, refused) for peer in BACKENDS if peer in peers]
+    return [_contender(baseline, problem, gpu, inputs, refused) for baseline in BACKENDS if baseline in baselines]
 
 
-def _contender(peer: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: Mapping[str, str]) -> Contender:
-    build = None if peer in refused else build_of(peer, problem, gpu.name)
-    why = refused.get(peer) or (refused.get(build.label) if build is not None else NO_FUSED)
+def _contender(baseline: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: Mapping[str, str]) -> Contender:
+    build = None if baseline in refused else build_of(baseline, problem, gpu.name)
+    why = refused.get(baseline) or (refused.get(build.label) if build is not None else NO_FUSED)
 
     def prepare() -> Run:
         assert build is not None
@@ -141,7 +141,7 @@ def _contender(peer: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: M
         made = build.made if build is not None else None
         return {"changed": CHANGED} | ({} if made is None else {FIRST_CALL: round(made["seconds"], 3)})
 
-    return Contender(peer, prepare, judged, facts=facts, refused=why)
+    return Contender(baseline, prepare, judged, facts=facts, refused=why)
 
 
 def their_order(model: str) -> list[int]:
@@ -226,7 +226,7 @@ def function_of(module: Any, build: Build) -> Function:
     """Return its function for one cell by one backend."""
 
     def function(Wx: Any, R: Any, b: Any) -> tuple[Any, Any]:
-        states, last = module.flashrnn(Wx, R, b, function=build.model, backend=BACKENDS[build.peer], dtype=DTYPE)
+        states, last = module.flashrnn(Wx, R, b, function=build.model, backend=BACKENDS[build.baseline], dtype=DTYPE)
         return states, last
 
     return function

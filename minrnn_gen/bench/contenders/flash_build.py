@@ -1,4 +1,4 @@
-"""FlashRNN's kernels built for one shape: `python -m MODULE PEER MODEL HEADS HEAD_DIM BATCH FOLDER`.
+"""FlashRNN's kernels built for one shape: `python -m MODULE BASELINE MODEL HEADS HEAD_DIM BATCH FOLDER`.
 
 They are run once. Everything that is compiled stays in the folder; which library serves is written there at the end. If none
 does, the reason is the last line printed.
@@ -30,10 +30,10 @@ COMPILERS = "2"
 
 def main(arguments: Sequence[str]) -> int:
     """Build, try, and return the exit status."""
-    peer, model, heads, head_dim, batch, folder = arguments
+    baseline, model, heads, head_dim, batch, folder = arguments
     try:
         gpu = open_gpu()
-        build = Build(peer, model, int(heads), int(head_dim), int(batch), gpu.name)
+        build = Build(baseline, model, int(heads), int(head_dim), int(batch), gpu.name)
         began = gpu.seconds()
         library = built(build, gpu, Path(folder))
         record = {"library": library, "seconds": gpu.seconds() - began}

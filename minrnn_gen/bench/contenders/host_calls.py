@@ -20,10 +20,10 @@ FLAT = "flat weights"
 WARM_UP_RUNS = 3
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     """Return the layer of here, and that of torch.nn where it has the cell, of the same width."""
     found = [Contender("minrnn-gen", lambda: _run_of(problem, gpu, problem.precision, _ours(problem)), on_host=True)]
-    if torch_cells.NAME in peers and problem.model in torch_cells.LAYERS:
+    if torch_cells.NAME in baselines and problem.model in torch_cells.LAYERS:
         found += [_theirs(problem, gpu, precision, refused.get(torch_cells.NAME)) for precision in PRECISIONS]
     return found
 
