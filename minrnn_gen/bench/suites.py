@@ -1,4 +1,4 @@
-"""What the three commands measure: scans, dense cells, and single calls."""
+"""Suites of the three commands: scans, dense cells, and single calls."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RECURRENT = Suite(
         "torch.nn": "cuDNN, its projection from the width of the cell included; fp32 without TF32; a column for each precision",
         "flashrnn": flash.CHANGED,
     },
-    # Some take 50 ms for a call, and there are a hundred problems.
+    # Some problems take 50 ms for a call, and there are a hundred of them.
     limits=Limits(seconds=0.75),
 )
 CALLS = Suite(
@@ -91,7 +91,7 @@ CALLS = Suite(
         "torch.nn": "one head, flatten_parameters() called; the record says where that left the weights apart, so that every "
         "call copies them",
     },
-    # What Python takes varies from call to call, and a call takes no time.
+    # Python's time varies from call to call, and many calls are cheap.
     limits=Limits(rounds_least=61, rounds_most=61),
 )
 SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS)}

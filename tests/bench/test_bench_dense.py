@@ -317,7 +317,7 @@ def test_every_trial_of_a_build_has_a_folder_and_the_last_one_serves(installed: 
 
     modules = {"flashrnn.flashrnn.cuda_init": compiling, "flashrnn.flashrnn.cuda_init_parametric": choosing}
     monkeypatch.setattr(flash_build.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(flash_build, "its_module", lambda: SimpleNamespace(flashrnn=flashrnn))
+    monkeypatch.setattr(flash_build, "flashrnn_module", lambda: SimpleNamespace(flashrnn=flashrnn))
     monkeypatch.setattr(flash_build, "run_of", lambda problem, *more: flash.run_of(forward_of(problem), *more))
     monkeypatch.delenv("MAX_JOBS", raising=False)
     lock = installed / "old" / "lock"
@@ -352,7 +352,7 @@ def test_what_was_built_is_loaded_and_nothing_compiled(monkeypatch: pytest.Monke
         return flash_function("lstm")(*arrays)
 
     module.flashrnn = flashrnn
-    monkeypatch.setattr(flash, "its_module", lambda: module)
+    monkeypatch.setattr(flash, "flashrnn_module", lambda: module)
     problem = problem_of("lstm")
     results: Arrays = flash.run_of(problem, torch, Inputs(problem, FakeGpu()), flash.loaded(build))()
     assert results["y"].shape == (3, 7, 2, 8)

@@ -23,16 +23,16 @@ class Clock(Protocol):
     """Clock and memory of the device that the contenders run on."""
 
     def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
-        """Run once with a cold cache and return (milliseconds, results), `on_host` by the host's clock."""
+        """Return (milliseconds, results) of one run with a cold cache, `on_host` by the host's clock."""
 
     def poison_of(self, results: Arrays, /) -> Callable[[], None]:
-        """Return what fills the memory with NaN that the next results of these shapes are likely to get."""
+        """Return the function that fills with NaN the memory that the next results of these shapes are likely to get."""
 
     def seconds(self) -> float:
         """Return the host's clock, from any start."""
 
     def finish(self) -> None:
-        """Wait for the device; raises what went wrong there."""
+        """Wait for the device; raises the error of a launch that failed there."""
 
 
 @dataclass(frozen=True)
