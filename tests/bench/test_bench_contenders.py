@@ -11,8 +11,8 @@ from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 import minrnn_gen
 from minrnn_gen.api import compile as compile_kernel
 from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, single_sequence
-from minrnn_gen.bench.contenders.baselines import Layout, Peer
-from minrnn_gen.bench.harness.rounds import Contender, Limits, contest
+from minrnn_gen.bench.contenders.baselines import Baseline, Layout
+from minrnn_gen.bench.harness.rounds import Contender, Limits, run_rounds
 from minrnn_gen.bench.problems.scan_problems import Problem, Task
 from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.bench.report.record import COPY, Row
@@ -66,12 +66,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minrnn_gen, "compile", lambda spec: KernelOnTensors(compile_kernel(spec)))
 
 
-def peer(name: str, layout: Layout, function: Any, **more: Any) -> Peer:
-    return Peer(name, "numpy", layout, lambda: function, **more)
+def baseline(name: str, layout: Layout, function: Any, **more: Any) -> Baseline:
+    return Baseline(name, "numpy", layout, lambda: function, **more)
 
 
 def measured(problem: Problem, contenders: list[Contender]) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), ONCE)}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), ONCE)}
 
 
 def raw_problem(task: Task = "forward") -> Problem:
@@ -90,16 +90,16 @@ def test_raw_scans_are_right_in_both_layouts(task: Task) -> None:
 
 
 @pytest.mark.usefixtures("scans")
-def test_peers_are_held_against_what_they_were_given() -> None:
-    peers = [
-        peer("by time", "B,T,C", lambda a, b: scan_over(a, b, 1)),
-        peer("by channel", "B,C,T", lambda a, b: scan_over(a, b, 2)),
-        peer("of logs", "B,T,C", lambda a, b: scan_over(np.exp(np.asarray(a, np.float64)), b, 1), takes_log_a=True),
-        peer("other axis", "B,C,T", lambda a, b: scan_over(a, b, 1)),
-        peer("no carry", "B,T,C", lambda a, b: torch.cat([scan_over(a[:, t], b[:, t], 1) for t in HALVES], 1)),
-        peer("gone", "B,T,C", None),
+def test_baselines_are_held_against_what_they_were_given() -> None:
+    baselines = [
+        baseline("by time", "B,T,C", lambda a, b: scan_over(a, b, 1)),
+        baseline("by channel", "B,C,T", lambda a, b: scan_over(a, b, 2)),
+        baseline("of logs", "B,T,C", lambda a, b: scan_over(np.exp(np.asarray(a, np.float64)), b, 1), takes_log_a=True),
+        baseline("other axis", "B,C,T", lambda a, b: scan_over(a, b, 1)),
+        baseline("no carry", "B,T,C", lambda a, b: torch.cat([scan_over(a[:, t], b[:, t], 1) for t in HALVES], 1)),
+        baseline("gone", "B,T,C", None),
     ]  # fmt: skip
-    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {"gone": "not installed"}))
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), baselines, {"gone": "not installed"}))
     assert {name for name, row in rows.items() if row.failure is None and row.is_right} == {
         COPY, *raw_scans.OURS, "by time", "by channel", "of logs",
     }  # fmt: skip
@@ -114,16 +114,16 @@ def test_whoever_writes_into_what_others_read_is_out() -> None:
         a[0, 0, 0] = np.nan
         return y
 
-    peers = [peer("careless", "B,C,T", careless), peer("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
-    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {}))
+    baselines = [baseline("careless", "B,C,T", careless), baseline("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), baselines, {}))
     assert rows["careless"].failure is not None and raw_scans.OVERWRITES in rows["careless"].failure
     assert rows["careful"].is_right
 
 
-def test_a_peer_without_gradients_says_so() -> None:
+def test_a_baseline_without_gradients_says_so() -> None:
     problem = raw_problem("forward + backward")
     rows = measured(
-        problem, raw_scans.contenders(problem, FakeGpu(), [peer("one way", "B,T,C", None, has_gradients=False)], {})
+        problem, raw_scans.contenders(problem, FakeGpu(), [baseline("one way", "B,T,C", None, has_gradients=False)], {})
     )
     assert rows["one way"].failure == raw_scans.NO_GRADIENTS
 
@@ -163,7 +163,7 @@ def test_the_published_form_of_the_layer_is_the_cell(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("kernels")
 def test_the_kernel_is_right_with_its_projection() -> None:
     problem = layer_problem()
-    (row,) = contest(problem, layers.contenders(problem, FakeGpu())[-1:], FakeClock(), ONCE)
+    (row,) = run_rounds(problem, layers.contenders(problem, FakeGpu())[-1:], FakeClock(), ONCE)
     assert row.is_right, row
     assert set(row.errors) == {"y"}, row
 

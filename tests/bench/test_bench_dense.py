@@ -19,7 +19,7 @@ from test_bench_contenders import KernelOnTensors
 import minrnn_gen
 from minrnn_gen.bench import suites
 from minrnn_gen.bench.contenders import dense, flash, flash_build, torch_cells
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
 from minrnn_gen.bench.problems import dense_problems
 from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
 from minrnn_gen.bench.reference.dense_inputs import Inputs, ProjectedInputs
@@ -104,7 +104,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), Limits(1, 1))}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(1, 1))}
 
 
 @pytest.mark.usefixtures("kernels")
@@ -246,8 +246,8 @@ def test_builds_that_fail_hang_or_work_are_told_apart(installed: Path, monkeypat
     assert installed.is_dir()
     program = """
 import json, pathlib, sys, time
-peer, model, *_, folder = sys.argv[1:]
-if peer.endswith("fused") and model == "slstm":
+baseline, model, *_, folder = sys.argv[1:]
+if baseline.endswith("fused") and model == "slstm":
     print("RuntimeError: no kernel")
     sys.exit(1)
 if model == "slstm":
@@ -317,7 +317,7 @@ def test_every_trial_of_a_build_has_a_folder_and_the_last_one_serves(installed: 
 
     modules = {"flashrnn.flashrnn.cuda_init": compiling, "flashrnn.flashrnn.cuda_init_parametric": choosing}
     monkeypatch.setattr(flash_build.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(flash_build, "its_module", lambda: SimpleNamespace(flashrnn=flashrnn))
+    monkeypatch.setattr(flash_build, "flashrnn_module", lambda: SimpleNamespace(flashrnn=flashrnn))
     monkeypatch.setattr(flash_build, "run_of", lambda problem, *more: flash.run_of(forward_of(problem), *more))
     monkeypatch.delenv("MAX_JOBS", raising=False)
     lock = installed / "old" / "lock"
@@ -352,7 +352,7 @@ def test_what_was_built_is_loaded_and_nothing_compiled(monkeypatch: pytest.Monke
         return flash_function("lstm")(*arrays)
 
     module.flashrnn = flashrnn
-    monkeypatch.setattr(flash, "its_module", lambda: module)
+    monkeypatch.setattr(flash, "flashrnn_module", lambda: module)
     problem = problem_of("lstm")
     results: Arrays = flash.run_of(problem, torch, Inputs(problem, FakeGpu()), flash.loaded(build))()
     assert results["y"].shape == (3, 7, 2, 8)
@@ -378,8 +378,8 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
     assert {problem.limit_ms for problem in dense_problems.problems_of("cells", quick=True)} == {None}
 
 
-def test_the_suites_name_their_peers() -> None:
-    assert suites.RECURRENT.peers == (FUSED, ALTERNATING, "torch.nn")
+def test_the_suites_name_their_baselines() -> None:
+    assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn")
     assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT, "calls": suites.CALLS}
-    assert suites.CALLS.peers == ("torch.nn",)
+    assert suites.CALLS.baselines == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

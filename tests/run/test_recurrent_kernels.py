@@ -37,7 +37,7 @@ def way(
 
 
 # Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), specialization; cluster_blocks,
-# row_warps, split_k_warps, batch_tile, stages, and in fp32 by tensor cores presplit_tf32. Heads of less than a warp, of a part of
+# row_warps, split_k_warps, batch_tile, stages, and in fp32 by tensor cores presplit_tf32. Heads of less than a warp, of part of
 # a tile, and of several warps and blocks.
 WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
