@@ -58,7 +58,7 @@ def plan_for(profile: GpuProfile, accuracy: FunctionAccuracy) -> KernelPlan:
     """Return a plan in float32 for the GPU with this choice of functions: all that the text and the compiler look at."""
     spec = load_spec({"model": "min_gru", "hidden_size": 512, "precision": "fp32", "functions": accuracy})
     builder = Builder(spec, Target(profile, b"", "device"), Store(cache_folder()))
-    return replace(builder.solve("forward", builder.hinted_regime).plan(), entry="functions", shared_bytes=0)
+    return replace(builder.solve("forward", builder.hinted_specialization).plan(), entry="functions", shared_bytes=0)
 
 
 def text_for(plan: KernelPlan) -> str:

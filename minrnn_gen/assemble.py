@@ -13,7 +13,7 @@ from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_byt
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | 
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    spec, regime = builder.spec, builder.hinted_regime
+    spec, specialization = builder.spec, builder.hinted_specialization
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([("forward", regime)]))
-    wanted: list[tuple[KernelPass, Regime]] = [
-        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+        return Kernel(builder, builder.build_all([("forward", specialization)]))
+    wanted: list[tuple[KernelPass, Specialization]] = [
+        ("forward", replace(specialization, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
     ]
     if len(wanted) == 1:
-        wanted.append(("step", regime))
+        wanted.append(("step", specialization))
     return Kernel(builder, builder.build_all(wanted))

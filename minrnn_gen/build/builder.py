@@ -20,7 +20,7 @@ from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
@@ -118,7 +118,7 @@ class Builder:
     @property
     def kind(self) -> CellKind:
         """The class of the cell."""
-        found = self._find("forward", self.hinted_regime)
+        found = self._find("forward", self.hinted_specialization)
         return found.cell.kind if found else self._proved[1].kind
 
     @property
@@ -127,40 +127,40 @@ class Builder:
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
 
     @property
-    def hinted_regime(self) -> Regime:
-        """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
+    def hinted_specialization(self) -> Specialization:
+        """The specialization of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
         spec, sizes = self.spec, self.hinted_sizes
         contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
         alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
-        return self.regime_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
+        return self.specialization_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
 
-    def regime_of(
+    def specialization_of(
         self,
         sizes: Sizes,
         alignment_bytes: int,
         reverse: bool = False,
         resets: bool = False,
-        kept_states: KeptStates = "none",
+        states_out: StatesOut = "none",
         packed: bool = False,
-    ) -> Regime:
-        """Return the regime of a call. Of these there are few: four by the sizes, whatever they are.
+    ) -> Specialization:
+        """Return the specialization of a call. Of these there are few: four by the sizes, whatever they are.
 
         Where sequences are `packed` their tiles are not known before the launch, so that time is not split over any blocks.
         """
-        few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
-        return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
+        underfills_gpu = not packed and sizes.underfill(self.spec.hidden_size, self.target.profile)
+        return Specialization(alignment_bytes, reverse, resets, states_out, underfills_gpu, sizes.are_short)
 
-    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
         """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
-        return solutions(self._problem(kernel_pass, regime))
+        return solutions(self._problem(kernel_pass, specialization))
 
-    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+    def solve(self, kernel_pass: KernelPass, specialization: Specialization) -> Solution:
         """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
-        return next(self.solutions(kernel_pass, regime))
+        return next(self.solutions(kernel_pass, specialization))
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
         found = [self._find(*one) for one in wanted]
         if all(found):
@@ -169,20 +169,20 @@ class Builder:
         with ThreadPoolExecutor(len(wanted)) as pool:
             return tuple(pool.map(lambda one: self.build(*one), wanted))
 
-    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `regime`, from the cache where it is there.
+    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        """Return the kernel for `kernel_pass` and `specialization`, from the cache where it is there.
 
         Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
-        if found := self._find(kernel_pass, regime):
+        if found := self._find(kernel_pass, specialization):
             return found
-        key = self._request_key(kernel_pass, regime)
+        key = self._request_key(kernel_pass, specialization)
         with self.store.lock(key):
-            return self._find(kernel_pass, regime) or self._make(key, kernel_pass, regime)
+            return self._find(kernel_pass, specialization) or self._make(key, kernel_pass, specialization)
 
-    def _find(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+    def _find(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
         started = time.perf_counter()
-        request = self.store.find_request(self._request_key(kernel_pass, regime))
+        request = self.store.find_request(self._request_key(kernel_pass, specialization))
         entry = self.store.find(request["content"]) if request else None
         return built_from(request, entry, time.perf_counter() - started) if request and entry else None
 
@@ -228,12 +228,12 @@ class Builder:
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
-    def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def _make(self, key: str, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         started = time.perf_counter()
-        if chosen := self._make_preferred(kernel_pass, regime):
+        if chosen := self._make_preferred(kernel_pass, specialization):
             return self.keep(kernel_pass, replace(chosen, seconds=time.perf_counter() - started))
         dropped: list[str] = []
-        for solution in self.solutions(kernel_pass, regime):
+        for solution in self.solutions(kernel_pass, specialization):
             for ranks in solution.attempts(ATTEMPTS):
                 for built in self._build_candidates(solution, ranks):
                     if isinstance(built, PromiseBroken):
@@ -248,8 +248,8 @@ class Builder:
         )
 
     def keep(self, kernel_pass: KernelPass, built: BuiltKernel) -> BuiltKernel:
-        """Make `built` what is found in the cache for its pass and regime from now on, and return it as it is there."""
-        return kept(self.store, self._request_key(kernel_pass, built.plan.regime), built, toolchain_version())
+        """Make `built` what is found in the cache for its pass and specialization from now on, and return it as it is there."""
+        return kept(self.store, self._request_key(kernel_pass, built.plan.specialization), built, toolchain_version())
 
     @property
     def recipe(self) -> str:
@@ -261,16 +261,16 @@ class Builder:
         """What tells the equations of one cell from those of another, and how they are composed."""
         return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
 
-    def _make_preferred(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+    def _make_preferred(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
         """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
         known = self.preferred() if self.preferred else None
-        choice = known.choice(self._problem(kernel_pass, regime), self.cell_digest) if known else None
+        choice = known.choice(self._problem(kernel_pass, specialization), self.cell_digest) if known else None
         if not known or not choice:
             return None
         from minrnn_gen.build.tuned_choice import Trial, place_of
 
         try:
-            place = place_of(choice, self.solutions(kernel_pass, regime))
+            place = place_of(choice, self.solutions(kernel_pass, specialization))
             if place is None:
                 raise CompileFailed("it does not fit")
             built = self.build_candidate(*place)
@@ -295,8 +295,8 @@ class Builder:
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(attempt, ranks))
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(self._common_key, kernel_pass, json.dumps(asdict(regime), sort_keys=True))
+    def _request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        return digest(self._common_key, kernel_pass, json.dumps(asdict(specialization), sort_keys=True))
 
     @cached_property
     def _common_key(self) -> str:
@@ -312,7 +312,7 @@ class Builder:
     def _lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
-    def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
+    def _problem(self, kernel_pass: KernelPass, specialization: Specialization) -> Problem:
         spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
         kind = self._proved[1].kind
         gates, precision = len(lowered.gates), precision_of(spec.precision).with_functions(spec.functions)
@@ -320,7 +320,7 @@ class Builder:
             "none": 0,
             "storage": 1,
             "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
-        }[regime.kept_states]
+        }[specialization.states_out]
         read_count, written_count = gates, 1 + words * len(lowered.states)
         saved_values: tuple[str, ...] = ()
         recomputed_values: tuple[str, ...] = ()
@@ -330,7 +330,7 @@ class Builder:
             states_read = len(backward.previous_states) + len(backward.current_states)
             read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
             saved_values, recomputed_values = backward.saved_values, backward.recomputed_values
-        sizes = typical_sizes(regime, self.hinted_sizes, spec.hidden_size, self.target.profile)
+        sizes = typical_sizes(specialization, self.hinted_sizes, spec.hidden_size, self.target.profile)
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(
@@ -353,7 +353,7 @@ class Builder:
             layout=spec.layout,
             batch=sizes.batch,
             time=1 if kernel_pass == "step" else sizes.time,
-            regime=regime,
+            specialization=specialization,
             gpu=self.target.profile,
             heads=spec.heads if kind == "dense" else 1,
             fp32_product=spec.fp32_product,

@@ -37,7 +37,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  template   {plan.template}",
             *_build(plan),
             *_walk(plan),
-            f"  regime     {_regime(plan)}",
+            f"  specialization     {_specialization(plan)}",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
@@ -63,17 +63,17 @@ def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return (f"  {label}{', '.join(names)}",) if names else ()
 
 
-def _regime(plan: KernelPlan) -> str:
-    regime = plan.regime
+def _specialization(plan: KernelPlan) -> str:
+    specialization = plan.specialization
     words = {
-        f"rows aligned to {regime.alignment_bytes} bytes": True,
+        f"rows aligned to {specialization.alignment_bytes} bytes": True,
         "asynchronous copies": plan.copies_are_asynchronous,
         "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
-        "reverse": regime.reverse,
-        "resets": regime.resets,
-        f"states kept in {regime.kept_states} dtype": regime.kept_states != "none",
-        "few channels": regime.few_channels,
-        "short sequences": regime.short,
+        "reverse": specialization.reverse,
+        "resets": specialization.resets,
+        f"states kept in {specialization.states_out} dtype": specialization.states_out != "none",
+        "few channels": specialization.underfills_gpu,
+        "short sequences": specialization.short_sequences,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 

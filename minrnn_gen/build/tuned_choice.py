@@ -34,7 +34,7 @@ class Trial:
     @property
     def kernel(self) -> tuple[Any, ...]:
         """What the candidates of one kernel have in common."""
-        return self.recipe, self.plan.kernel_pass, self.plan.regime, self.plan.batch, self.plan.time
+        return self.recipe, self.plan.kernel_pass, self.plan.specialization, self.plan.batch, self.plan.time
 
 
 class Preferred(Protocol):

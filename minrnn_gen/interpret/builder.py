@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import digest
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import StatesOut, KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 
 if TYPE_CHECKING:
@@ -27,51 +27,51 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    Of each pass and regime it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
-    from 1 on, one of those whose blocks and warps work together in other ways. With `sizes` every call has the regime of
+    Of each pass and specialization it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
+    from 1 on, one of those whose blocks and warps work together in other ways. With `sizes` every call has the specialization of
     these sizes, whatever its own.
     """
 
     other: int = 0
     sizes: Sizes | None = None
 
-    def regime_of(
+    def specialization_of(
         self,
         sizes: Sizes,
         alignment_bytes: int,
         reverse: bool = False,
         resets: bool = False,
-        kept_states: KeptStates = "none",
+        states_out: StatesOut = "none",
         packed: bool = False,
-    ) -> Regime:
-        """Return the regime of a call."""
-        return super().regime_of(self.sizes or sizes, alignment_bytes, reverse, resets, kept_states, packed)
+    ) -> Specialization:
+        """Return the specialization of a call."""
+        return super().specialization_of(self.sizes or sizes, alignment_bytes, reverse, resets, states_out, packed)
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
         return tuple(self.build(*one) for one in wanted)
 
-    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `regime`; raises Infeasible where there is none, BadInput for the cell."""
+    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        """Return the kernel for `kernel_pass` and `specialization`; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
-            if (kernel_pass, regime) not in self._made:
-                found = None if self.other else self._find(kernel_pass, regime)
-                self._made[kernel_pass, regime] = found or self._rendered(kernel_pass, regime)
-            return self._made[kernel_pass, regime]
+            if (kernel_pass, specialization) not in self._made:
+                found = None if self.other else self._find(kernel_pass, specialization)
+                self._made[kernel_pass, specialization] = found or self._rendered(kernel_pass, specialization)
+            return self._made[kernel_pass, specialization]
 
     @cached_property
-    def _made(self) -> dict[tuple[KernelPass, Regime], BuiltKernel]:
+    def _made(self) -> dict[tuple[KernelPass, Specialization], BuiltKernel]:
         return {}
 
     @cached_property
     def _lock(self) -> threading.RLock:
         return threading.RLock()
 
-    def _rendered(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def _rendered(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
-        solution = self.solve(kernel_pass, regime)
+        solution = self.solve(kernel_pass, specialization)
         plan = self._chosen(solution)
         plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
         text = render(plan, self._lowered_for(kernel_pass), ())

@@ -48,7 +48,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _vector_values(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
     if problem.layout == "BDT":
-        return min(problem.regime.alignment_bytes // problem.precision.storage_bytes, stages)
+        return min(problem.specialization.alignment_bytes // problem.precision.storage_bytes, stages)
     return channels_per_lane
 
 
@@ -66,7 +66,7 @@ def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     # What is walked may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
     walked = values * max(1, precision.storage_bytes // REGISTER_BYTES)
     under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
-    resets = 2 * stages if problem.regime.resets else 0
+    resets = 2 * stages if problem.specialization.resets else 0
     carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     fixed = REGISTERS_FIXED
     if problem.kernel_pass == "backward":
@@ -92,7 +92,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a lane's vector of channels is moved by one load or store",
             ("channels_per_lane",),
             lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.regime.alignment_bytes,
+            lambda _: problem.specialization.alignment_bytes,
             "bytes",
         ),
         Constraint(

@@ -15,24 +15,24 @@ SEQUENTIAL_TERMS = frozenset({
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 
-KeptStates = Literal["none", "storage", "arithmetic"]
+StatesOut = Literal["none", "storage", "arithmetic"]
 
 
 @dataclass(frozen=True)
-class Regime:
-    """The properties of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
+class Specialization:
+    """The properties of a call that a compiled kernel depends on; a call in another specialization gets a kernel of its own.
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
-    runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
-    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU: time may be split over any
+    runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
+    are written, if they are. `underfills_gpu`: batch and hidden size alone do not fill the GPU: time may be split over any
     blocks. `short`: the sequences are, so that a tile may hold a whole one.
     """
 
     alignment_bytes: int
     reverse: bool = False
     resets: bool = False
-    kept_states: KeptStates = "none"
-    few_channels: bool = False
+    states_out: StatesOut = "none"
+    underfills_gpu: bool = False
     short: bool = False
 
 
@@ -91,7 +91,7 @@ class KernelPlan:
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]
-    regime: Regime
+    specialization: Specialization
     variables: Mapping[str, int]
     threads: int
     channels_per_block: int
@@ -143,7 +143,7 @@ class KernelPlan:
     def from_json(cls, data: Mapping[str, Any]) -> KernelPlan:
         """Read back what `to_json` gave; raises TypeError where keys are missing or unknown."""
         values = dict(data)
-        values["regime"] = Regime(**values["regime"])
+        values["specialization"] = Specialization(**values["specialization"])
         for name in ("saved_values", "recomputed_values", "assumed_rates"):
             values[name] = tuple(values.get(name, ()))
         values["margins"] = tuple(Margin(**margin) for margin in values["margins"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.precision import Precision
 
 KernelPass = Literal["forward", "backward", "step"]
@@ -22,9 +22,9 @@ WIDEST_COPY_BYTES = 16
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
 # With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
-FEW_CHANNELS_PER_SM = 64
+FILLING_CHANNELS_PER_SM = 64
 # What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
-TYPICAL_FEW_CHANNELS = 512
+TYPICAL_UNDERFILLING_CHANNELS = 512
 # Up to here a tile of a block can hold a whole sequence.
 SHORT_STEPS = 128
 
@@ -68,7 +68,7 @@ class Problem:
     layout: Layout
     batch: int
     time: int
-    regime: Regime
+    specialization: Specialization
     gpu: GpuProfile
     heads: int = 1
     fp32_product: Literal["tf32x3", "fma"] = "tf32x3"
@@ -106,8 +106,8 @@ class Sizes:
     batch: int
     time: int
 
-    def are_few_channels(self, hidden_size: int, gpu: GpuProfile) -> bool:
-        return self.batch * hidden_size < FEW_CHANNELS_PER_SM * gpu.sm_count
+    def underfill(self, hidden_size: int, gpu: GpuProfile) -> bool:
+        return self.batch * hidden_size < FILLING_CHANNELS_PER_SM * gpu.sm_count
 
     @property
     def are_short(self) -> bool:
@@ -130,15 +130,15 @@ def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
     return min(STEP_SEQUENCES_MAX, int(multiply_adds / matrix_elements))
 
 
-def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
-    """Return the sizes to plan a regime for: the hinted ones where they are of the regime, else sizes that are typical of it.
+def typical_sizes(specialization: Specialization, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
+    """Return the sizes to plan a specialization for: the hinted ones where they are of the specialization, else sizes that are typical of it.
 
-    They depend on the regime alone, never on the call that was the first to need it, so that a plan is the same for all.
+    They depend on the specialization alone, never on the call that was the first to need it, so that a plan is the same for all.
     """
     batch, time = hinted.batch, hinted.time
-    if hinted.are_few_channels(hidden_size, gpu) != regime.few_channels:
-        channels = TYPICAL_FEW_CHANNELS if regime.few_channels else FEW_CHANNELS_PER_SM * gpu.sm_count
+    if hinted.underfill(hidden_size, gpu) != specialization.underfills_gpu:
+        channels = TYPICAL_UNDERFILLING_CHANNELS if specialization.underfills_gpu else FILLING_CHANNELS_PER_SM * gpu.sm_count
         batch = -(-channels // hidden_size)
-    if hinted.are_short != regime.short:
-        time = SHORT_STEPS // 2 if regime.short else ASSUMED_TIME
+    if hinted.are_short != specialization.short_sequences:
+        time = SHORT_STEPS // 2 if specialization.short_sequences else ASSUMED_TIME
     return Sizes(batch, time)

@@ -135,7 +135,7 @@ class Solution:
         problem, family, candidate = self.problem, self.family, self.candidates[rank]
         resources = family.resources(problem, candidate)
         others = [other for other in self.candidates[: RUNNERS_UP + rank + 1] if other is not candidate]
-        copy_bytes = problem.regime.alignment_bytes
+        copy_bytes = problem.specialization.alignment_bytes
         return KernelPlan(
             kernel_pass=problem.kernel_pass,
             template=family.template,
@@ -158,7 +158,7 @@ class Solution:
             state_count=len(problem.cell.states),
             saved_values=problem.cell.saved_values,
             recomputed_values=problem.cell.recomputed_values,
-            regime=problem.regime,
+            specialization=problem.specialization,
             variables=candidate,
             threads=resources.threads,
             channels_per_block=resources.channels_per_block,
@@ -187,7 +187,7 @@ class Solution:
 
 def can_copy_asynchronously(problem: Problem) -> bool:
     """cp.async exists from sm_80 on and moves 4, 8 or 16 bytes (PTX ISA, cp.async)."""
-    return problem.gpu.has_async_copy and problem.regime.alignment_bytes >= 4
+    return problem.gpu.has_async_copy and problem.specialization.alignment_bytes >= 4
 
 
 def solve(problem: Problem, family: Family) -> Solution:

@@ -101,9 +101,9 @@ class JustTuned:
     lookup: TunedLookup
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
-        """Return the candidate that won for this pass and regime."""
+        """Return the candidate that won for this pass and specialization."""
         for plan, why in ((built.plan, built.chosen) for built in self.winners):
-            if (plan.kernel_pass, plan.regime) == (problem.kernel_pass, problem.regime):
+            if (plan.kernel_pass, plan.specialization) == (problem.kernel_pass, problem.specialization):
                 return Choice(plan.template.removesuffix(".cu.j2"), plan.variables, why)
         return self.lookup.choice(problem, cell_digest)
 

@@ -210,7 +210,7 @@ def test_flashrnn_is_given_what_it_is_judged_by(model: str, table: TableName) ->
     inputs = Inputs(problem, FakeGpu())
     results = flash.run_of(problem, torch, inputs, flash_function(model))()
     errors = inputs.judged(flash.as_ours(problem, results))
-    assert set(errors) == {"y", *inputs.kept_states}
+    assert set(errors) == {"y", *inputs.states_out}
     assert max(errors.values()) < 1e-6
 
 

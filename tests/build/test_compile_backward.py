@@ -9,7 +9,7 @@ from support.rendered_kernels import MODELS
 
 import minrnn_gen
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 
 # Every cell with a backward on a GPU, every precision, both lane arrangements, four architectures, narrow and wide copies.
 CASES = (
@@ -42,7 +42,7 @@ def kernel_for(model: str, precision: str, layout: str, gpu: str) -> Kernel:
 @pytest.mark.parametrize(("model", "precision", "layout", "gpu", "alignment"), CASES)
 def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, gpu: str, alignment: int) -> None:
     builder = kernel_for(model, precision, layout, gpu).builder
-    built = builder.build("backward", Regime(alignment))
+    built = builder.build("backward", Specialization(alignment))
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.name == built.plan.entry and kernel.spill_bytes == 0

@@ -73,7 +73,7 @@ def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int
         spec = load_spec(
             {"model": "min_gru"}, hidden_size=hidden_size, precision=precision_name, layout=layout, batch=batch, time=time
         )
-        hinted = Builder(spec, target, Store(Path())).hinted_regime
+        hinted = Builder(spec, target, Store(Path())).hinted_specialization
         assert alignment_of_call(x, y) == hinted.alignment_bytes
 
 

@@ -19,7 +19,7 @@ from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import families_of
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution, solve
 
@@ -28,14 +28,14 @@ from minrnn_gen.plan.solver import Solution, solve
 class AlternatingBuilder(Builder):
     """Builds the kernels that serve any size, step by step, whether or not all steps would fit one launch."""
 
-    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
         """Yield the solution of the last family alone."""
-        problem = self._problem(kernel_pass, regime)
+        problem = self._problem(kernel_pass, specialization)
         *_, any_size = families_of(problem)
         yield replace(solve(problem, any_size), passed_over="the benchmark asks for the other path")
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(super()._request_key(kernel_pass, regime), "alternating")
+    def _request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        return digest(super()._request_key(kernel_pass, specialization), "alternating")
 
 
 OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": AlternatingBuilder}
@@ -71,7 +71,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
 
             def forward() -> Arrays:
                 y, states = kernel(x, R)
-                return {"y": y} | {name: states[name] for name in inputs.kept_states}
+                return {"y": y} | {name: states[name] for name in inputs.states_out}
 
             def both() -> Arrays:
                 y, _, saved = kernel.forward(x, R)

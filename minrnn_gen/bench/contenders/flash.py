@@ -165,7 +165,7 @@ def run_of(problem: Problem, torch: Any, inputs: Inputs, function: Function) -> 
         with torch.no_grad():
             states, last = function(Wx, R, b)
         named = dict(zip(inputs.cell.states, last, strict=True))
-        return {"y": states[0]} | {name: named[name] for name in inputs.kept_states}
+        return {"y": states[0]} | {name: named[name] for name in inputs.states_out}
 
     if problem.task == "forward":
         return forward

@@ -47,7 +47,7 @@ def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedIn
         with torch.no_grad():
             y, last = layer(x)
         states: dict[str, Any] = {"c": last[1][0]} if problem.model == "lstm" else {}
-        return {"y": y} | {name: states[name] for name in inputs.kept_states}
+        return {"y": y} | {name: states[name] for name in inputs.states_out}
 
     if problem.task == "forward":
         return forward

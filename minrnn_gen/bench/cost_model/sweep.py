@@ -79,7 +79,7 @@ class SweptKernel:
 
     def pool(self, measurer: Measurer, file: ResultsFile) -> CandidatePool:
         """Return its candidates."""
-        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_regime, measurer, file)
+        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_specialization, measurer, file)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def qualities(kernels: Sequence[SweptKernel], file: ResultsFile) -> Iterator[Qua
         its.setdefault(result.setting, []).append(result)
     for kernel in kernels:
         builder = kernel.builder
-        solutions = tuple(builder.solutions(kernel.kernel_pass, builder.hinted_regime))
+        solutions = tuple(builder.solutions(kernel.kernel_pass, builder.hinted_specialization))
         wanted = setting_of(solutions[0].problem, builder.cell_digest, device="", driver="", toolchain="", sources=_ANY_SOURCES)
         groups = by_kernel.get(wanted, {})
         # Times of different drivers or templates are not mixed: the occasion with the most of them counts.

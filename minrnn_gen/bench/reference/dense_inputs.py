@@ -29,7 +29,7 @@ class Inputs:
         self.expected: Callable[[], Arrays] = cache(self._expected)
 
     @property
-    def kept_states(self) -> tuple[str, ...]:
+    def states_out(self) -> tuple[str, ...]:
         """The states that are results beside y: in the table `accuracy` those that are sums over time."""
         return tuple(name for name in self.cell.states if name in ("c", "n")) if self._problem.table == "accuracy" else ()
 
@@ -65,7 +65,7 @@ class Inputs:
         x = gates.reshape(batch, time, count, heads, units).permute(1, 2, 3, 0, 4).contiguous()
         walk = self.cell.run(torch, x, R)
         found = {"y": walk.y.permute(2, 0, 1, 3).reshape(batch, time, channels)}
-        found |= {name: walk.states[name].permute(1, 0, 2).reshape(batch, channels) for name in self.kept_states}
+        found |= {name: walk.states[name].permute(1, 0, 2).reshape(batch, channels) for name in self.states_out}
         if problem.task != "forward":
             dy = self.array("dy").double().reshape(batch, time, heads, units).permute(1, 2, 0, 3).contiguous()
             dx, dR = self.cell.gradients(torch, walk, R, dy)

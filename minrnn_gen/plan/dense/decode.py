@@ -34,7 +34,9 @@ def _head_dim(problem: Problem) -> int:
 def _values(problem: Problem) -> int:
     """The values of a row that a lane reads at once: no more than let all lanes have some."""
     values, storage_bytes = 1, problem.precision.storage_bytes
-    while values * limits.WARP_LANES < _head_dim(problem) and 2 * values * storage_bytes <= problem.regime.alignment_bytes:
+    while (
+        values * limits.WARP_LANES < _head_dim(problem) and 2 * values * storage_bytes <= problem.specialization.alignment_bytes
+    ):
         values *= 2
     return values
 
@@ -148,7 +150,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     whole_bytes = rows // units * problem.hidden_size * head_dim * precision.storage_bytes
     bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if whole_bytes <= gpu.l2_bytes else 1.0)
 
-    states_read = max(1, problem.regime.alignment_bytes // precision.arithmetic_bytes)
+    states_read = max(1, problem.specialization.alignment_bytes // precision.arithmetic_bytes)
     fills = math.ceil(sequences * head_dim / states_read / (warps * limits.WARP_LANES))
     widening = precision.storage_bytes == 2
     multiply_add = CYCLES_PER_MULTIPLY_ADD[precision.arithmetic_bytes]

@@ -137,7 +137,7 @@ def _narrow_pieces(problem: Problem, columns: int) -> int:
     def pieces(copy_bytes: int) -> int:
         return -(-share.slot_bytes(problem, columns) // (copy_bytes * limits.WARP_LANES))
 
-    return pieces(problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
+    return pieces(problem.specialization.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
 
 def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:

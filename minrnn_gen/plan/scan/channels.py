@@ -55,7 +55,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "steps_per_lane": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
-        "lookback": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
     }
 
 
@@ -82,7 +82,7 @@ def _registers(
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
     if can_copy_asynchronously(problem):
         # Each piece has an address and a condition; those of the widest copies are among the fixed ones.
-        narrow = 1 / problem.regime.alignment_bytes - 1 / WIDEST_COPY_BYTES
+        narrow = 1 / problem.specialization.alignment_bytes - 1 / WIDEST_COPY_BYTES
         steps += rows * cell.read_count * problem.precision.storage_bytes * narrow / words
     else:
         steps += rows * cell.read_count  # copies go through registers, all rows of a tile under way at once
@@ -162,14 +162,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a lane's vector of channels is moved by one load or store, and copied as a whole",
             ("channels_per_lane",),
             lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.regime.alignment_bytes,
+            lambda _: problem.specialization.alignment_bytes,
             "bytes",
         ),
         Constraint(
             "whole_copies",
             "a copy instruction moves a piece per lane; a segment with fewer rows leaves lanes idle",
             ("channels_per_lane", "steps_per_lane"),
-            lambda *_: problem.regime.alignment_bytes,
+            lambda *_: problem.specialization.alignment_bytes,
             lambda channels_per_lane, rows: channels_per_lane * rows * storage_bytes,
             "bytes",
         ),
@@ -177,7 +177,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "copy_within_row",
             "one copy stays within the block's part of a row",
             ("channel_lanes", "channels_per_lane"),
-            lambda *_: problem.regime.alignment_bytes,
+            lambda *_: problem.specialization.alignment_bytes,
             lambda lanes, channels: lanes * channels * storage_bytes,
             "bytes",
         ),

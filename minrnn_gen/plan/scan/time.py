@@ -58,7 +58,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         "steps_per_lane": (1, 2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
-        "lookback": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
     }
 
 
@@ -79,7 +79,7 @@ def _result_count(problem: Problem) -> int:
     """Values written of every step that leave through shared memory."""
     if problem.kernel_pass == "backward":
         return len(problem.cell.gates)
-    return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
+    return 1 + (len(problem.cell.states) if problem.specialization.states_out == "storage" else 0)
 
 
 def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
@@ -182,7 +182,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
     lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
     streams = problem.cell.read_count + problem.cell.written_count
-    pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
+    pieces = steps_per_lane * storage_bytes / problem.specialization.alignment_bytes
     shuffles = SHUFFLES * len(problem.cell.states)
     exchanges = time_warps > 1
     folds = time_warps * len(problem.cell.states) if exchanges else 0
