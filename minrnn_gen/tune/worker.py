@@ -74,7 +74,7 @@ class GpuMeasurer:
         """Time the trial; see `Measurer`."""
         workload, kernel = self._workload_of(trial), self._kernel_of(trial)
         run = workload.timed_run(kernel)
-        # The first takes the memory, loads the kernel and is noted down, the second is played again, as all others are.
+        # The first takes the memory, loads the kernel and is recorded, the second is replayed, as all others are.
         for _ in range(2):
             run()
         demand_specialization(kernel, trial.plan)

@@ -16,7 +16,7 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -100,7 +100,7 @@ class Workload:
 
     def error_share(self, results: Arrays) -> float:
         """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
-        precision = self._contract.precision.with_functions(self.plan.functions)
+        precision = self._interface.precision.with_functions(self.plan.functions)
         slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
         shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
         # NaN wins over every number, as it does in numpy.max and does not in max.
@@ -135,8 +135,8 @@ class Workload:
         return tuple(built for built in kernel.built if built.plan.kernel_pass != "backward")
 
     @cached_property
-    def _contract(self) -> Contract:
-        return Kernel(self.builder, (_built(self.trial),)).contract
+    def _interface(self) -> Interface:
+        return Kernel(self.builder, (_built(self.trial),)).interface
 
     @cached_property
     def _checked(self) -> Arguments:
@@ -169,8 +169,8 @@ class Workload:
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
         size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
         """
-        contract, alignment_bytes = self._contract, self.plan.specialization.alignment_bytes
-        storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+        interface, alignment_bytes = self._interface, self.plan.specialization.alignment_bytes
+        storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
         values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
 
         def uniform(shape: tuple[int, ...], number: int, scale: float = 1.0, dtype: Any = storage) -> Any:
@@ -178,22 +178,22 @@ class Workload:
             return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
 
         # A step has no time axis, whatever the layout.
-        axes = "bgh" if self.plan.kernel_pass == "step" else contract.preactivation_axes
-        state_shape = contract.state_shape(sizes.batch)
-        x = uniform(contract.shape(axes, sizes.batch, sizes.time), 0)
+        axes = "bgh" if self.plan.kernel_pass == "step" else interface.preactivation_axes
+        state_shape = interface.state_shape(sizes.batch)
+        x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
         forward: dict[str, Any] = {}
-        backward: dict[str, Any] = {"dy": uniform(contract.y_shape(sizes.batch, sizes.time), 1)}
-        if contract.recurrent_gates:
-            forward["R"] = uniform(contract.R_shape, 2, math.sqrt(3 / contract.head_dim))
-        if contract.parameters:
-            forward["parameters"] = {name: uniform(contract.parameter_shape, 3) for name in contract.parameters}
+        backward: dict[str, Any] = {"dy": uniform(interface.y_shape(sizes.batch, sizes.time), 1)}
+        if interface.recurrent_gates:
+            forward["R"] = uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim))
+        if interface.parameters:
+            forward["parameters"] = {name: uniform(interface.parameter_shape, 3) for name in interface.parameters}
         if is_whole:
-            forward["bias"] = uniform((len(contract.gates), contract.hidden_size), 4)
-            if contract.takes_recurrent_bias:
-                forward["recurrent_bias"] = uniform(contract.recurrent_bias_shape, 5)
+            forward["bias"] = uniform((len(interface.gates), interface.hidden_size), 4)
+            if interface.takes_recurrent_bias:
+                forward["recurrent_bias"] = uniform(interface.recurrent_bias_shape, 5)
             state = (1.5 + values / 2).astype(carried)
-            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in contract.states}
-            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in contract.states}
+            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in interface.states}
+            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in interface.states}
         return Arguments(x, forward, backward)
 
 

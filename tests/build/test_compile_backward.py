@@ -41,7 +41,7 @@ def kernel_for(model: str, precision: str, layout: str, gpu: str) -> Kernel:
 
 @pytest.mark.parametrize(("model", "precision", "layout", "gpu", "alignment"), CASES)
 def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, gpu: str, alignment: int) -> None:
-    builder = kernel_for(model, precision, layout, gpu)._builder
+    builder = kernel_for(model, precision, layout, gpu).builder
     built = builder.build("backward", Specialization(alignment))
     assert built.resources is not None
     (kernel,) = built.resources

@@ -82,7 +82,7 @@ def kernels() -> tuple[Kernel, ...]:
         target = Target(load_profile(gpu), profile_bytes(gpu), "spec")
         builder = Builder(load_spec(sizes), target, Store(cache_folder()))
         for kernel_pass in PASSES:
-            found += [(plan, builder._lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
+            found += [(plan, builder.lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
     return tuple(found)
 
 

@@ -215,7 +215,7 @@ def test_more_than_two_to_the_31_elements(cupy: ModuleType, compiled: Callable[.
         kernel = compiled(model=RAW_CELL, hidden_size=hidden, precision="bf16", layout=layout, batch=batch, time=time)
         axes = {"BTD": (1, 0, 2, 3), "TBD": (0, 1, 2, 3), "BDT": (1, 2, 3, 0)}[layout]
         x = cupy.empty(tuple((time, batch, 2, hidden)[axis] for axis in axes), ml_dtypes.bfloat16)
-        incoming = cupy.empty(kernel.contract.y_shape(batch, time), ml_dtypes.bfloat16)
+        incoming = cupy.empty(kernel.interface.y_shape(batch, time), ml_dtypes.bfloat16)
         for start in range(0, time, period):
             part, dy_part = (
                 time_major(x, layout, X_AXES)[start : start + period],
@@ -261,7 +261,7 @@ def test_candidates_of_a_problem_agree(
     x *= 0.7
     y, state, saved = kernel.forward(x)
     expected = kernel.backward(saved, y)
-    builder: Builder = kernel._builder
+    builder: Builder = kernel.builder
     alignment_bytes = 16 if layout == "BTD" else 4
     # Of two sequences this is the specialization of every call; many channels are another's, whose kernels serve these too.
     called = replace(builder.hinted_specialization, alignment_bytes=alignment_bytes, underfills_gpu=True, short_sequences=False)

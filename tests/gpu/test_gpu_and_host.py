@@ -46,7 +46,7 @@ class CompiledBuilder(WantedBuilder):
 
 def on_gpu_of(kernel: Kernel, wanted: Mapping[str, int]) -> Kernel:
     """Return the same kernel for the GPU."""
-    host = kernel._builder
+    host = kernel.builder
     builder = CompiledBuilder(host.spec, host.target, host.store, wanted=tuple(wanted.items()))
     return Kernel(builder, (builder.build("forward", kernel.plan.specialization),))
 

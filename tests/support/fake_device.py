@@ -7,7 +7,9 @@ memory pose as arrays on a device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,9 @@ from minrnn_gen.gpu import cublas, device
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.run.backend import KernelKey
+from minrnn_gen.run.cuda import CudaBackend, KernelLoader
+from minrnn_gen.run.executor import Executor
 
 
 def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:
@@ -191,10 +195,11 @@ class CublasOnHost:
 
 
 def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
-    """Return what stands for `DeviceRun._load`."""
-    lowered, spec = kernel._builder.lowered_backward, kernel.spec
+    """Return what gives kernels by pass and specialization, with what is read of their plans."""
+    lowered, spec = kernel.builder.lowered_backward, kernel.spec
 
-    def load(_: DeviceRun, kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
+    @functools.cache
+    def load(kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
         plan = SimpleNamespace(
             entry=f"scan_{kernel_pass}",
             layout=spec.layout,
@@ -213,21 +218,57 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     return load
 
 
+class GivenKernels:
+    """Kernels that `load` gives by pass and specialization, in place of compiled ones; notes what is `launched`."""
+
+    built: Mapping[KernelKey, Any] = {}
+
+    def __init__(self, load: Callable[..., tuple[Any, Any]]) -> None:
+        self.loading = load
+        self.launched: set[tuple[str, Specialization]] = set()
+
+    def plan(self, kernel: KernelKey) -> Any:
+        return self.loading(*kernel)[1]
+
+    def load(self, kernel: KernelKey, part: str = "") -> tuple[Any, Any]:
+        assert not part
+        self.launched.add(kernel)
+        return self.loading(*kernel)
+
+    def build_ahead(self, kernel: KernelKey) -> None:
+        """Build nothing."""
+
+
+class HostBackend(CudaBackend):
+    """Takes host arrays for arrays on a device."""
+
+    def takes(self, _call: Any) -> bool:
+        return True
+
+
+_EXECUTORS: weakref.WeakKeyDictionary[Any, tuple[Executor, GivenKernels]] = weakref.WeakKeyDictionary()
+
+
+def executor_on(kernel: Any, kernels: KernelLoader) -> Executor:
+    """Return what executes the calls of `kernel` with other kernels, and on host arrays."""
+    return Executor(kernel.interface, kernel.builder, HostBackend(kernels))
+
+
 @contextlib.contextmanager
 def as_if_on_a_device(
-    kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None
+    kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None, executor: Executor | None = None
 ) -> Iterator[set[tuple[str, Specialization]]]:
     """Run the calls of `kernel` on host arrays as they would run on a device; yields what (pass, specialization) ran.
 
-    `load` gives the kernels, with their plans; without it they are plain loops.
+    `load` gives the kernels, with their plans; without it they are plain loops. What was recorded is kept
+    from one block to the next, unless there is another `executor`.
     """
-    launched: set[tuple[str, Specialization]] = set()
-    loaded = load or plain_loops_for(kernel)
-
-    def noted(run: DeviceRun, kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
-        launched.add((kernel_pass, specialization))
-        return loaded(run, kernel_pass, specialization)
-
+    loading = load or plain_loops_for(kernel)
+    if kernel not in _EXECUTORS:
+        kernels = GivenKernels(loading)
+        _EXECUTORS[kernel] = executor_on(kernel, kernels), kernels
+    known, kernels = _EXECUTORS[kernel]
+    kernels.loading, kernels.launched = loading, set()
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
@@ -235,8 +276,7 @@ def as_if_on_a_device(
         cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext()),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceRun, "_load", noted)
-        patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
+        patch.setattr(kernel, "executor", executor or known)
         patch.setattr(device, "cupy_module", lambda: numpy_as_cupy)
         patch.setattr(gpu_stream, "is_capturing", lambda _: False)
         patch.setattr(gpu_stream, "current_stream", lambda _: 0)
@@ -244,4 +284,4 @@ def as_if_on_a_device(
         patch.setattr(cublas, "_handle", lambda: 1)
         patch.setattr(cublas, "_library", CublasOnHost)
         patch.setattr(gpu_memory, "read_back", as_numpy)
-        yield launched
+        yield kernels.launched

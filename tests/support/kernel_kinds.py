@@ -124,7 +124,7 @@ def made(kind: Kind) -> Made:
 
 def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
     """Return what the raw scan of NumPy says, in complex128."""
-    layout, x = kernel.contract.layout, inputs.forward["x"]
+    layout, x = kernel.interface.layout, inputs.forward["x"]
     gates, time = ("btgh".index("g"), 1) if layout == "BTD" else ("bght".index("g"), 2)
     a, b = (np.ascontiguousarray(x.take(n, gates)) for n in (0, 1))
     h0, dfinal = inputs.forward.get("state", {}).get("h"), inputs.dstate.get("h")
@@ -155,8 +155,8 @@ class Call:
 
     def inputs(self, kernel: Kernel) -> Inputs:
         """Return arrays for it, the same for the same call."""
-        contract, plan = kernel.contract, kernel.plan
-        inputs = inputs_of(contract, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
+        interface, plan = kernel.interface, kernel.plan
+        inputs = inputs_of(interface, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
         optional = {"lengths", "resets", "bias", "state"} - self.given
         forward = {name: one for name, one in inputs.forward.items() if name not in optional}
         if plan.model == "log_raw":

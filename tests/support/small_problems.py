@@ -21,7 +21,6 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.library import EmulatedKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
@@ -111,16 +110,12 @@ class Prepared:
 
     def results_with(self, seed: int, others: Mapping[str, str]) -> Arrays:
         """Run the call, with others in place of some texts; raises KernelMisbehaved."""
-        run = self.kernel._by_the_machine
-        load = type(run).load_text
 
-        def load_other(text: str, plan: KernelPlan) -> EmulatedKernel:
+        def other(text: str, plan: KernelPlan) -> str:
             self.texts[text] = plan
-            return load(run, others.get(text, text), plan)
+            return others.get(text, text)
 
-        run.load_text = load_other  # type: ignore[method-assign]
-        if hasattr(run, "_alternating"):
-            run._alternating._load = load_other
+        self.kernel.backend.substitute = other
         with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
             return self.results(self.kernel, self.inputs, self.saved)
 
@@ -154,7 +149,7 @@ def prepare(problem: Problem) -> Prepared:
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", specialization).plan if problem.kernel_pass == "backward" else kernel.plan
     case = _case_of(problem, plan)
-    inputs = inputs_of(kernel.contract, case)
+    inputs = inputs_of(kernel.interface, case)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
