@@ -56,9 +56,9 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     recorder = TraceRecorder(call.a, keyed)
     (written,), last = _results(call.recurrence, recorder, 1)
     if call.a.device is None:
-        from minrnn_gen.raw_scan import host  # NumPy is imported only where a host array comes in
+        from minrnn_gen.raw_scan import cpu  # NumPy is imported only where a host array comes in
 
-        host.run_scan(call, written, last)
+        cpu.run_scan(call, written, last)
     else:
         from minrnn_gen.raw_scan import device
 
@@ -94,9 +94,9 @@ def scan_backward(
     recorder = TraceRecorder(call.a, keyed)
     (by_a, by_b), by_h0 = _results(call.recurrence, recorder, 2)
     if call.a.device is None:
-        from minrnn_gen.raw_scan import host
+        from minrnn_gen.raw_scan import cpu
 
-        host.run_scan_backward(call, by_a, by_b, by_h0)
+        cpu.run_scan_backward(call, by_a, by_b, by_h0)
     else:
         from minrnn_gen.raw_scan import device
 

@@ -14,7 +14,6 @@ from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.run.dense_launch import NamedArguments
 from minrnn_gen.run.replay import Replay
 from minrnn_gen.run.scan_launch import Launch
 
@@ -120,7 +119,6 @@ class Backend(Protocol):
         """Return how many blocks a kernel takes that strides over all there is of so many rows."""
 
 
-Arguments = Callable[[Scratch], NamedArguments]
 Prepare = Callable[[Scratch, Stream], None]
 
 

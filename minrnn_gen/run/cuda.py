@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.call.address import plain_numbers
@@ -125,8 +124,7 @@ class CudaRecorder(TraceRecorder):
         return CudaStream(device, gpu_stream.current_stream(self._like), self._kernels)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedKernel:
+class RecordedKernel(NamedTuple):
     """A kernel whose launches are recorded."""
 
     recorder: TraceRecorder
@@ -143,8 +141,7 @@ class RecordedKernel:
         return self.loaded.resident_blocks(self.device, self.plan.threads)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaStream:
+class CudaStream(NamedTuple):
     """A stream of a device."""
 
     device: int
@@ -168,8 +165,7 @@ class CudaStream:
         graph.clear(self.device, self.handle, pointer, size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKernel:
+class StreamKernel(NamedTuple):
     """A kernel whose launches go to one stream and are not recorded."""
 
     stream: CudaStream

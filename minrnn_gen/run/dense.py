@@ -52,12 +52,12 @@ class DenseRun:
         return StepwiseRun(self.interface, self.backend)
 
     @cached_property
-    def _names(self) -> ArrayNames:
+    def names(self) -> ArrayNames:
         """The names of the arrays of a forward or a step."""
         return ArrayNames(self.interface.states, self.interface.parameters)
 
     @cached_property
-    def _names_backward(self) -> ArrayNames:
+    def names_backward(self) -> ArrayNames:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_backward)
 
@@ -78,7 +78,7 @@ class DenseRun:
             self._run_forward(recorder, replace(call, x=x), outputs, single_step=True)
         else:
             kernel = recorder.load(("step", specialization))
-            kernel.launch(step_launch_of(kernel.plan, self._names, call, outputs))
+            kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
@@ -116,7 +116,7 @@ class DenseRun:
             "forward",
             self._specialization("forward", part, states_out, part.x, part.R, outputs.y),
             part,
-            lambda scratch: forward_arguments(self._names, part, interface.layout, outputs, is_storage, scratch, single_step),
+            lambda scratch: forward_arguments(self.names, part, interface.layout, outputs, is_storage, scratch, single_step),
         )
 
     def _run_back(
@@ -164,7 +164,7 @@ class DenseRun:
             "backward",
             specialization,
             part,
-            lambda scratch: backward_arguments(self._names_backward, part, interface.layout, arrays, clip, scratch),
+            lambda scratch: backward_arguments(self.names_backward, part, interface.layout, arrays, clip, scratch),
             prepare,
         )
         for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if rows else ():

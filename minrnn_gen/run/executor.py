@@ -171,9 +171,9 @@ class Executor:
         forward = Forward(call, projected, Outputs(y, tuple(written), ()))
         return Saved(self, forward.result, forward)
 
-    def saved_layouts(self, batch: int, time: int, *, on_host: bool, all_states: bool = False) -> tuple[Layout, ...]:
+    def saved_layouts(self, batch: int, time: int, *, on_cpu: bool, all_states: bool = False) -> tuple[Layout, ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
-        return self._saved_layouts(self.cpu if on_host else self.gpu, batch, time, all_states)
+        return self._saved_layouts(self.cpu if on_cpu else self.gpu, batch, time, all_states)
 
     def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
         """Run sequentially in float64 on host arrays; raises BadInput for arrays on a GPU."""

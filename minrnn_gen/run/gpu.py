@@ -95,7 +95,8 @@ class GpuRun:
             for run, part in runs_of(interface, projected):
                 self._cells.forward(recorder, part, outputs_of_run(interface, outputs, run), states_out)
         forward = Forward(call, projected, outputs)
-        return replace(forward, replay=self.forwards.keep(recorder.finish(forward.written, forward)))
+        replay = self.forwards.keep(recorder.finish(forward.written, forward))
+        return forward if replay is None else replace(forward, replay=replay)
 
     def step(self, call: Call) -> StepResult:
         """Run one step."""

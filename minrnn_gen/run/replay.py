@@ -107,9 +107,11 @@ class TraceRecorder:
 
         `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, says what they look like.
         """
+        if self._key is None:
+            return None
         slots = result.mapped(self._slot_of)
         aligned = not any(address % WIDEST_COPY_BYTES for address in self._addresses[self._inputs :])
-        if self._key is None or not (self._is_replayable and aligned):
+        if not (self._is_replayable and aligned):
             return None
         trace = Trace(
             key=self._key,

@@ -34,12 +34,12 @@ class ScanRun:
     builder: Builder
 
     @cached_property
-    def _names(self) -> ArrayNames:
+    def names(self) -> ArrayNames:
         """The names of the arrays of a forward or a step."""
         return ArrayNames(self.interface.states, self.interface.parameters)
 
     @cached_property
-    def _names_backward(self) -> ArrayNames:
+    def names_backward(self) -> ArrayNames:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_backward)
 
@@ -51,12 +51,12 @@ class ScanRun:
         rows = (part.x, outputs.y, *outputs.kept)
         kernel = recorder.load(("forward", self._specialization(part, states_out, *rows)))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
-        kernel.launch(forward_launch_of(kernel.plan, self._names, part, outputs, workspace))
+        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
         kernel = recorder.load(("step", self.builder.hinted_specialization))
-        kernel.launch(step_launch_of(kernel.plan, self._names, call, outputs))
+        kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
@@ -73,7 +73,7 @@ class ScanRun:
             plan, part = run.kernel.plan, gradients_of_run(interface, forward.projected.x_axes, written, index)
             workspace = recorder.workspace(workspace_bytes_of(plan, run.call))
             arrays = (run.call, run.read_states, run.incoming, part, workspace)
-            run.kernel.launch(backward_launch_of(plan, self._names_backward, *arrays))
+            run.kernel.launch(backward_launch_of(plan, self.names_backward, *arrays))
         return WideGradients(sums)
 
     def _runs_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,8 +11,8 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu.graph import Scratch
-from minrnn_gen.run.backend import Arguments, Backend, KernelKey, Prepare, Recorder, Stream
-from minrnn_gen.run.dense_launch import scratch_sizes, step_product
+from minrnn_gen.run.backend import Backend, KernelKey, Prepare, Recorder, Stream
+from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.scan_launch import Launch
 
 # A graph is launched in about the time of one step; a longer one wastes more where the time is no multiple of it.
@@ -29,7 +30,14 @@ class StepwiseRun:
     interface: Interface
     backend: Backend
 
-    def run(self, recorder: Recorder, kernel: KernelKey, part: Call, arguments: Arguments, prepare: Prepare) -> None:
+    def run(
+        self,
+        recorder: Recorder,
+        kernel: KernelKey,
+        part: Call,
+        arguments: Callable[[Scratch], NamedArguments],
+        prepare: Prepare,
+    ) -> None:
         """Run all steps of a call of one direction, and one more, which writes the last states or first gradients.
 
         `prepare` enqueues what has to be in the scratch before the first step.
@@ -52,9 +60,9 @@ class StepwiseRun:
             return
         with graph.on(stream.handle) as launch:
             prepare(graph.scratch, stream)
-            values, call = arguments(graph.scratch), graph.scratch["call"]
+            named = arguments(graph.scratch)
             for first_step in range(0, steps, GRAPH_STEPS):
-                packed = values.packed(begin.plan, BEGIN, call=call, first_step=first_step)
+                packed = named.packed(begin.plan, BEGIN, call=graph.scratch["call"], first_step=first_step)
                 begin.launch(Launch(1 if first_step else blocks, packed))
                 launch()
 

@@ -145,8 +145,8 @@ def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
     results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
     if saves:
-        on_host = x.device.type == "cpu"
-        layouts = kernel.executor.saved_layouts(batch, time, on_host=on_host, all_states=all_states)
+        on_cpu = x.device.type == "cpu"
+        layouts = kernel.executor.saved_layouts(batch, time, on_cpu=on_cpu, all_states=all_states)
         results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in layouts]
     return results
 

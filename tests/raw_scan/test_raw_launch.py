@@ -19,7 +19,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
-from minrnn_gen.raw_scan import arrangement, device, host, scan
+from minrnn_gen.raw_scan import arrangement, cpu, device, scan
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES
@@ -237,13 +237,13 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
     found, expected = empty(recurrence, shape, state_shape), empty(recurrence, shape, state_shape)
     call = ScanCall(recurrence, a, b, h0)
     device.run_scan(call, found[0], found[1], TraceRecorder(call.a, None))
-    host.run_scan(moved_to_host(call), *map(on_host, expected))
+    cpu.run_scan(moved_to_host(call), *map(on_host, expected))
     assert_equal(found, expected)
 
     found, expected = empty(recurrence, shape, shape, state_shape), empty(recurrence, shape, shape, state_shape)
     backward = BackwardCall(recurrence, a, y, dy, h0, dfinal)
     device.run_scan_backward(backward, found[0], found[1], found[2], TraceRecorder(backward.a, None))
-    host.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
+    cpu.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
 
 

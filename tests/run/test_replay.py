@@ -177,7 +177,7 @@ def test_what_a_backward_needs_is_arrays(
         dy = np.ascontiguousarray(np.random.default_rng(seed).normal(size=(2, 5, channels)).transpose(Y_ORDERS[layout]))
         y, _, saved = one.forward(**arguments, all_states=keeps)
         expected, final = one.backward(saved, dy), one(**arguments)[1]
-        assert_layouts(one, saved.arrays(), keeps, on_host=True)
+        assert_layouts(one, saved.arrays(), keeps, on_cpu=True)
         assert_close(dict(zip(one.states, saved.final(), strict=True)), final)
         restored = one.executor.restore(CallArguments(**arguments), y, saved.arrays(), keeps)
         assert_close(one.backward(restored, dy), expected)
@@ -193,7 +193,7 @@ def test_what_a_backward_needs_is_arrays(
                 restore(y_found, (*arrays, y_found), keeps)
             patch.setattr(one.executor.gpu.forwards, "find", lambda _: None)
             looked_at = restore(y_found, arrays, keeps)
-            assert_layouts(one, arrays, keeps, on_host=False)
+            assert_layouts(one, arrays, keeps, on_cpu=False)
             for each in (restored, looked_at):
                 assert_close(as_arrays(one.backward(each, Tensor(dy))), expected)
             with pytest.raises(BadInput, match="y has strides"):
@@ -202,9 +202,9 @@ def test_what_a_backward_needs_is_arrays(
                 restore(y_found, (*arrays, y_found), keeps)
 
 
-def assert_layouts(one: Kernel, arrays: Any, keeps: bool, on_host: bool) -> None:
+def assert_layouts(one: Kernel, arrays: Any, keeps: bool, on_cpu: bool) -> None:
     layouts = tuple((each.shape, str(each.dtype).removeprefix("torch.")) for each in arrays)
-    assert one.executor.saved_layouts(2, 5, on_host=on_host, all_states=keeps) == layouts
+    assert one.executor.saved_layouts(2, 5, on_cpu=on_cpu, all_states=keeps) == layouts
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
@@ -217,7 +217,7 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
         tmp_path, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
     ).code("forward")
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
-    plan = code.plan if is_persistent else replace(code.plan, strategy="stepwise")
+    plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward")
     walked: list[Any] = []
 
     def run(_: StepwiseRun, recorder: TraceRecorder, *_others: Any) -> None:
