@@ -145,11 +145,7 @@ class Partition:
             "uses_reduce_scatter": int(self.uses_reduce_scatter),
             "operand_units": self.operand_units,
             "column_warps": self.column_warps,
-            "tile_rows": self.tile_rows,
-            "smem_tiles": self.smem_tiles,
             "cell_warps": self.cell_warps,
-            "cell_columns": self.cell_columns,
-            "cells": self.cells,
         }
 
 
