@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -44,3 +45,10 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of emulated kernels, one for all workers of a run: each kernel, and the machine under them, is compiled once."""
+    folder = Path(tmp_path_factory.getbasetemp())
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "emulated-kernels"

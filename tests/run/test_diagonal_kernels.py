@@ -30,11 +30,6 @@ pytestmark = pytest.mark.skipif(
 MODELS = ("ind_rnn", "entangled", "veiled", "rotating")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 def arranged(values: Any, order: tuple[int, ...], gap: int) -> Any:
     """Return `values` with its axes in `order`, and `gap` elements of NaN behind each of the outermost."""
     values = values.transpose(order)
