@@ -1,4 +1,4 @@
-"""`minrnn-gen verify`: the kernels of a spec on the host, thread by thread, beside the CPU target."""
+"""`minrnn-gen verify`: the kernels of a spec, emulated thread by thread and compared with the CPU target."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _print(verdicts: list[Verdict], gpu: str, seeds: int, seconds: float) -> Non
         variables = " ".join(f"{name}={value}" for name, value in verdict.variables.items())
         share = f"{verdict.share:.0%}" if math.isfinite(verdict.share) else str(verdict.share)
         word = "right" if verdict.is_right else "WRONG"
-        table.add_row(verdict.entry, variables, ", ".join(verdict.trials), share, duration_text(verdict.seconds), word)
+        table.add_row(verdict.entry, variables, ", ".join(verdict.cases), share, duration_text(verdict.seconds), word)
     out = console()
     out.print(table)
     for verdict in verdicts:
@@ -80,9 +80,9 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "pass": verdict.kernel_pass,
         "entry": verdict.entry,
         "variables": dict(verdict.variables),
-        "calls": list(verdict.trials),
+        "calls": list(verdict.cases),
         "error_share": verdict.share if math.isfinite(verdict.share) else None,
-        "findings": [str(verdict) for verdict in verdict.findings],
+        "findings": [str(finding) for finding in verdict.findings],
         "right": verdict.is_right,
         "seconds": round(verdict.seconds, 3),
     }

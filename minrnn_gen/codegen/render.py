@@ -9,6 +9,8 @@ import jinja2
 
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward
 from minrnn_gen.codegen.context import context_of
+from minrnn_gen.codegen.parameter import initializer_text, member_text, parameter_text
+from minrnn_gen.codegen.signature import names_of, signature_context
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
@@ -16,7 +18,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 @cache
 def environment() -> jinja2.Environment:
     """Return the one strict template environment; every undefined name is an error."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(package_folder("templates")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -24,11 +26,16 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the output is CUDA; every name in the context is an identifier or passed through `comment`
     )
+    made.filters |= {"parameters": parameter_text, "members": member_text, "initializer": initializer_text}
+    return made
 
 
 def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str, ...]) -> str:
-    """Render the plan's template with exactly `plan`, `cell` and `header`."""
-    return environment().get_template(plan.template).render(plan=plan, cell=context_of(cell), header=header)
+    """Render the plan's template with exactly `plan`, `cell`, `header` and `signature`."""
+    signature = signature_context(plan, names_of(cell))
+    return (
+        environment().get_template(plan.template).render(plan=plan, cell=context_of(cell), header=header, signature=signature)
+    )
 
 
 @dataclass(frozen=True)
@@ -44,4 +51,8 @@ class Microbenchmark:
 
 def render_microbenchmark(ruler: Microbenchmark) -> str:
     """Render a ruler's template."""
-    return environment().get_template(f"microbenchmarks/{ruler.entry}.cu.j2").render(plan=ruler, cell=None, header=())
+    return (
+        environment()
+        .get_template(f"microbenchmarks/{ruler.entry}.cu.j2")
+        .render(plan=ruler, cell=None, header=(), signature=())
+    )

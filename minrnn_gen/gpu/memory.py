@@ -41,7 +41,7 @@ def import_foreign(value: Any, name: str) -> Any:
 
 
 def inspect(value: Any, name: str) -> Array:
-    """Describe any array; see `arrays.inspect_array`."""
+    """Describe any array; see `array.inspect_array`."""
     return inspect_array(value, name, import_foreign)
 
 

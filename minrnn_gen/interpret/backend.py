@@ -16,6 +16,8 @@ from minrnn_gen.call.arguments import Call, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
@@ -25,7 +27,7 @@ from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.dense import DenseRun
-from minrnn_gen.run.dense_launch import scratch_sizes, step_product
+from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.replay import ALL_ONES, Played, Steps
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import DeviceRun
@@ -177,14 +179,14 @@ class EmulatedWalk:
         if backward:
             for name in ("packed", "dproduct"):
                 steps.written(scratch[name])
-        values = [int(one) if isinstance(one, Address) else one for one in arguments(scratch)]
         begin_blocks = min(BEGIN_BLOCKS, 2 * part.batch)  # it strides over what there is, by as many as there are
-        steps.run(loaded, begin_blocks, (scratch["call"], 0, *values), "_begin")
+        packed = arguments(scratch).packed(plan, BEGIN, call=scratch["call"], first_step=0)
+        steps.run(loaded, begin_blocks, packed, BEGIN)
         product = step_product(self._contract, scratch, part.batch, backward)
         blocks = -(-part.batch * plan.hidden_size // plan.threads)
         for step in range(part.time + 1):
             steps.multiply(product)
-            steps.run(loaded, blocks, (scratch["call"], step), "_step")
+            steps.run(loaded, blocks, pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": step}), STEP)
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -292,7 +294,7 @@ class EmulatedDense(EmulatedScan, DenseRun):
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
-        arguments: Callable[..., tuple[Any, ...]],
+        arguments: Callable[[Scratch | None], NamedArguments],
         prepare: Callable[..., None] = lambda _scratch, _stream: None,
     ) -> None:
         if isinstance(steps, EmulatedSteps):

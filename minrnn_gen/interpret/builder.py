@@ -1,4 +1,4 @@
-"""What builds kernels that run on the host: planned and rendered as for the GPU, and not compiled for it."""
+"""Builder of emulated kernels: planned and rendered as for the GPU, and not compiled for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minrnn_gen.plan.problem import KernelPass, Sizes
 if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
 
-# What blocks and warps do together, by the variables that say so.
+# Variables of a plan that say which blocks and warps cooperate.
 TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_warps")
 
 
@@ -28,8 +28,8 @@ class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
     Of each pass and regime it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
-    from 1 on, one of those whose blocks and warps work together in other ways. With `sizes` every call has the regime of
-    these sizes, whatever its own.
+    from 1 on, one whose blocks and warps cooperate in another way. With `sizes` every call has the regime of these sizes,
+    whatever its own.
     """
 
     other: int = 0
@@ -49,18 +49,18 @@ class EmulatedBuilder(Builder):
 
     def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
-        return tuple(self.build(*one) for one in wanted)
+        return tuple(self.build(kernel_pass, regime) for kernel_pass, regime in wanted)
 
     def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
         """Return the kernel for `kernel_pass` and `regime`; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
-            if (kernel_pass, regime) not in self._made:
-                found = None if self.other else self._find(kernel_pass, regime)
-                self._made[kernel_pass, regime] = found or self._rendered(kernel_pass, regime)
-            return self._made[kernel_pass, regime]
+            if (kernel_pass, regime) not in self._built:
+                cached = None if self.other else self._find(kernel_pass, regime)
+                self._built[kernel_pass, regime] = cached or self._rendered(kernel_pass, regime)
+            return self._built[kernel_pass, regime]
 
     @cached_property
-    def _made(self) -> dict[tuple[KernelPass, Regime], BuiltKernel]:
+    def _built(self) -> dict[tuple[KernelPass, Regime], BuiltKernel]:
         return {}
 
     @cached_property
@@ -93,39 +93,39 @@ class EmulatedBuilder(Builder):
 
 
 def _various(solution: Solution, others: int) -> list[int]:
-    """Return the ranks of the best candidate and of `others`, each as unlike those before as may be.
+    """Return the ranks of the best candidate and of `others`, each as unlike the ranks before as possible.
 
-    Of its kind it is the one that is run soonest; where there are no more kinds, the rest are of the quicker half.
+    Of its kind each is the one with the least work; where there are no more kinds, the rest are of the half with less work.
     """
     kinds: dict[tuple[bool, ...], list[int]] = {}
     for rank, candidate in enumerate(solution.candidates):
         kinds.setdefault(_kind(candidate), []).append(rank)
     work = functools.partial(_work, solution)
-    ranks, met = [0], [_kind(solution.candidates[0])]
-    while len(ranks) <= others and len(met) < len(kinds):
-        apart = {kind: min(_differences(kind, one) for one in met) for kind in kinds}
-        met.append(max(apart, key=lambda kind: apart[kind]))
-        ranks.append(min(kinds[met[-1]], key=work))
-    soonest = sorted(range(len(solution.candidates)), key=work) if len(ranks) <= others else []
+    ranks, chosen = [0], [_kind(solution.candidates[0])]
+    while len(ranks) <= others and len(chosen) < len(kinds):
+        distances = {kind: min(_distance(kind, other) for other in chosen) for kind in kinds}
+        chosen.append(max(distances, key=lambda kind: distances[kind]))
+        ranks.append(min(kinds[chosen[-1]], key=work))
+    quickest = sorted(range(len(solution.candidates)), key=work) if len(ranks) <= others else []
     for number in range(1, others + 2 - len(ranks)):
-        # A half, a quarter, three quarters, and so on: the same one whatever comes behind it.
+        # A half, a quarter, three quarters, and so on: the same rank however many follow.
         share = int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
-        ranks.append(soonest[int(share * len(soonest) / 2)])
+        ranks.append(quickest[int(share * len(quickest) / 2)])
     return ranks
 
 
 def _kind(candidate: Candidate) -> tuple[bool, ...]:
-    # Of blocks and warps 1 is nobody together.
+    # One block or one warp does not cooperate.
     return tuple(candidate.get(name, 0) > (name != "lookback") for name in TOGETHER)
 
 
-def _differences(kind: tuple[bool, ...], other: tuple[bool, ...]) -> int:
-    return sum(mine != theirs for mine, theirs in zip(kind, other, strict=True))
+def _distance(kind: tuple[bool, ...], other: tuple[bool, ...]) -> int:
+    return sum(left != right for left, right in zip(kind, other, strict=True))
 
 
 def _work(solution: Solution, rank: int) -> int:
-    """Threads that wait for each other, times the steps until each has had its turn."""
+    """Return the work of a candidate: threads that wait for each other, times the steps until every tile of a group has run."""
     candidate = solution.candidates[rank]
-    its = solution.family.resources(solution.problem, candidate)
+    resources = solution.family.resources(solution.problem, candidate)
     blocks = candidate.get("cluster_blocks", 1) * candidate.get("grid_blocks", 1)
-    return its.threads * blocks * max(its.tile_steps, 1) * max(its.group_tiles, 1)
+    return resources.threads * blocks * max(resources.tile_steps, 1) * max(resources.group_tiles, 1)

@@ -1,4 +1,4 @@
-"""Calls of a kernel that are worth running on the host: small sizes around its tiles, and random arrays for them."""
+"""Cases for an emulated kernel: calls with small sizes around its tiles, and random arrays for them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
-# Steps of a dense cell: more than the deepest ring of copies is long, and twice as many as operands alternate.
+# Steps of a dense cell: more than the most stages of copies, and twice as many as operands alternate.
 DENSE_STEPS = 5
-# Channels times steps of a scan where a round of tiles takes fewer: about a second.
+# Channels times steps of a scan where an iteration over its tiles takes fewer: about a second.
 SCAN_ELEMENTS_MOST = 1 << 19
-# Rows along time whose length is a multiple of so many bytes are copied in the widest pieces there are.
+# Rows along time whose length is a multiple of so many steps are copied in the widest vectors.
 PIECE_STEPS = 16
 RESETS_SHARE = 0.2
-# A gate of sigmoid(-5) keeps half of a state for 100 steps: what tiles and groups hand on is not forgotten by then.
+# A gate of sigmoid(-5) keeps half of a state for 100 steps: a lost carry between tiles and groups shows.
 SLOW = 5.0
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One call: its sizes, and whether sequences start anew and end early in it, some with the `tile_steps` of a tile."""
+class Case:
+    """A call: its sizes, and whether it has resets and lengths, some at multiples of `tile_steps`."""
 
     batch: int
     time: int
@@ -37,33 +37,33 @@ class Trial:
         return f"{self.batch}x{self.time}{' with resets' if self.has_resets else ''}"
 
 
-def trials_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Trial, ...]:
-    """Return calls around the tiles of the plans of a call's passes: a long one, and one of sequences that begin anew and end.
+def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Case, ...]:
+    """Return calls around the tiles of the plans of a call's passes: a long one, and one with resets and lengths.
 
-    That is one and the same call where all is to be met `at_once`.
+    It is one call with both where `at_once`.
     """
     if plans[0].entry.startswith(("persistent", "decode", "stepwise")):
         tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
         if at_once:
-            return (Trial(tile + 1, DENSE_STEPS - 1, True),)
-        return (Trial(1, DENSE_STEPS), Trial(max(tile + 1, 3), 2, True))
+            return (Case(tile + 1, DENSE_STEPS - 1, True),)
+        return (Case(1, DENSE_STEPS), Case(max(tile + 1, 3), 2, True))
     tile = max(plan.tile_steps for plan in plans)
     many = max(map(_steps_of, plans)) + 1
     if plans[0].layout == "BDT":
         many += -many % PIECE_STEPS
     if at_once:
-        return (Trial(3, many, True, tile),)
-    return (Trial(1, many), Trial(4, tile + tile // 2 + 1, True, tile))
+        return (Case(3, many, True, tile),)
+    return (Case(1, many), Case(4, tile + tile // 2 + 1, True, tile))
 
 
 def _steps_of(plan: KernelPlan) -> int:
     if plan.group_tiles:
         # Into the second group of tiles, which waits for the first.
         return (plan.group_tiles + 1) * plan.tile_steps
-    whole = plan.tile_steps * plan.variables.get("cluster_blocks", 1)
-    # As many as the ring of copies is long, and one more, so that a place in it is used again.
-    rounds = plan.variables.get("stages", 1) + 1
-    return min(whole * rounds, max(whole, SCAN_ELEMENTS_MOST // plan.hidden_size))
+    iteration = plan.tile_steps * plan.variables.get("cluster_blocks", 1)
+    # One more than there are stages of copies, so that a stage is used again.
+    iterations = plan.variables.get("stages", 1) + 1
+    return min(iteration * iterations, max(iteration, SCAN_ELEMENTS_MOST // plan.hidden_size))
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ class Inputs:
 
     def in_float64(self) -> Inputs:
         """Return the same numbers in float64, and complex ones in complex128."""
-        return Inputs(*(_in_float64(one) for one in (self.forward, self.dy, self.dstate, self.step)))
+        return Inputs(*map(_in_float64, (self.forward, self.dy, self.dstate, self.step)))
 
 
-def inputs_of(contract: Contract, trial: Trial, slow: float = 0.0) -> Inputs:
-    """Return random arrays for a call: of states between 1 and 2, since some cells take their logarithm or divide by them.
+def inputs_of(contract: Contract, case: Case, slow: float = 0.0) -> Inputs:
+    """Return random arrays for a call, with states between 1 and 2, since some cells take their logarithm or divide by them.
 
-    Every gate of every channel has `slow` more or less than others in its bias, or neither, so that some states are kept.
+    The bias of a gate and channel has -`slow`, 0 or `slow` added by lot, so that some channels keep their states.
     """
-    random = numpy.random.default_rng([trial.batch, trial.time])
+    random = numpy.random.default_rng([case.batch, case.time])
     storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
     lead = contract.directions
     is_complex = storage.kind == "c"
@@ -94,7 +94,7 @@ def inputs_of(contract: Contract, trial: Trial, slow: float = 0.0) -> Inputs:
         values = scale * random.uniform(-1, 1, shape)
         return (values + 1j * scale * random.uniform(-1, 1, shape) if is_complex else values).astype(dtype)
 
-    batch, time = trial.batch, trial.time
+    batch, time = case.batch, case.time
     bias = uniform((*lead, len(contract.gates), contract.hidden_size))
     vectors: dict[str, Any] = {"bias": (bias + slow * random.integers(-1, 2, bias.shape)).astype(storage) if slow else bias}
     if contract.recurrent_gates:
@@ -108,8 +108,8 @@ def inputs_of(contract: Contract, trial: Trial, slow: float = 0.0) -> Inputs:
     shape = contract.state_shape(batch)
     vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name in contract.states}
     sequences: dict[str, Any] = {}
-    if trial.has_resets:
-        sequences = {"resets": _resets(random, trial), "lengths": _lengths(random, trial)}
+    if case.has_resets:
+        sequences = {"resets": _resets(random, case), "lengths": _lengths(random, case)}
     x = uniform(contract.shape(contract.x_axes, batch, time))
     x_t = numpy.ascontiguousarray(numpy.moveaxis(x, contract.x_axes.index("t"), 0)[0]) if time else x
     return Inputs(
@@ -120,27 +120,28 @@ def inputs_of(contract: Contract, trial: Trial, slow: float = 0.0) -> Inputs:
     )
 
 
-def _resets(random: numpy.random.Generator, trial: Trial) -> Any:
-    """Return resets [batch, time]: here and there, but every fourth sequence has them beside the ends of tiles alone."""
-    resets = random.random((trial.batch, trial.time)) < RESETS_SHARE
-    if trial.tile_steps:
-        ends = numpy.arange(trial.tile_steps, trial.time, trial.tile_steps)
+def _resets(random: numpy.random.Generator, case: Case) -> Any:
+    """Return resets [batch, time]: here and there, but in every fourth sequence only beside the ends of tiles."""
+    resets = random.random((case.batch, case.time)) < RESETS_SHARE
+    if case.tile_steps:
+        ends = numpy.arange(case.tile_steps, case.time, case.tile_steps)
         resets[2::4] = False
-        # Behind an end, before the next, and not at all at every third: over those a state is handed on.
+        # Behind an end, before the next, and none at every third: over that end a state is carried.
         resets[2::4, ends[::3]] = resets[2::4, ends[1::3] - 1] = True
     return resets
 
 
-def _lengths(random: numpy.random.Generator, trial: Trial) -> Any:
-    """Return lengths [batch], by turns: to the end of a tile, none, all, and any."""
-    half, tile = trial.time // 2, trial.tile_steps
-    lengths = random.integers(0, trial.time + 1, trial.batch)
-    for first, length in enumerate((tile if 0 < tile < trial.time else half, 0, trial.time)):
+def _lengths(random: numpy.random.Generator, case: Case) -> Any:
+    """Return lengths [batch], in turn: to the end of a tile, none, all, and any."""
+    half, tile = case.time // 2, case.tile_steps
+    lengths = random.integers(0, case.time + 1, case.batch)
+    for first, length in enumerate((tile if 0 < tile < case.time else half, 0, case.time)):
         lengths[first::4] = length
     return lengths
 
 
-def _in_float64(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {name: _in_float64(one) for name, one in given.items()}
-    return given if given.dtype.kind in "bi" else given.astype(numpy.complex128 if given.dtype.kind == "c" else numpy.float64)
+def _in_float64(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _in_float64(array) for name, array in values.items()}
+    kind = values.dtype.kind
+    return values if kind in "bi" else values.astype(numpy.complex128 if kind == "c" else numpy.float64)

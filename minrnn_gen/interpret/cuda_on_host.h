@@ -1,6 +1,6 @@
-// What a kernel's text sees of CUDA where a C++ compiler of the host compiles it: the names of the language, and the CPU twins
-// of the instructions that the wrappers in templates/ptx have in assembly. What waits, and what touches memory that others see,
-// is the machine's (machine/); nothing here changes the text of a kernel.
+// CUDA for a C++ compiler: the names of the language that a kernel's text uses, and CPU twins of the instructions that the
+// wrappers in templates/ptx have in assembly. Synchronization, and memory that threads share, are the machine's (machine/);
+// nothing here changes the text of a kernel.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -14,14 +14,14 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// `extern __shared__ unsigned char shared_bytes[]` becomes an extern reference to an array: whoever runs has its block's.
+// `extern __shared__ unsigned char shared_bytes[]` becomes an extern reference to an array: the shared memory of the block that runs.
 #define shared_bytes (&minrnn_shared_bytes)
 #define MINRNN_INLINE static inline __attribute__((always_inline))
 
 struct MinrnnIndex { unsigned x, y, z; };
 extern MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
 
-// The functions of templates/parts/functions.cuh.j2: all of <cmath> would be a fifth of what compiling a kernel takes.
+// The functions of templates/parts/functions.cuh.j2: all of <cmath> would take a fifth of a kernel's compile time.
 extern "C" {
 float expf(float) noexcept, logf(float) noexcept, log1pf(float) noexcept, expm1f(float) noexcept, tanhf(float) noexcept, fabsf(float) noexcept;
 double exp(double) noexcept, log(double) noexcept, log1p(double) noexcept, expm1(double) noexcept, tanh(double) noexcept, sqrt(double) noexcept;
@@ -37,49 +37,50 @@ MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&v
 namespace minrnn_host {
 constexpr int LANES = 32;
 
-// ---- what waits (machine/) -------------------------------------------------------------------------------------------------
+// ---- synchronization and shared memory (machine/) --------------------------------------------------------------------------
 void sync_threads();
-int sync_threads_or(int mine);
+int sync_threads_or(int predicate);
 void sync_warp(unsigned lanes);
 unsigned cluster_rank();
 void cluster_sync();
-// Each lane's value becomes that of the lane it asks for, itself where there is none such.
+// Shuffle: each lane's value becomes that of `from_lane`, and stays where the warp has no such lane.
 void exchange(unsigned lanes, void* value, int bytes, int from_lane);
-unsigned vote(unsigned lanes, bool mine);
-// Of a value in shared memory of this block, `mailbox` beside it.
-void mbarrier_init(void* mailbox);
-void mbarrier_arrive_expect_tx(void* mailbox, unsigned bytes);
-void mbarrier_wait(void* mailbox, int turn);
-void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int bytes);
+// The ballot of the lanes' predicates.
+unsigned vote(unsigned lanes, bool predicate);
+// `mbarrier` and `to` are addresses in shared memory of this block.
+void mbarrier_init(void* mbarrier);
+void mbarrier_arrive_expect_tx(void* mbarrier, unsigned bytes);
+void mbarrier_wait(void* mbarrier, int phase);
+void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes);
 void copy_async(void* to, const void* from, int bytes);
 void copy_async_commit();
 void copy_async_wait(int pending);
-void store_whole(void* to, const void* unit, int bytes);
-void load_whole(void* unit, const void* from, int bytes);
-unsigned add_whole(unsigned* to, unsigned value);
+void store_relaxed(void* to, const void* value, int bytes);
+void load_relaxed(void* value, const void* from, int bytes);
+unsigned atomic_add(unsigned* to, unsigned value);
 void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row);
 // mma.sync m16n8k16 of 16-bit values, m16n8k8 of tf32.
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high);
 unsigned long long nanoseconds();
-void give_up(const char* awaited, long long turn);
+void give_up(const char* awaited, long long iteration);
 
 template <typename Value> MINRNN_INLINE Value shuffled(unsigned lanes, Value value, int from_lane) {
     exchange(lanes, &value, sizeof value, from_lane);
     return value;
 }
 MINRNN_INLINE int lane() { return int(threadIdx.x % LANES); }
-template <typename Value> MINRNN_INLINE void st_async(Value* to, void* mailbox, unsigned rank, Value value) {
-    // In units of 4 or of 8 bytes, as they are sent.
+template <typename Value> MINRNN_INLINE void st_async(Value* to, void* mbarrier, unsigned rank, Value value) {
+    // In units of 4 or of 8 bytes, as the instruction has them.
     constexpr int UNIT = sizeof(Value) == 4 ? 4 : 8;
-    for (int at = 0; at < int(sizeof value); at += UNIT) {
-        send_bytes(reinterpret_cast<char*>(to) + at, mailbox, rank, reinterpret_cast<const char*>(&value) + at, UNIT);
+    for (int offset = 0; offset < int(sizeof value); offset += UNIT) {
+        st_async_bytes(reinterpret_cast<char*>(to) + offset, mbarrier, rank, reinterpret_cast<const char*>(&value) + offset, UNIT);
     }
 }
-template <typename Unit> MINRNN_INLINE void store_unit(Unit* to, Unit unit) { store_whole(to, &unit, sizeof unit); }
+template <typename Unit> MINRNN_INLINE void store_unit(Unit* to, Unit unit) { store_relaxed(to, &unit, sizeof unit); }
 template <typename Unit> MINRNN_INLINE Unit load_unit(const Unit* from) {
     Unit unit;
-    load_whole(&unit, from, sizeof unit);
+    load_relaxed(&unit, from, sizeof unit);
     return unit;
 }
 
@@ -104,7 +105,7 @@ static inline unsigned short float16_from_float(float value) {
     const unsigned sign = __float_as_uint(value) >> 16 & 0x8000u;
     const float size = __builtin_fabsf(value);
     if (size >= 65520.0f) return static_cast<unsigned short>(sign | 0x7c00u);  // halfway from the largest to the next
-    // Adding what has the last place of the result as its own rounds there.
+    // A sum with a number whose last place is the result's is rounded there.
     if (size < 0x1p-14f) return static_cast<unsigned short>(sign | (__float_as_uint(size + 0.5f) - __float_as_uint(0.5f)));
     const unsigned bits = __float_as_uint(size);
     return static_cast<unsigned short>(sign | (((bits + 0xfffu + (bits >> 13 & 1u)) >> 13) - (112u << 10)));
@@ -123,7 +124,7 @@ MINRNN_INLINE void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsi
 }
 
 // ---- launches ----------------------------------------------------------------------------------------------------------------
-// Every argument comes as a word of 8 bytes, a number with a point as a double.
+// Every argument is a word of 8 bytes; a floating-point number is a double.
 template <typename To> To argument(long long word) {
     if constexpr (std::is_pointer_v<To>) {
         return reinterpret_cast<To>(word);
@@ -140,9 +141,9 @@ struct Entry {
     int arguments;
     void (*run)(const long long* words);
 };
-template <typename... Arguments, std::size_t... PLACE>
-void call(void (*kernel)(Arguments...), const long long* words, std::index_sequence<PLACE...>) {
-    kernel(argument<Arguments>(words[PLACE])...);
+template <typename... Arguments, std::size_t... INDEX>
+void call(void (*kernel)(Arguments...), const long long* words, std::index_sequence<INDEX...>) {
+    kernel(argument<Arguments>(words[INDEX])...);
 }
 template <typename... Arguments> constexpr std::size_t count(void (*)(Arguments...)) { return sizeof...(Arguments); }
 template <auto KERNEL> void run(const long long* words) { call(KERNEL, words, std::make_index_sequence<count(KERNEL)>()); }
@@ -157,7 +158,7 @@ template <auto KERNEL> constexpr Entry entry(const char* name) { return {name, i
 #define __shfl_up_sync(lanes, value, by) minrnn_host::shuffled(lanes, value, minrnn_host::lane() - int(by))
 #define __shfl_down_sync(lanes, value, by) minrnn_host::shuffled(lanes, value, minrnn_host::lane() + int(by))
 #define __shfl_xor_sync(lanes, value, mask) minrnn_host::shuffled(lanes, value, minrnn_host::lane() ^ (mask))
-#define __ballot_sync(lanes, mine) minrnn_host::vote(lanes, mine)
-#define __any_sync(lanes, mine) (minrnn_host::vote(lanes, mine) != 0)
-#define __all_sync(lanes, mine) (minrnn_host::vote(lanes, !(mine)) == 0)
-#define atomicAdd(to, value) minrnn_host::add_whole(to, value)
+#define __ballot_sync(lanes, predicate) minrnn_host::vote(lanes, predicate)
+#define __any_sync(lanes, predicate) (minrnn_host::vote(lanes, predicate) != 0)
+#define __all_sync(lanes, predicate) (minrnn_host::vote(lanes, !(predicate)) == 0)
+#define atomicAdd(to, value) minrnn_host::atomic_add(to, value)

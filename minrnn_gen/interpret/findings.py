@@ -1,4 +1,4 @@
-"""What went wrong in a kernel that ran on the host, in one sentence each."""
+"""Findings of the emulated machine: errors of a kernel that ran on a CPU, in one sentence each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RawFinding(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_char * 32),
         ("text", ctypes.c_char * 400),
-        ("at", ctypes.c_uint64),
-        ("other_at", ctypes.c_uint64),
+        ("pc", ctypes.c_uint64),
+        ("other_pc", ctypes.c_uint64),
         ("block", ctypes.c_uint32),
         ("thread", ctypes.c_uint32),
         ("step", ctypes.c_uint32),
@@ -28,10 +28,10 @@ class RawFinding(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: its kind, what happened, and where.
+    """One error of a kernel: its kind, what happened, and where.
 
-    `lines` are those of the kernel's text, the place itself first, then the places it was called from; `other_lines` of the
-    access that it collides with. `seed` repeats it.
+    `lines` are those of the kernel's text: of the instruction first, then of the calls that it is inlined in. `other_lines` are
+    those of the access that it races with. `seed` repeats it.
     """
 
     kind: str
@@ -45,14 +45,14 @@ class Finding:
     seed: int
 
     def __str__(self) -> str:
-        where = f"{self.kernel}.cu, line {_called(self.lines)}"
-        other = f" (there in line {_called(self.other_lines)})" if self.other_lines else ""
-        who = f"thread {self.thread} of block {self.block}"
-        return f"{self.kind}: {where}: {who} {self.what}{other}, at step {self.step} of seed {self.seed}"
+        where = f"{self.kernel}.cu, line {_call_chain(self.lines)}"
+        other = f" (other access: line {_call_chain(self.other_lines)})" if self.other_lines else ""
+        thread = f"thread {self.thread} of block {self.block}"
+        return f"{self.kind}: {where}: {thread} {self.what}{other}, at step {self.step} of seed {self.seed}"
 
 
 class KernelMisbehaved(MinrnnError):
-    """A kernel that ran on the host did what it must not; `findings` has all of it."""
+    """An emulated kernel made an error; `findings` has all of them."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
@@ -61,44 +61,48 @@ class KernelMisbehaved(MinrnnError):
 
 
 def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -> tuple[Finding, ...]:
-    """Return findings with the lines of the kernel's text that their places in `library` come from."""
+    """Return findings with the lines of the kernel's text that their instructions in `library` come from."""
     # A return address is behind the call: the line is that of the byte before.
-    places = sorted({place - 1 for one in raw for place in (one.at, one.other_at) if place})
-    lines = dict(zip(places, _lines(library, places), strict=True)) if places else {}
-    found = (
+    offsets = sorted({pc - 1 for finding in raw for pc in (finding.pc, finding.other_pc) if pc})
+    lines = dict(zip(offsets, _lines(library, offsets), strict=True)) if offsets else {}
+    findings = (
         Finding(
-            one.kind.decode(),
-            one.text.decode(errors="replace"),
+            finding.kind.decode(),
+            finding.text.decode(errors="replace"),
             kernel,
-            lines.get(one.at - 1, ()),
-            lines.get(one.other_at - 1, ()),
-            one.block,
-            one.thread,
-            one.step,
+            lines.get(finding.pc - 1, ()),
+            lines.get(finding.other_pc - 1, ()),
+            finding.block,
+            finding.thread,
+            finding.step,
             seed,
         )
-        for one in raw
+        for finding in raw
     )
-    # One place in the text may be several in the code.
-    return tuple(one for one in found if one.kind != "parted" or not one.other_lines or one.lines != one.other_lines)
+    # One line may be several instructions.
+    return tuple(
+        finding
+        for finding in findings
+        if finding.kind != "divergence" or not finding.other_lines or finding.lines != finding.other_lines
+    )
 
 
-def _lines(library: Path, places: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return, for each place, the lines in the kernel's text, from the innermost function that is inlined there outwards."""
+def _lines(library: Path, offsets: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the lines of the kernel's text for each instruction, from the innermost inlined function outwards."""
     program = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if program is None:
-        return [() for _ in places]
-    command = [program, "--addresses", "--inlines", f"--exe={library}", *map(hex, places)]
+        return [() for _ in offsets]
+    command = [program, "--addresses", "--inlines", f"--exe={library}", *map(hex, offsets)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found: list[tuple[int, ...]] = []
+    chains: list[tuple[int, ...]] = []
     for line in answer.splitlines():
         if line.startswith("0x"):
-            found.append(())
+            chains.append(())
         elif "kernel.cu:" in line:
             number = line.rpartition("kernel.cu:")[2].split()[0]
-            found[-1] += (int(number),) if number.isdigit() else ()
-    return found if len(found) == len(places) else [() for _ in places]
+            chains[-1] += (int(number),) if number.isdigit() else ()
+    return chains if len(chains) == len(offsets) else [() for _ in offsets]
 
 
-def _called(lines: tuple[int, ...]) -> str:
+def _call_chain(lines: tuple[int, ...]) -> str:
     return " from ".join(map(str, lines[:3])) or "unknown"

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from minrnn_gen.build.store import Store
+from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.interpret.findings import Finding, RawFinding, resolved
 from minrnn_gen.interpret.toolchain import compiled
 from minrnn_gen.plan.kernel_plan import KernelPlan
-
-# Kernels that take a call step by step have two entries each.
-PARTS = {"stepwise_forward": ("_begin", "_step"), "stepwise_backward": ("_begin", "_step")}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKern
 
     Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
     """
-    entries = [f"{plan.entry}{part}" for part in PARTS.get(plan.entry, ("",))]
+    entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
     content = compiled(source, entries, plan.storage_dtype == "bfloat16", store)
     # Loaded from a file of its own, so that every kernel has its own machine and the store may drop its entry meanwhile.
     with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".so", delete=False) as file:

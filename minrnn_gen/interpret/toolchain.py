@@ -1,4 +1,4 @@
-"""The system's C++ compiler, and kernels' text compiled by it as it stands, through the store."""
+"""The system's C++ compiler, which compiles kernels' text unchanged; the store keeps what it compiled."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from minrnn_gen.config.package_files import PACKAGE_FOLDER
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 
 FOLDER = PACKAGE_FOLDER / "interpret"
-# What a kernel's text sees, then the machine from the ground up: each includes some of those before it. The last one has all.
+# The header for a kernel's text, then the machine: each file includes some of the files before it, the last one all.
 HEADER = "cuda_on_host.h"
 MACHINE = tuple(
     f"machine/{name}"
     for name in (
-        "memory.h", "state.h", "findings.h", "fibers.h", "order.h", "accesses.h", "warps.h", "tensor_cores.h", "copies.h",
-        "clusters.h", "news.h", "launches.h", "machine.cpp",
+        "memory.h", "state.h", "findings.h", "fibers.h", "happens_before.h", "race_detector.h", "warps.h", "tensor_cores.h",
+        "cp_async.h", "clusters.h", "relaxed_memory.h", "scheduler.h", "machine.cpp",
     )
 )  # fmt: skip
 COMPILERS = ("g++", "clang++", "c++")
-# Contraction would round otherwise than the GPU where the text has a product and a sum; line tables say where a finding is.
+# Contraction would round a product and a sum otherwise than the GPU does; line tables give findings their lines.
 _COMMON = ("-std=c++17", "-fPIC", "-ffp-contract=off")
 MACHINE_OPTIONS = (*_COMMON, "-O2")
-# Loads and stores are announced, to the functions of the machine; places outside arrays of fixed size are too.
+# The compiler announces loads and stores, and indices outside arrays of fixed size, to functions of the machine.
 KERNEL_OPTIONS = (*_COMMON, "-g1", "-O1", "-w", "-fsanitize=thread,bounds")
-# Registers that nobody wrote are huge or NaN instead of what the stack happens to have, mostly 0; g++ does it since 12.
+# Uninitialized registers are huge or NaN instead of what the stack happens to have, mostly 0; g++ has it since 12.
 PATTERN_OPTION = "-ftrivial-auto-var-init=pattern"
 LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
 # A kernel takes about a second; one that takes minutes is not worth waiting for.
@@ -42,7 +42,7 @@ SECONDS_MOST = 300
 
 @dataclass(frozen=True)
 class CppCompiler:
-    """A C++ compiler of this system: its program, and what it says of its version."""
+    """A C++ compiler of this system: its program and its version."""
 
     program: str
     version: str
@@ -52,7 +52,7 @@ class CppCompiler:
         command = [self.program, *options, *arguments]
         try:
             # In English, as `_UNKNOWN` is.
-            done = subprocess.run(
+            finished = subprocess.run(
                 command,
                 cwd=folder,
                 env=os.environ | {"LC_ALL": "C"},
@@ -63,15 +63,15 @@ class CppCompiler:
             )
         except subprocess.TimeoutExpired:
             raise CompileFailed(f"{self.program} took more than {SECONDS_MOST} seconds for {arguments[-1]}") from None
-        if done.returncode:
-            raise CompileFailed(_first_error(self.program, done.stderr))
+        if finished.returncode:
+            raise CompileFailed(_first_error(self.program, finished.stderr))
 
     @functools.cached_property
     def kernel_options(self) -> tuple[str, ...]:
-        """The options for kernels, as far as this compiler has them."""
-        ask = [self.program, PATTERN_OPTION, "-fsyntax-only", "-x", "c++", os.devnull]
-        knows = subprocess.run(ask, capture_output=True, check=False).returncode == 0
-        return (*KERNEL_OPTIONS, PATTERN_OPTION) if knows else KERNEL_OPTIONS
+        """The options for kernels that this compiler has."""
+        probe = [self.program, PATTERN_OPTION, "-fsyntax-only", "-x", "c++", os.devnull]
+        is_known = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+        return (*KERNEL_OPTIONS, PATTERN_OPTION) if is_known else KERNEL_OPTIONS
 
 
 def cpp_compiler() -> CppCompiler:
@@ -87,7 +87,7 @@ def _compiler(asked: str) -> CppCompiler:
             return CppCompiler(program, answer.stdout.partition("\n")[0])
     if asked:
         raise ToolchainMissing(f"CXX is {asked!r}, which is no program here; name a C++ compiler, such as g++ or clang++")
-    raise ToolchainMissing("running kernels on the host needs a C++ compiler, and there is none: install g++ or clang++")
+    raise ToolchainMissing("emulating kernels on a CPU needs a C++ compiler, and there is none: install g++ or clang++")
 
 
 def has_compiler() -> bool:
@@ -100,18 +100,18 @@ def has_compiler() -> bool:
 
 
 def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Store) -> bytes:
-    """Return the text of a kernel as a shared library, in which `entries` can be launched; from the store where it is there.
+    """Return the text of a kernel as a shared library, in which `entries` can be launched; from the store where it is cached.
 
     Raises ToolchainMissing without a compiler, CompileFailed for a text that it refuses.
     """
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
     key = digest(compiler.version, " ".join((*compiler.kernel_options, *LINK_OPTIONS)), source, glue, *_machine_sources())
-    if found := store.find(key):
-        return found.files["kernel.so"]
+    if cached := store.find(key):
+        return cached.files["kernel.so"]
     with store.lock(key), tempfile.TemporaryDirectory() as name:
-        if found := store.find(key):
-            return found.files["kernel.so"]
+        if cached := store.find(key):
+            return cached.files["kernel.so"]
         folder = Path(name)
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
@@ -124,12 +124,12 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
 
 
 def machine_in(store: Store) -> bytes:
-    """Return the machine, compiled: the same for every kernel; from the store where it is there."""
+    """Return the compiled machine, the same for every kernel; from the store where it is cached."""
     compiler = cpp_compiler()
     key = digest(compiler.version, " ".join(MACHINE_OPTIONS), *_machine_sources())
     with store.lock(key):
-        if found := store.find(key):
-            return found.files["machine.o"]
+        if cached := store.find(key):
+            return cached.files["machine.o"]
         with tempfile.TemporaryDirectory() as name:
             compiler.run(Path(name), (*MACHINE_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "machine.o", str(FOLDER / MACHINE[-1]))
             machine = (Path(name) / "machine.o").read_bytes()
@@ -142,16 +142,16 @@ def _machine_sources() -> list[bytes]:
 
 
 def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
-    """Return what stands around a kernel's text: the header before, and behind it how its entries are called."""
-    launched = "".join(f'minrnn_host::entry<{one}>("{one}"), ' for one in entries)
+    """Return the translation unit around a kernel's text: the header before it, and the table of its entries behind it."""
+    table = "".join(f'minrnn_host::entry<{entry}>("{entry}"), ' for entry in entries)
     return (
         f"#define MINRNN_IS_BFLOAT16 {str(is_bfloat16).lower()}\n"
         '#include "cuda_on_host.h"\n#include "kernel.cu"\n'
-        f'extern "C" const minrnn_host::Entry minrnn_entries[] = {{{launched}{{}}}};\n'
+        f'extern "C" const minrnn_host::Entry minrnn_entries[] = {{{table}{{}}}};\n'
     )
 
 
-# What g++ and clang++ say of a name that the header does not have.
+# The messages of g++ and clang++ about a name that the header does not have.
 _UNKNOWN = re.compile(
     r"error: (?:no member named |use of undeclared identifier |there are no arguments to )?'(?:minrnn_host::)?(\w+)'"
     r"(?: in namespace| is not a member| was not declared| that depend|; did you mean|$)",
@@ -162,10 +162,11 @@ _UNKNOWN = re.compile(
 def _first_error(program: str, text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line or "undefined" in line]
     if unknown := _UNKNOWN.search(text):
-        where = f"its twin belongs into {FOLDER.name}/{HEADER}"
-        return f"the host has no {unknown[1]}, which the kernel calls; {where} ({_line_with(text, unknown.start())})"
+        remedy = f"its twin belongs into {FOLDER.name}/{HEADER}"
+        line = _line_with(text, unknown.start())
+        return f"the emulated machine has no {unknown[1]}, which the kernel calls; {remedy} ({line})"
     return f"{Path(program).name} refuses the kernel: {(lines or [text.strip() or 'no reason given'])[0].strip()}"
 
 
-def _line_with(text: str, place: int) -> str:
-    return text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()
+def _line_with(text: str, position: int) -> str:
+    return text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0].strip()

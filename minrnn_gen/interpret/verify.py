@@ -1,4 +1,4 @@
-"""Kernels of a spec run on the host, and held against the CPU target in float64."""
+"""Verification of a spec: its kernels emulated, and compared with the CPU target in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.interpret.cases import SLOW, Inputs, Trial, inputs_of, trials_of
+from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
@@ -32,81 +32,81 @@ Show = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one pass of one candidate: its plan's variables, the calls, the worst error, and what was found.
+    """The verdict on one pass of one candidate: its plan's variables, the calls, the worst error, and the findings.
 
-    `share` is the largest error as a share of what is allowed; NaN where a result is none.
+    `share` is the largest error as a share of the tolerance; NaN where a result is NaN.
     """
 
     candidate: int
     kernel_pass: str
     entry: str
     variables: Mapping[str, int]
-    trials: tuple[str, ...]
+    cases: tuple[str, ...]
     share: float
     findings: tuple[Finding, ...]
     seconds: float
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was found and every result keeps its tolerance."""
+        """Whether there is no finding and every result keeps its tolerance."""
         return not self.findings and self.share <= 1
 
     def with_other(self, other: Verdict) -> Verdict:
-        """Return the verdict of both about a pass."""
-        found = {str(one.lines) + one.kind: one for one in (*self.findings, *other.findings)}
-        trials = tuple(dict.fromkeys((*self.trials, *other.trials)))
+        """Return the verdict of both on a pass."""
+        findings = {str(finding.lines) + finding.kind: finding for finding in (*self.findings, *other.findings)}
+        cases = tuple(dict.fromkeys((*self.cases, *other.cases)))
         worst, seconds = float(numpy.max([self.share, other.share])), self.seconds + other.seconds
-        return replace(self, trials=trials, share=worst, findings=tuple(found.values()), seconds=seconds)
+        return replace(self, cases=cases, share=worst, findings=tuple(findings.values()), seconds=seconds)
 
 
 @dataclass(frozen=True)
 class Verification:
     """A spec to be verified: its chosen kernels and `candidates` others of each pass, each call under `seeds` seeds.
 
-    The chosen ones take a call of plain sequences, and one of sequences that begin anew and end early; each of the others,
-    which are for few and long sequences, one call of both. A backward goes with the forward before it, which is judged, too.
-    Only the chosen ones take single steps, but of dense cells.
+    The chosen kernels run a call of plain sequences, and a call with resets and lengths; each of the others, which are for few
+    and long sequences, runs one call of both. A backward goes with the forward before it, which is judged, too. Only the
+    chosen kernels run single steps, except for dense cells.
     """
 
     spec: Spec
     target: Target
-    # Every launch has an order of its own, and of 108 mutants of templates that findings told the first seed told 106.
+    # Every launch has its own order of threads: of 108 mutants of templates that findings killed, the first seed killed 106.
     seeds: int = 1
     candidates: int = 2
     allow_long: bool = False
 
     def run(self, show: Show = lambda _doing, _share: None) -> Iterator[Verdict]:
-        """Yield a verdict for each pass of each candidate; `show` is told what was done, and which share of all.
+        """Yield a verdict for each pass of each candidate; `show` gets the progress: its subject, and the share that is done.
 
         Raises BadInput where it would take very long, if that is not allowed.
         """
         cpp_compiler()
-        with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:  # some wait for a kernel that others compile
+        with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:  # a worker may wait for a kernel that another compiles
             # Takes seconds the first time, and every kernel waits for it.
             pool.submit(machine_in, Store(cache_folder()))
             kernels = [self._kernel(number) for number in range(self.candidates + 1)]
-            trials = [self._trials(kernel, number) for number, kernel in enumerate(kernels)]
-            self._refuse_long(kernels[0], [one for its in trials for one in its])
+            cases = [self._cases(kernel, number) for number, kernel in enumerate(kernels)]
+            self._refuse_long(kernels[0], [case for of_kernel in cases for case in of_kernel])
             exact = self._exact(kernels[0])
             jobs = {
-                pool.submit(self._verdicts, number, kernels[number], exact, trial, trial is its[-1]): number
-                for number, its in enumerate(trials)
-                for trial in its
+                pool.submit(self._verdicts, number, kernels[number], exact, case, case is of_kernel[-1]): number
+                for number, of_kernel in enumerate(cases)
+                for case in of_kernel
             }
-            left = {number: len(its) for number, its in enumerate(trials)}
+            left = {number: len(of_kernel) for number, of_kernel in enumerate(cases)}
             verdicts: dict[tuple[int, str], Verdict] = {}
             for done, job in enumerate(as_completed(jobs), 1):
-                for one in job.result():
-                    key = (one.candidate, one.kernel_pass)
-                    verdicts[key] = verdicts[key].with_other(one) if key in verdicts else one
+                for verdict in job.result():
+                    key = (verdict.candidate, verdict.kernel_pass)
+                    verdicts[key] = verdicts[key].with_other(verdict) if key in verdicts else verdict
                 number = jobs[job]
                 left[number] -= 1
                 show(f"candidate {number}", done / len(jobs))
                 if not left[number]:
-                    yield from (one for (its, _), one in verdicts.items() if its == number)
+                    yield from (verdict for (candidate, _), verdict in verdicts.items() if candidate == number)
 
     def _kernel(self, number: int) -> InterpretedKernel:
-        """Return a candidate of the spec's own sizes, or of those for which time may be split over any blocks."""
+        """Return a candidate for the spec's own sizes, or for sizes at which time may be split over any blocks."""
         kernel = interpreted(self.spec, self.target, allow_long=True, other=number, sizes=Sizes(1, ASSUMED_TIME))
         if number:
             return kernel
@@ -116,45 +116,44 @@ class Verification:
         spec = load_spec(self.spec.model_dump(), precision="fp64", functions=None)
         return Kernel(replace(kernel.builder, spec=spec), kernel.built)
 
-    def _trials(self, kernel: InterpretedKernel, number: int) -> tuple[Trial, ...]:
+    def _cases(self, kernel: InterpretedKernel, number: int) -> tuple[Case, ...]:
         plans = [kernel.plan]
         if self.spec.training:
             plans.append(kernel.builder.build("backward", replace(kernel.plan.regime, resets=number > 0)).plan)
-        return trials_of(plans, at_once=number > 0)
+        return cases_of(plans, at_once=number > 0)
 
-    def _refuse_long(self, kernel: InterpretedKernel, trials: list[Trial]) -> None:
+    def _refuse_long(self, kernel: InterpretedKernel, cases: list[Case]) -> None:
         calls = self.seeds * (3 if self.spec.training else 1)  # a backward takes as long as two forwards
-        seconds = calls * sum(seconds_of(kernel.contract, one.batch, one.time) for one in trials)
+        seconds = calls * sum(seconds_of(kernel.contract, case.batch, case.time) for case in cases)
         if seconds > SECONDS_MOST and not self.allow_long:
             raise BadInput(
                 f"hidden_size is {self.spec.hidden_size}, whose kernels would take about {seconds / 60:.0f} minutes here; "
                 f"give a smaller one, or fewer --seeds or --candidates, or --yes-really"
             )
 
-    def _verdicts(
-        self, number: int, candidate: InterpretedKernel, exact: Kernel, trial: Trial, has_step: bool
-    ) -> list[Verdict]:
+    def _verdicts(self, number: int, candidate: InterpretedKernel, exact: Kernel, case: Case, has_step: bool) -> list[Verdict]:
         """Run a call of a candidate, every pass of it."""
-        # Of steps whose threads do not work together one candidate is like the other.
+        # Where the threads of a step do not cooperate, all candidates have the same step.
         has_step &= not candidate.contract.directions and bool(not number or candidate.contract.recurrent_gates)
-        # Of this call alone, as its seeds are.
+        # A kernel for this call alone, as its seeds are.
         kernel = InterpretedKernel(candidate.builder, candidate.built[:1], allow_long=True)
-        inputs, expected = self._inputs(exact, trial)
-        found: dict[str, Verdict] = {}
+        inputs, expected = self._inputs(exact, case)
+        verdicts: dict[str, Verdict] = {}
 
         def judge(kernel_pass: str, run: Callable[[], tuple[Arrays, Any]]) -> Any:
-            """Run a pass and note what came of it; return what it leaves to the next, None where something was found."""
+            """Run a pass and keep its verdict; return what the next pass needs, None where there is a finding."""
             started, share, findings, left = time.perf_counter(), 0.0, tuple[Finding, ...](), None
             try:
                 results, left = run()
                 share = self._share(results, expected[kernel_pass])
             except KernelMisbehaved as misbehaved:
                 findings = misbehaved.findings
-            # The plan that was built last is of this very call.
-            plan = [one for (its, _), one in kernel.plans.items() if its == kernel_pass][-1]
+            # The plan that was built last is this call's.
+            plan = [plan for (of_pass, _), plan in kernel.plans.items() if of_pass == kernel_pass][-1]
             seconds = time.perf_counter() - started
-            one = Verdict(number, kernel_pass, plan.entry, plan.variables, (str(trial),), share, findings, seconds)
-            found[kernel_pass] = found[kernel_pass].with_other(one) if kernel_pass in found else one
+            verdict = Verdict(number, kernel_pass, plan.entry, plan.variables, (str(case),), share, findings, seconds)
+            earlier = verdicts.get(kernel_pass)
+            verdicts[kernel_pass] = earlier.with_other(verdict) if earlier else verdict
             return left
 
         for seed in range(self.seeds):
@@ -163,24 +162,26 @@ class Verification:
                     saved = judge("forward", lambda: forward_of(kernel, inputs))
                     if saved:
                         judge("backward", lambda saved=saved: (backward_of(kernel, inputs, saved), None))  # type: ignore[misc]
-                # What keeps states for a backward is another kernel than what does not; others have one for both.
+                # A forward that keeps states for its backward may be another kernel than one that does not.
                 keeps = any(regime.kept_states != "none" for _, regime in kernel.plans)
                 if not self.spec.training or (keeps and not number):
                     judge("forward", lambda: (inference_of(kernel, inputs), None))
                 if has_step:
                     judge("step", lambda: (step_of(kernel, inputs), None))
-        return list(found.values())
+        return list(verdicts.values())
 
-    def _inputs(self, exact: Kernel, trial: Trial) -> tuple[Inputs, dict[str, Arrays]]:
-        """Return what a call is given, and what it is to return, by pass; gates are slow where results stay moderate."""
+    def _inputs(self, exact: Kernel, case: Case) -> tuple[Inputs, dict[str, Arrays]]:
+        """Return the inputs of a call and its expected results by pass; gates are slow where results stay moderate."""
         contract = replace(exact.contract, precision=precision_of(self.spec.precision))
-        # Few steps of a dense cell hand everything on, and its products are what large gates would hide.
+        # Few steps of a dense cell keep every state, and large gates would hide its products.
         for slow in (0.0,) if contract.recurrent_gates else (SLOW, 0.0):
-            inputs = inputs_of(contract, trial, slow)
+            inputs = inputs_of(contract, case, slow)
             with numpy.errstate(all="ignore"):
                 expected = results_of(exact, inputs.in_float64(), self.spec.training)
             # NaN is not less.
-            if all(numpy.abs(array).max(initial=0) < LARGEST_RESULT for its in expected.values() for array in its.values()):
+            if all(
+                numpy.abs(array).max(initial=0) < LARGEST_RESULT for of_pass in expected.values() for array in of_pass.values()
+            ):
                 break
         return inputs, expected
 
@@ -188,7 +189,7 @@ class Verification:
         precision = precision_of(self.spec.precision).with_functions(self.spec.functions)
         slack = error_allowed(precision) + remembered_error(precision, self.spec.scan_arithmetic)
         # NaN wins over every number, as it does in numpy.max and does not in max.
-        return float(numpy.max([share_of(results[name], one, slack) for name, one in expected.items()]))
+        return float(numpy.max([share_of(results[name], exact, slack) for name, exact in expected.items()]))
 
 
 def results_of(kernel: Kernel, inputs: Inputs, training: bool) -> dict[str, Arrays]:

@@ -14,7 +14,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
-from minrnn_gen.raw_scan.kernels import raw_kernels, typical_time_of
+from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels, typical_time_of
 from minrnn_gen.run.replay import Steps
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 
@@ -34,7 +34,7 @@ def run_scan(call: ScanCall, y: Array, final: Array, steps: Steps) -> None:
         outputs = Outputs(rows.selected(0, index), (), _present(last))
         one = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = steps.workspace(workspace_bytes_of(plan, one))
-        steps.launch(loaded, forward_launch_of(plan, one, outputs, workspace), plan.threads)
+        steps.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, one, outputs, workspace), plan.threads)
 
 
 def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, steps: Steps) -> None:
@@ -54,7 +54,7 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, step
         gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
         one = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = steps.workspace(workspace_bytes_of(plan, one))
-        launch = backward_launch_of(plan, one, (y.selected(0, index),), incoming, gradients, workspace)
+        launch = backward_launch_of(plan, ARRAY_NAMES, one, (y.selected(0, index),), incoming, gradients, workspace)
         steps.launch(loaded, launch, plan.threads)
 
 

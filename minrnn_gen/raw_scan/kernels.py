@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.signature import ArrayNames
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
@@ -26,6 +27,8 @@ TYPICAL_CHANNELS = 8 * 1536
 # And for long ones, unless a tile of several warps along one row, 1,024 steps in fp32, would be longer than a sequence is.
 TYPICAL_TIME, TYPICAL_MEDIUM_TIME, MEDIUM_STEPS = 16384, 512, 1024
 
+# The output is the state, which a backward reads.
+ARRAY_NAMES = ArrayNames(states=("h",), parameters=(), saved_states=("h",), output_state="h")
 _EQUATIONS = {False: "h[t] = W.a * h[t-1] + W.b", True: "h[t] = exp(W.a) * h[t-1] + W.b"}
 
 

@@ -20,6 +20,7 @@ from minrnn_gen.plan.kernel_plan import KeptStates, Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,
+    NamedArguments,
     backward_arguments,
     forward_arguments,
     persistent_launches,
@@ -64,7 +65,7 @@ class DenseRun(DeviceRun):
                 self._walk_forward(steps, replace(call, x=x), outputs, single_step=True)
             else:
                 loaded, plan = self._load("step", regime)
-                steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
+                steps.launch(loaded, step_launch_of(plan, self._names, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
@@ -133,7 +134,9 @@ class DenseRun(DeviceRun):
             (part.x, part.R, outputs.y),
             steps,
             part,
-            lambda scratch: forward_arguments(part, contract.layout, outputs, kept == "storage", scratch, single_step),
+            lambda scratch: forward_arguments(
+                self._names, part, contract.layout, outputs, kept == "storage", scratch, single_step
+            ),
         )
 
     def _run_back(
@@ -183,7 +186,7 @@ class DenseRun(DeviceRun):
             arrays_of_rows,
             steps,
             part,
-            lambda scratch: backward_arguments(part, contract.layout, arrays, clip, scratch),
+            lambda scratch: backward_arguments(self._names_backward, part, contract.layout, arrays, clip, scratch),
             prepare,
         )
         for product in recurrent_gradient(contract, contract.layout, y, dproducts, dR) if rows else ():
@@ -205,7 +208,7 @@ class DenseRun(DeviceRun):
         rows: tuple[Array, ...],
         steps: Steps,
         part: Call,
-        arguments: Callable[[Scratch | None], tuple[Any, ...]],
+        arguments: Callable[[Scratch | None], NamedArguments],
         prepare: Prepare = lambda _scratch, _stream: None,
     ) -> None:
         """Run all steps of a call of one direction, by whichever kernel serves."""

@@ -1,24 +1,39 @@
-"""What the kernels of dense cells are called with, and what they need besides: the signatures of their templates."""
+"""What the kernels of dense cells are launched with, by the names of their signatures, and what they need besides."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES, Contract
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames, signature
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.run.scan_launch import Launch, launch_in_grid, mask_of, pointers_of
+from minrnn_gen.run.scan_launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
 
 # Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
 PERSISTENT_STEPS_MAX = 2**31 - 64
 # More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
 CALL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArguments:
+    """The arguments of a kernel by the names of its parameters; `names` are those of the cell's arrays."""
+
+    names: ArrayNames
+    values: Mapping[str, Any]
+
+    def packed(self, plan: KernelPlan, suffix: str = "", **more: Any) -> tuple[Any, ...]:
+        """Return the arguments, and those that a single launch has besides, in the order of an entry's signature."""
+        return pack(signature(plan, self.names, suffix), {**self.values, **more})
 
 
 def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
@@ -30,7 +45,7 @@ def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
 
 
 def persistent_launches(
-    plan: KernelPlan, call: Call, arguments: tuple[Any, ...], workspace: Array | None, resident_blocks: int
+    plan: KernelPlan, call: Call, arguments: NamedArguments, workspace: Array | None, resident_blocks: int
 ) -> list[Launch]:
     """Return the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
 
@@ -41,38 +56,41 @@ def persistent_launches(
         raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
     groups, grid_blocks = _groups(plan, call.batch), plan.variables["grid_blocks"]
     if grid_blocks == 1:
-        return [Launch(groups * plan.variables["cluster_blocks"], arguments)]
+        return [Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))]
     at_once = resident_blocks // grid_blocks
     if not at_once:
         raise BadInput(
             f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
             f"compile it without 'gpu' on this machine, or with the profile of this GPU"
         )
-    behind = pointers_of((workspace,))
+    packets = address_or_null(workspace)
     return [
-        Launch(min(at_once, groups - first) * grid_blocks, (*arguments, *behind, first)) for first in range(0, groups, at_once)
+        Launch(
+            min(at_once, groups - first) * grid_blocks,
+            arguments.packed(plan, group_packets=packets, first_group=first),
+        )
+        for first in range(0, groups, at_once)
     ]
 
 
-def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
+def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
     """Return the launch of `decode_step`, with blocks for each head and tile of sequences, writing `outputs`.
 
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
-    vectors = (call.bias, call.recurrent_bias, *call.parameters)
     head_blocks = -(-plan.hidden_size // plan.heads // plan.channels_per_block)
     blocks = plan.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
-    arguments = (
-        call.x.address,
-        *_strides(call, call.x, call.x_axes, "bgh"),
-        *pointers_of((call.R, *vectors)),
-        mask_of(vectors),
-        *pointers_of(call.initial),
-        outputs.y.address,
-        *pointers_of(outputs.final),
-        call.batch,
-    )
-    return launch_in_grid(blocks, arguments)
+    values = {
+        "x": call.x.address,
+        **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
+        "R": address_or_null(call.R),
+        **vector_values(names, call, recurrent=True),
+        **named("initial", names.states, call.initial),
+        "y": outputs.y.address,
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+    }
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:
@@ -152,28 +170,35 @@ def _rows_of(contract: Contract, layout: str, y: Array) -> list[tuple[int, int, 
     batch, _, time = y.shape
     step = y.strides[0] * y.itemsize
     return [
-        (one * time, time, Matrix(y.pointer + one * step, y.dtype, y.strides[1], size * y.strides[1], transposed=True))
-        for one in range(batch)
+        (row * time, time, Matrix(y.pointer + row * step, y.dtype, y.strides[1], size * y.strides[1], transposed=True))
+        for row in range(batch)
     ]
 
 
 def forward_arguments(
-    call: Call, layout: str, outputs: Outputs, kept_is_storage: bool, scratch: Scratch | None, single_step: bool = False
-) -> tuple[Any, ...]:
-    """Return the arguments of `stepwise_forward_begin` behind the first step; without a scratch of `persistent_forward`."""
-    kept = outputs.kept or (None,) * len(outputs.final)
-    return (
-        *_inputs(call, (call.R,)),
-        outputs.y.address,
-        *_strides(call, outputs.y, "bh" if single_step else Y_AXES[layout], "bth"),
-        *pointers_of(kept),
-        *((int(kept_is_storage),) if scratch else ()),
-        *pointers_of(outputs.final),
-        *((scratch[name] for name in ("state", "hidden", "packed", "product")) if scratch else ()),
-        call.batch,
-        call.time,
-        *((int(call.reverse),) if scratch else ()),
-    )
+    names: ArrayNames,
+    call: Call,
+    layout: str,
+    outputs: Outputs,
+    kept_is_storage: bool,
+    scratch: Scratch | None,
+    single_step: bool = False,
+) -> NamedArguments:
+    """Return the arguments of a persistent forward; with a scratch of `stepwise_forward_begin`, without its first two."""
+    values = {
+        **_inputs(names, call),
+        "R": address_or_null(call.R),
+        "y": outputs.y.address,
+        **_strides(call, "y", DENSE_Y_AXES, outputs.y, "bh" if single_step else Y_AXES[layout]),
+        **named("kept", names.states, outputs.kept or (None,) * len(outputs.final)),
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    if scratch:
+        values |= {"kept_is_storage": int(kept_is_storage), "reverse": int(call.reverse)}
+        values |= {name: scratch[name] for name in ("state", "hidden", "packed", "product")}
+    return NamedArguments(names, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,65 +219,67 @@ class BackwardArrays:
 
 
 def backward_arguments(
-    call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch | None
-) -> tuple[Any, ...]:
-    """Return the arguments of `stepwise_backward_begin` behind the first step; without a scratch `persistent_backward`."""
+    names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch | None
+) -> NamedArguments:
+    """Return the arguments of a persistent backward; with a scratch of `stepwise_backward_begin`, without its first two."""
     import numpy
 
     gradients, dy = arrays.gradients, arrays.incoming.dy
-    real = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
+    clip_type = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
     is_packed = call.sequences.cu_seqlens is not None
     rows = (0, 1) if is_packed else {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
     states = arrays.read_states
-    return (
-        *_inputs(call, () if scratch else (call.R,)),
-        *pointers_of(states),
-        *(_strides(call, states[0], Y_AXES[layout], "bth") if states else (0, 0, 0)),
-        dy.address,
-        *_strides(call, dy, Y_AXES[layout], "bth"),
-        *pointers_of(arrays.incoming.dfinal),
-        *pointers_of((arrays.products, arrays.first_products)),
-        *rows,
-        gradients.dx.address,
-        *_strides(call, gradients.dx, call.x_axes, "btgh"),
-        *pointers_of((arrays.dproducts, arrays.first_dproducts)),
-        *pointers_of(gradients.dinitial),
-        *pointers_of((gradients.sums,)),
-        *((scratch[name] for name in ("dstate", "dhidden", "dproduct")) if scratch else ()),
-        real(clip),
-        call.batch,
-        call.time,
-        *((int(call.reverse),) if scratch else ()),
-    )
+    values = {
+        **_inputs(names, call),
+        **named("saved", names.saved_states, states),
+        **_strides(call, "y", DENSE_Y_AXES, states[0] if states else None, Y_AXES[layout]),
+        "dy": dy.address,
+        **_strides(call, "dy", DENSE_Y_AXES, dy, Y_AXES[layout]),
+        **named("dfinal", names.states, arrays.incoming.dfinal),
+        "products": arrays.products.address,
+        "first_products": arrays.first_products.address,
+        **stride_values("row", "bt", dict(zip("bt", rows, strict=True))),
+        "dx": gradients.dx.address,
+        **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
+        "dproducts": arrays.dproducts.address,
+        "first_dproducts": arrays.first_dproducts.address,
+        **named("dinitial", names.states, gradients.dinitial),
+        "sums": address_or_null(gradients.sums),
+        "clip": clip_type(clip),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    if scratch:
+        values |= {name: scratch[name] for name in ("dstate", "dhidden", "dproduct")} | {"reverse": int(call.reverse)}
+    else:
+        values["R"] = address_or_null(call.R)
+    return NamedArguments(names, values)
 
 
-def _inputs(call: Call, matrices: tuple[Array | None, ...]) -> tuple[Any, ...]:
-    """x, `matrices`, the vectors, the initial states, and where sequences begin, end and start anew."""
+def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:
+    """x, the vectors, the initial states, and where sequences begin, end and start anew."""
     sequences = call.sequences
-    resets: tuple[int, ...] = (0, 0, 0)
-    if sequences.resets is not None:
-        resets = (sequences.resets.address, *_strides(call, sequences.resets, "bt", "bt"))
-    begins, ends = pointers_of((sequences.cu_seqlens, sequences.lengths))
+    begins, ends = address_or_null(sequences.cu_seqlens), address_or_null(sequences.lengths)
     if sequences.cu_seqlens is not None:
         # Each sequence ends where the next one begins.
         ends = begins + sequences.cu_seqlens.itemsize
-    vectors = (call.bias, call.recurrent_bias, *call.parameters)
-    return (
-        call.x.address,
-        *_strides(call, call.x, call.x_axes, "btgh"),
-        *pointers_of(matrices),
-        *pointers_of(vectors),
-        mask_of(vectors),
-        *pointers_of(call.initial),
-        *resets,
-        begins,
-        ends,
-    )
+    return {
+        "x": call.x.address,
+        **_strides(call, "x", DENSE_X_AXES, call.x, call.x_axes),
+        **vector_values(names, call, recurrent=True),
+        **named("initial", names.states, call.initial),
+        "resets": address_or_null(sequences.resets),
+        **_strides(call, "resets", "bt", sequences.resets, "bt"),
+        "begins": begins,
+        "ends": ends,
+    }
 
 
-def _strides(call: Call, array: Array, axes: str, wanted: str) -> tuple[int, ...]:
+def _strides(call: Call, name: str, wanted: str, array: Array | None, axes: str) -> dict[str, int]:
     """The strides of `wanted` axes, 0 for those that an array does not have, and between sequences that are packed."""
-    strides = dict(zip(axes, array.strides, strict=True))
+    by_axis = dict.fromkeys(wanted, 0)
+    if array is not None:
+        by_axis |= dict(zip(axes, array.strides, strict=True))
     if call.sequences.cu_seqlens is not None:
-        strides["b"] = 0
-    return tuple(strides.get(axis, 0) for axis in wanted)
+        by_axis["b"] = 0
+    return stride_values(name, wanted, by_axis)

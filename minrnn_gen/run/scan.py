@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, output
 from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Contract
 from minrnn_gen.call.key import Reading
+from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import memory, module
 from minrnn_gen.gpu.module import LoadedKernel
@@ -71,6 +73,16 @@ class DeviceRun:
         precision = self._contract.precision
         return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[kept]
 
+    @cached_property
+    def _names(self) -> ArrayNames:
+        """The names of the arrays of a forward or a step."""
+        return ArrayNames(self._contract.states, self._contract.parameters)
+
+    @cached_property
+    def _names_backward(self) -> ArrayNames:
+        """The names of the arrays of a backward."""
+        return names_of(self._builder.lowered_backward)
+
     def tape_of(self, reading: Reading | None) -> Tape | None:
         """Return how calls of this form are run again, if one was run before."""
         return self._tapes.find(reading)
@@ -120,7 +132,7 @@ class DeviceRun:
         if call.batch:
             call = self._projected(steps, call, "bgh")
             loaded, plan = self._load("step", self._builder.hinted_regime)
-            steps.launch(loaded, step_launch_of(plan, call, outputs), plan.threads)
+            steps.launch(loaded, step_launch_of(plan, self._names, call, outputs), plan.threads)
         self._tapes.keep(steps.played((outputs.y, *outputs.final), None))
         return outputs
 
@@ -144,7 +156,8 @@ class DeviceRun:
         for run, one in enumerate(runs):
             its = gradients_of_run(contract, projected.x_axes, gradients, run)
             workspace = steps.workspace(workspace_bytes_of(one.plan, one.call))
-            launch = backward_launch_of(one.plan, one.call, one.read_states, one.incoming, its, workspace)
+            arrays = (one.call, one.read_states, one.incoming, its, workspace)
+            launch = backward_launch_of(one.plan, self._names_backward, *arrays)
             steps.launch(one.loaded, launch, one.plan.threads)
         dx, dweight = self._through_projection(steps, call, gradients.dx)
         results = (dx, *gradients.dinitial, gradients.sums, dweight)
@@ -179,7 +192,7 @@ class DeviceRun:
         """Run a call of one direction."""
         loaded, plan = self._load("forward", self._regime(part, kept, part.x, outputs.y, *outputs.kept))
         workspace = steps.workspace(workspace_bytes_of(plan, part))
-        steps.launch(loaded, forward_launch_of(plan, part, outputs, workspace), plan.threads)
+        steps.launch(loaded, forward_launch_of(plan, self._names, part, outputs, workspace), plan.threads)
 
     def with_sequences_beside_x(self, call: Call) -> Call:
         """Return a call whose lengths and ends are where its kernels read them."""

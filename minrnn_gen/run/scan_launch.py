@@ -1,14 +1,24 @@
-"""The grid and the argument list of each kernel, in the order of its signature; knows no library."""
+"""The grid of each launch and its arguments, by the names of the kernel's signature; knows no library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import (
+    SCAN_X_AXES,
+    SCAN_Y_AXES,
+    STEP_X_AXES,
+    ArrayNames,
+    named_arrays,
+    signature,
+    stride_names,
+)
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
@@ -21,7 +31,7 @@ WORKSPACE_HEAD_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many blocks, and the kernel's arguments, pointers as addresses."""
+    """How many blocks, and the kernel's arguments in the order of its signature, pointers as addresses."""
 
     blocks: int
     arguments: tuple[Any, ...]
@@ -55,26 +65,29 @@ def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
     return WORKSPACE_HEAD_BYTES + 2 * plan.arithmetic_bytes * packets
 
 
-def forward_launch_of(plan: KernelPlan, call: Call, outputs: Outputs, workspace: Array | None = None) -> Launch:
+def forward_launch_of(
+    plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs, workspace: Array | None = None
+) -> Launch:
     """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`.
 
     `workspace` has the bytes that `workspace_bytes_of` asks for.
     """
-    arguments = (
-        *_inputs(plan, call),
-        outputs.y.address,
-        *_row_strides(plan, call, outputs.y),
-        *pointers_of(outputs.kept),
-        *pointers_of(outputs.final),
-        *_workspace(plan, workspace),
-        call.batch,
-        call.time,
-    )
-    return launch_in_grid(_blocks(plan, call), arguments)
+    values = {
+        **_inputs(plan, names, call),
+        "y": outputs.y.address,
+        **_row_strides(plan, call, "y", outputs.y),
+        **(named("kept", names.states, outputs.kept) if outputs.kept else {}),
+        **named("final", names.states, outputs.final),
+        **_workspace(plan, workspace),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    return launch_in_grid(_blocks(plan, call), pack(signature(plan, names), values))
 
 
 def backward_launch_of(
     plan: KernelPlan,
+    names: ArrayNames,
     call: Call,
     read_states: tuple[Array, ...],
     incoming: IncomingGradient,
@@ -85,56 +98,56 @@ def backward_launch_of(
 
     `read_states` are the states after each step that the backward reads, in the cell's order, y where it is one of them.
     """
-    arguments = (
-        *_inputs(plan, call),
-        *pointers_of(read_states),
-        incoming.dy.address,
-        *_row_strides(plan, call, incoming.dy),
-        *pointers_of(incoming.dfinal),
-        gradients.dx.address,
-        *_x_strides(plan, call, gradients.dx),
-        *pointers_of(gradients.dinitial),
-        *pointers_of((gradients.sums,)),
-        *_workspace(plan, workspace),
-        call.batch,
-        call.time,
-    )
-    return launch_in_grid(_blocks(plan, call), arguments)
+    values = {
+        **_inputs(plan, names, call),
+        **named("saved", names.saved_states, read_states),
+        "dy": incoming.dy.address,
+        **_row_strides(plan, call, "y", incoming.dy),
+        **named("dfinal", names.states, incoming.dfinal),
+        "dx": gradients.dx.address,
+        **_x_strides(plan, call, "dx", gradients.dx),
+        **named("dinitial", names.states, gradients.dinitial),
+        "sums": address_or_null(gradients.sums),
+        **_workspace(plan, workspace),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    return launch_in_grid(_blocks(plan, call), pack(signature(plan, names), values))
 
 
-def step_launch_of(plan: KernelPlan, call: Call, outputs: Outputs) -> Launch:
+def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
     """Return the launch of a single step, writing `outputs`."""
-    strides = _strides_by_axis(call.x, call.x_axes)
-    arguments = (
-        call.x.address,
-        *(strides[axis] for axis in "bgh"),
-        *_vectors(call),
-        *pointers_of(call.initial),
-        outputs.y.address,
-        *pointers_of(outputs.final),
-        call.batch,
-    )
-    return launch_in_grid(-(-call.batch * plan.hidden_size // plan.threads), arguments)
+    values = {
+        "x": call.x.address,
+        **stride_values("x", STEP_X_AXES, _strides_by_axis(call.x, call.x_axes)),
+        **vector_values(names, call),
+        **named("initial", names.states, call.initial),
+        "y": outputs.y.address,
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+    }
+    return launch_in_grid(-(-call.batch * plan.hidden_size // plan.threads), pack(signature(plan, names), values))
 
 
-def _inputs(plan: KernelPlan, call: Call) -> tuple[Any, ...]:
+def _inputs(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]:
     """What forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
-    arguments: tuple[Any, ...] = (
-        call.x.address,
-        *_x_strides(plan, call, call.x),
-        *_vectors(call),
-        *pointers_of(call.initial),
-    )
+    values = {
+        "x": call.x.address,
+        **_x_strides(plan, call, "x", call.x),
+        **vector_values(names, call),
+        **named("initial", names.states, call.initial),
+    }
     sequences = call.sequences
     if sequences.resets is not None:
-        arguments += (sequences.resets.address, *_strides_of_kernel(call, _strides_by_axis(sequences.resets, "bt"), "bt"))
+        values["resets"] = sequences.resets.address
+        values |= _strides(call, "resets", "bt", sequences.resets, "bt")
     if sequences.cu_seqlens is not None:
         # Each sequence ends where the next one begins.
         begins = sequences.cu_seqlens
-        return (*arguments, begins.address, begins.address + begins.itemsize)
+        return values | {"begins": begins.address, "ends": begins.address + begins.itemsize}
     # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
-    no_begins = () if plan.layout == "BDT" else (0,)
-    return (*arguments, *no_begins, *pointers_of((sequences.lengths,)))
+    no_begins = {} if plan.layout == "BDT" else {"begins": 0}
+    return values | no_begins | {"ends": address_or_null(sequences.lengths)}
 
 
 def _columns(plan: KernelPlan, call: Call) -> int:
@@ -156,27 +169,35 @@ def _blocks(plan: KernelPlan, call: Call) -> int:
     return -(-_columns(plan, call) // columns_per_block) * plan.variables.get("cluster_blocks", 1)
 
 
-def _workspace(plan: KernelPlan, workspace: Array | None) -> tuple[int, ...]:
-    return pointers_of((workspace,)) if plan.variables.get("lookback") else ()
+def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
+    return {"workspace_bytes": address_or_null(workspace)} if plan.variables.get("lookback") else {}
 
 
-def _x_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
+def _x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
     """The strides that a kernel asks for of an array with the axes of x."""
-    return _strides_of_kernel(call, _strides_by_axis(array, call.x_axes), "bgh" if plan.layout == "BDT" else "btg")
+    return _strides(call, name, SCAN_X_AXES[plan.layout], array, call.x_axes)
 
 
-def _row_strides(plan: KernelPlan, call: Call, array: Array) -> tuple[int, ...]:
+def _row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
     """The strides that a kernel asks for of an array with the axes of y."""
-    return _strides_of_kernel(call, _strides_by_axis(array, Y_AXES[plan.layout]), "bh" if plan.layout == "BDT" else "bt")
+    return _strides(call, name, SCAN_Y_AXES[plan.layout], array, Y_AXES[plan.layout])
 
 
-def _strides_of_kernel(call: Call, strides: Mapping[str, int], axes: str) -> tuple[int, ...]:
+def _strides(call: Call, name: str, wanted: str, array: Array, axes: str) -> dict[str, int]:
     """Packed sequences lie one behind the other in time: from one to the next there is no stride."""
-    return tuple(0 if axis == "b" and call.sequences.cu_seqlens is not None else strides[axis] for axis in axes)
+    by_axis = _strides_by_axis(array, axes)
+    if call.sequences.cu_seqlens is not None:
+        by_axis["b"] = 0
+    return stride_values(name, wanted, by_axis)
 
 
-def _strides_by_axis(array: Array, axes: str) -> Mapping[str, int]:
+def _strides_by_axis(array: Array, axes: str) -> dict[str, int]:
     return dict(zip(axes, array.strides, strict=True))
+
+
+def stride_values(name: str, wanted: str, by_axis: Mapping[str, int]) -> dict[str, int]:
+    """Return the strides of an array along the axes that are wanted, by the names of their parameters."""
+    return {parameter: by_axis[axis] for parameter, axis in stride_names(name, wanted)}
 
 
 def launch_in_grid(blocks: int, arguments: tuple[Any, ...]) -> Launch:
@@ -186,15 +207,25 @@ def launch_in_grid(blocks: int, arguments: tuple[Any, ...]) -> Launch:
     return Launch(blocks, arguments)
 
 
-def pointers_of(arrays: tuple[Array | None, ...]) -> tuple[int, ...]:
-    """Return the addresses of arrays, 0 for those that are not there."""
-    return tuple(array.address if array is not None else 0 for array in arrays)
+def address_or_null(array: Array | None) -> int:
+    """Return the address of an array, 0 where there is none."""
+    return 0 if array is None else array.address
 
 
-def _vectors(call: Call) -> tuple[Any, ...]:
-    """The bias, the parameters, and the mask that says which of them are float32."""
-    vectors = (call.bias, *call.parameters)
-    return (*pointers_of(vectors), mask_of(vectors))
+def named(prefix: str, names: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, int]:
+    """Return the addresses of the arrays that a cell has by name, by the names of their parameters."""
+    addresses = [0 if array is None else array.address for array in arrays]
+    return dict(zip(named_arrays(prefix, names), addresses, strict=True))
+
+
+def vector_values(names: ArrayNames, call: Call, recurrent: bool = False) -> dict[str, Any]:
+    """Return the biases, the parameters, and the mask that says which of them are float32."""
+    vectors: tuple[Array | None, ...] = (call.bias, *call.parameters)
+    values = {"bias": address_or_null(call.bias)}
+    if recurrent:
+        vectors = (call.bias, call.recurrent_bias, *call.parameters)
+        values["recurrent_bias"] = address_or_null(call.recurrent_bias)
+    return values | named("parameter", names.parameters, call.parameters) | {"float32_vectors": mask_of(vectors)}
 
 
 def mask_of(vectors: tuple[Array | None, ...]) -> Any:

@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import Contract
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu import cublas, module
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.graph import Recorded, Scratch, scratch_bytes_of
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.run.dense_launch import scratch_sizes, step_product
+from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.replay import Steps
 
 # A graph is launched in about the time of one step; a longer one wastes more where the time is no multiple of it.
@@ -27,7 +27,7 @@ GRAPHS_HELD = 8
 # Of the kernel that only prepares: it strides over what there is.
 BEGIN_BLOCKS = 264
 
-Arguments = Callable[[Scratch], tuple[Any, ...]]
+Arguments = Callable[[Scratch], NamedArguments]
 Prepare = Callable[[Scratch, int], None]
 
 
@@ -98,7 +98,7 @@ class AlternatingWalk:
     def _pair(self, kernel_pass: KernelPass, device: int, kernel: tuple[bytes, KernelPlan]) -> _Pair:
         key = (kernel_pass, device)
         if key not in self._pairs:
-            begin, step = (module.loaded_kernel(*kernel, f"_{part}") for part in ("begin", "step"))
+            begin, step = (module.loaded_kernel(*kernel, suffix) for suffix in (BEGIN, STEP))
             step.function(device)  # nothing can be loaded while a graph is recorded
             self._pairs[key] = _Pair(begin, step, kernel[1])
         return self._pairs[key]
@@ -112,11 +112,12 @@ class _Pair:
     _step: LoadedKernel
     _plan: KernelPlan
 
-    def begin(self, device: int, stream: int, scratch: Scratch, first_step: int, arguments: tuple[Any, ...]) -> None:
+    def begin(self, device: int, stream: int, scratch: Scratch, first_step: int, arguments: NamedArguments) -> None:
         blocks = 1 if first_step else BEGIN_BLOCKS
-        values = [int(one) if isinstance(one, Address) else one for one in arguments]
-        self._begin.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], first_step, *values))
+        packed = arguments.packed(self._plan, BEGIN, call=scratch["call"], first_step=first_step)
+        self._begin.launch_on(device, stream, blocks, self._plan.threads, packed)
 
     def step(self, device: int, stream: int, scratch: Scratch, step_in_chunk: int, batch: int) -> None:
         blocks = -(-batch * self._plan.hidden_size // self._plan.threads)
-        self._step.launch_on(device, stream, blocks, self._plan.threads, (scratch["call"], step_in_chunk))
+        packed = pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": step_in_chunk})
+        self._step.launch_on(device, stream, blocks, self._plan.threads, packed)

@@ -25,7 +25,10 @@ TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
 RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
-CONTEXT = {"plan", "cell", "header"}
+CONTEXT = {"plan", "cell", "header", "signature"}
+
+# How a list of parameters is printed.
+SIGNATURE_FILTERS = {"parameters", "members", "initializer"}
 
 # Numbers that need no name: none, one, two (a pair, a half, a doubling).
 PLAIN_NUMBERS = {"0", "1", "2"}
@@ -79,7 +82,7 @@ def test_a_family_says_whether_its_kernel_copies(family: Family) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_context_is_plan_cell_and_header(name: str) -> None:
+def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
     assert jinja2.meta.find_undeclared_variables(parsed(name)) <= CONTEXT
 
 
@@ -93,13 +96,14 @@ def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     members = {
         "plan": {field.name for field in dataclasses.fields(KernelPlan)},
         "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
+        "signature": {"begin", "step", "call"},
     }
     tree = parsed(name)
     for node in tree.find_all(jinja2.nodes.Getattr):
         if isinstance(node.node, jinja2.nodes.Name) and node.node.name in members:
             assert node.attr in members[node.node.name], f"{node.node.name}.{node.attr} in line {node.lineno}"
     assert not list(tree.find_all(jinja2.nodes.Call))
-    assert {node.name for node in tree.find_all(jinja2.nodes.Filter)} <= {"length", "join"}
+    assert {node.name for node in tree.find_all(jinja2.nodes.Filter)} <= {"length", "join", *SIGNATURE_FILTERS}
 
 
 def test_the_environment_is_strict() -> None:
@@ -187,7 +191,7 @@ def test_the_plan_is_written_down_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_entry_points_are_c_and_bounded(name: str) -> None:
-    """`extern "C"`, both launch bounds (with one alone ptxas spills), and a comment with the shape of every pointer.
+    """`extern "C"`, both launch bounds (with one alone ptxas spills), and the parameters of the signature.
 
     Clusters only where the plan has them: for GPUs without, the attribute does not compile.
     """
@@ -204,9 +208,8 @@ def test_entry_points_are_c_and_bounded(name: str) -> None:
     # A file has one kernel, or one that prepares a call and one that does a step of it.
     assert [suffix for _, _, suffix, _ in found] in ([""], ["_begin", "_step"])
     assert text.count("__global__") == len(found)
-    for line in "".join(arguments for *_, arguments in found).splitlines():
-        if "*" in line.split("//")[0]:
-            assert re.search(r"// \[.*\]", line), f"a pointer without its shape: {line.strip()}"
+    for _, _, suffix, parameters in found:
+        assert parameters == f"\n{{{{ signature{suffix.replace('_', '.')} | parameters }}}}"
 
 
 def test_rendering_hands_over_exactly_the_context(monkeypatch: pytest.MonkeyPatch) -> None:

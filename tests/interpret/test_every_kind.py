@@ -25,26 +25,26 @@ SEEDS = st.tuples(st.integers(0, 2**16), st.integers(0, 2**16))
 
 
 @st.composite
-def calls(draw: Any, kind: Kind, its: Made, with_resets: bool) -> Call:
-    plan = its.kernel.plan
+def calls(draw: Any, kind: Kind, subject: Made, with_resets: bool) -> Call:
+    plan = subject.kernel.plan
     time = draw(st.sampled_from(times_of(plan)))
     if plan.layout == "BDT":
         # Rows begin where they may be copied in the widest pieces, or, of the other kinds, where they may not.
         time = time - time % PIECE_STEPS if "vectors" in kind.name else time | 1
     batch = draw(st.sampled_from((3, 1, 4, plan.variables.get("batch_tile", 1) + 1)))
     slow = draw(st.sampled_from((SLOW, 0.0))) if plan.model in SATURATING else 0.0
-    given = set() if kind.is_raw else {"bias"} | ({"resets"} if with_resets else set())
+    always = set() if kind.is_raw else {"bias"} | ({"resets"} if with_resets else set())
     optional = st.sampled_from(("state", "dstate", "lengths")[: 2 if kind.is_raw else 3])
-    return Call(batch, time, slow, frozenset(given | draw(st.sets(optional))))
+    return Call(batch, time, slow, frozenset(always | draw(st.sets(optional))))
 
 
-def check(its: Made, call: Call, seeds: tuple[int, int]) -> None:
+def check(subject: Made, call: Call, seeds: tuple[int, int]) -> None:
     """Hold a call against float64; under another seed it gives the same bits."""
-    inputs = call.inputs(its.kernel)
-    found, again = (results_of(its.kernel, inputs, seed) for seed in seeds)
-    for results, repeated, expected in zip(found, again, its.expected(inputs), strict=True):
-        for name, one in expected.items():
-            assert share_of(results[name], one, its.slack) <= 1, name
+    inputs = call.inputs(subject.kernel)
+    first, second = (results_of(subject.kernel, inputs, seed) for seed in seeds)
+    for results, repeated, expected in zip(first, second, subject.expected(inputs), strict=True):
+        for name, exact in expected.items():
+            assert share_of(results[name], exact, subject.slack) <= 1, name
             assert np.asarray(results[name]).tobytes() == np.asarray(repeated[name]).tobytes(), name
 
 
@@ -54,9 +54,9 @@ def check(its: Made, call: Call, seeds: tuple[int, int]) -> None:
 @settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_calls_around_the_tiles(kind: Kind, data: Any) -> None:
-    its = made(kind)
+    subject = made(kind)
     # With and without are two kernels; both take twice as long to compile.
-    check(its, data.draw(calls(kind, its, EVERYDAY.get(kind.name, True))), data.draw(SEEDS))
+    check(subject, data.draw(calls(kind, subject, EVERYDAY.get(kind.name, True))), data.draw(SEEDS))
 
 
 @pytest.mark.matrix_full
@@ -69,9 +69,9 @@ def test_in_every_precision_layout_and_direction(kind: Kind, data: Any) -> None:
         changes["layout"] = ("BTD", "TBD")
     spec = {name: data.draw(st.sampled_from(allowed), name) for name, allowed in changes.items()}
     try:
-        its = made(replace(kind, spec={**kind.spec, **spec}))
-        call = data.draw(calls(kind, its, data.draw(st.booleans(), "resets")))
-        check(its, call, data.draw(SEEDS))
+        subject = made(replace(kind, spec={**kind.spec, **spec}))
+        call = data.draw(calls(kind, subject, data.draw(st.booleans(), "resets")))
+        check(subject, call, data.draw(SEEDS))
     except Infeasible:
         assume(False)  # what is wanted of the kind is not for every precision
 

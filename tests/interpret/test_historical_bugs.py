@@ -29,7 +29,9 @@ ONE_GATE = {"name": "one_gate", "equations": "h[t] = 0.5 * h[t-1] + W.a"}
 
 def prepared(family: str, name: str, kernel_pass: str, call: str) -> Prepared:
     wanted = (f"{family} {name}", kernel_pass, call)
-    return prepare(next(one for one in problems_of(family) if (one.name, one.kernel_pass, one.call) == wanted))
+    return prepare(
+        next(problem for problem in problems_of(family) if (problem.name, problem.kernel_pass, problem.call) == wanted)
+    )
 
 
 def with_older(problem: Prepared, now: str, once: str) -> dict[str, str]:
@@ -53,14 +55,14 @@ def first_found(problem: Prepared, now: str, once: str) -> str:
 def test_zero_times_nan_is_nan() -> None:
     """Until "A reset holds in compositions", a NaN of before a reset came through it where steps are composed."""
     problem = prepared("channels", "one warp", "forward", "resets")
-    given = dict(problem.inputs.forward)
+    arguments = dict(problem.inputs.forward)
     sequence, step = 2, 3
-    given["resets"] = given["resets"].copy()
-    given["resets"][sequence, step] = True
-    given["x"] = given["x"].copy()
-    given["x"][sequence, step - 1] = np.nan
-    problem.inputs = replace(problem.inputs, forward=given)
-    expected, _ = problem.kernel.reference(**given)
+    arguments["resets"] = arguments["resets"].copy()
+    arguments["resets"][sequence, step] = True
+    arguments["x"] = arguments["x"].copy()
+    arguments["x"][sequence, step - 1] = np.nan
+    problem.inputs = replace(problem.inputs, forward=arguments)
+    expected, _ = problem.kernel.reference(**arguments)
     assert np.isfinite(expected[sequence, step]).all()
     np.testing.assert_array_equal(np.isnan(problem.results_with(0, {})["y"]), np.isnan(expected))
     now, once = r"return RESETS && forgets\(\) \? \*this : composed_with", "return composed_with"

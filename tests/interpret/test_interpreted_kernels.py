@@ -47,20 +47,20 @@ def test_chosen_kernels_are_right(spec: dict[str, Any]) -> None:
     loaded = load_spec({"gpu": "h200", **spec})
     verdicts = list(Verification(loaded, target_of(loaded), seeds=1, candidates=0).run())
     passes = {"forward", "backward"} | ({"step"} if loaded.direction != "bidirectional" else set())
-    assert {one.kernel_pass for one in verdicts} == passes
-    for one in verdicts:
-        assert one.is_right, (one.share, *map(str, one.findings))
+    assert {verdict.kernel_pass for verdict in verdicts} == passes
+    for verdict in verdicts:
+        assert verdict.is_right, (verdict.share, *map(str, verdict.findings))
 
 
 @needs_compiler
-def test_whoever_comes_first_the_results_are_the_same_bits() -> None:
+def test_results_are_the_same_bits_in_every_order_of_threads() -> None:
     kernel = kernel_of(model="lstm", hidden_size=64, wanted={"cluster_blocks": 2})
-    given = arguments_of(kernel, 3, 4)
+    arguments = arguments_of(kernel, 3, 4)
     results = []
     for seed in range(4):
         with kernel.seeded(seed):
-            y, state = kernel(**given)
-        results.append(b"".join(one.tobytes() for one in (y, *state.values())))
+            y, state = kernel(**arguments)
+        results.append(b"".join(array.tobytes() for array in (y, *state.values())))
     assert len(set(results)) == 1
 
 

@@ -1,4 +1,4 @@
-"""What `make mutate` weakens: every place that it must, each by itself; and its reasons are of mutants that there are."""
+"""The mutants of `make mutate`: every synchronization has its own, and reasons are of existing mutants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPLATES = templates()
 MUTANTS = [mutant for name, text in TEMPLATES.items() for mutant in mutants_of(name, text)]
 # Statements that must not go, wherever they are called.
 WAITING = re.compile(
-    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|synchronize_cluster|wait_copy_groups|wait_for_mail|close_copy_group)\b.*;"
+    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|cluster_sync|wait_copy_groups|mbarrier_wait|close_copy_group)\b.*;"
 )
 
 
@@ -26,17 +26,17 @@ def test_every_wait_is_weakened() -> None:
         if name.startswith((*OUT_OF_SCOPE, "ptx/")):
             continue
         waiting = {number for number, line in enumerate(text.splitlines(), 1) if WAITING.match(line.partition("//")[0])}
-        assert waiting <= {one.line for one in MUTANTS if one.template == name and one.kind.startswith("no ")}
+        assert waiting <= {mutant.line for mutant in MUTANTS if mutant.template == name and mutant.kind.startswith("no ")}
 
 
 def test_each_changes_its_line_and_no_other() -> None:
-    for one in MUTANTS:
-        before, after = TEMPLATES[one.template], one.applied_to(TEMPLATES[one.template])
-        assert before != after and before.count("\n") - one.was.count("\n") == after.count("\n")
-    assert len({one.key for one in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        before, after = TEMPLATES[mutant.template], mutant.applied_to(TEMPLATES[mutant.template])
+        assert before != after and before.count("\n") - mutant.was.count("\n") == after.count("\n")
+    assert len({mutant.key for mutant in MUTANTS}) == len(MUTANTS)
 
 
 def test_reasons_are_of_mutants_that_survived() -> None:
-    outcomes = {one["key"]: one["outcome"] for one in json.loads(RESULTS.read_text())["mutants"]}
-    assert set(reasons()) <= {one.key for one in MUTANTS}
+    outcomes = {result["key"]: result["outcome"] for result in json.loads(RESULTS.read_text())["mutants"]}
+    assert set(reasons()) <= {mutant.key for mutant in MUTANTS}
     assert {outcomes[key] for key in reasons()} <= {"survived", "not rendered"}

@@ -1,4 +1,4 @@
-"""What is wrong with a kernel is found, within 20 seeds: each fault is planted into a text that is right."""
+"""Faults planted into the text of a correct kernel are found, within 20 seeds."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def without(old: str, new: str = "", count: int = -1, after: str = "") -> Callab
 
 
 TOLD = "tell_block(lane, composed, shared"
-PARTED = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
+CHANNEL_LANES = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
 TICKETS = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
 LONG = SCAN | {"batch": 1, "time": 65536, "wanted": TICKETS}
 GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", "training": False, "wanted": {"grid_blocks": 2}}
-# A long time, in which nobody writes anything.
+# A long time without any write.
 SLOWLY = "const volatile unsigned* slow = shared.ticket; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
 OPENED = "mbarrier_init(&shared.mbarrier[1]);"
 BARRIERS = "}\n    __syncthreads();\n    cluster_sync();"
 SHUFFLE = "const Affine earlier = shuffle_up"
-# What is planted: (spec, batch, steps, the change, the kind of what is found, where it is told).
+# Planted faults: (spec, batch, steps, the change, the kind of finding).
 FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
     "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=TOLD), "race"),
     "no wait for a copy": (SCAN, 1, 100, without("wait_copy_groups<STAGES - 1>();"), "race"),
@@ -50,39 +50,39 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         "race",
     ),
     "a row too many": (SCAN, 2, 37, without("|| row < steps_left) && has", "|| row <= steps_left) && has"), "out of bounds"),
-    "a mailbox that is told nothing": (
+    "no expect_tx": (
         LSTM,
         2,
         4,
         without("t + 1 < steps) mbarrier_arrive", "t + 1 < 2) mbarrier_arrive"),
         "deadlock",
     ),
-    "a word that is not told": (
+    "an operand word that is not sent": (
         LSTM,
         2,
         4,
         without("RANK_STEP) st_async(", "RANK_STEP) if (threadIdx.x != 8) st_async("),
         "deadlock",
     ),
-    "a composition that is not told": (LONG, 1, 300, without("&& !is_last) publish(", "&& tile > 0) publish("), "deadlock"),
-    "an operand that is not told": (
+    "an aggregate that is not published": (LONG, 1, 300, without("&& !is_last) publish(", "&& tile > 0) publish("), "deadlock"),
+    "an operand word that is not published": (
         GRID,
         2,
         4,
         without(") publish(packets", " && threadIdx.x != 8) publish(packets"),
         "deadlock",
     ),
-    "mailboxes that may not be open yet": (LSTM, 2, 4, without("cluster_sync();", count=1, after=OPENED), "race"),
-    "a mailbox opened too late": (
+    "mbarriers that may be uninitialized": (LSTM, 2, 4, without("cluster_sync();", count=1, after=OPENED), "race"),
+    "an mbarrier initialized too late": (
         LSTM,
         2,
         4,
         without(f"{OPENED}\n    {BARRIERS}", f"{BARRIERS} if (threadIdx.x == 0) {OPENED}"),
         "race",
     ),
-    "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
-    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
-    "a shuffle for some": (PARTED, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
+    "no wait on the mbarrier": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
+    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "divergence"),
+    "a shuffle for some": (CHANNEL_LANES, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }
 
 
@@ -90,17 +90,17 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
 def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, change: Callable[[str], str], kind: str) -> None:
     assert findings(kernel_of(**spec), 0, batch, time) == ()
     kernel = faulty(kernel_of(**spec), change)
-    found = next(filter(None, (findings(kernel, seed, batch, time) for seed in range(SEEDS))), ())
-    assert found and (not kind or kind in {one.kind for one in found})
-    assert all(one.lines for one in found), found
+    reported = next(filter(None, (findings(kernel, seed, batch, time) for seed in range(SEEDS))), ())
+    assert reported and (not kind or kind in {finding.kind for finding in reported})
+    assert all(finding.lines for finding in reported), reported
 
 
-def test_who_waits_long_is_not_lost() -> None:
+def test_a_long_wait_is_no_deadlock() -> None:
     kernel = faulty(kernel_of(**LONG), without(PUBLISH, SLOWLY + PUBLISH))
     assert [findings(kernel, seed, 1, 300) for seed in range(3)] == [()] * 3
 
 
-def test_registers_that_nobody_wrote_show_in_the_result() -> None:
+def test_uninitialized_registers_show_in_the_result() -> None:
     kernel = faulty(kernel_of(**LONG), without("Affine all = Affine::identity();", "Affine all;"))
     y, _ = kernel(**arguments_of(kernel, 1, 300))
     assert not np.isfinite(y).all()

@@ -21,17 +21,17 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_verified_kernels_are_told_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verified_kernels_are_listed_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "hidden_size=12", "--gpu", "h200", "--candidates", "1", "--json"]
     assert main(["verify", str(EXAMPLES / "min_gru.yaml"), *small]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["right"]
-    assert [(one["candidate"], one["pass"]) for one in said["kernels"]] == [
+    assert [(kernel["candidate"], kernel["pass"]) for kernel in said["kernels"]] == [
         (0, "forward"), (0, "backward"), (0, "step"), (1, "forward"), (1, "backward"),
     ]  # fmt: skip
-    assert all(one["right"] and one["error_share"] <= 1 and not one["findings"] for one in said["kernels"])
-    # A plain call and one of sequences that begin and end; of others both in one.
-    assert [len(one["calls"]) for one in said["kernels"]] == [2, 2, 1, 1, 1]
+    assert all(kernel["right"] and kernel["error_share"] <= 1 and not kernel["findings"] for kernel in said["kernels"])
+    # A plain call, and a call with sequences that begin and end; other candidates have both in one call.
+    assert [len(kernel["calls"]) for kernel in said["kernels"]] == [2, 2, 1, 1, 1]
 
 
 def test_without_a_compiler_the_status_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_without_a_compiler_the_status_is_1(monkeypatch: pytest.MonkeyPatch, cap
     said = capsys.readouterr()
     assert said.out == ""
     assert (
-        said.err.strip() == "error: running kernels on the host needs a C++ compiler, and there is none: install g++ or clang++"
+        said.err.strip() == "error: emulating kernels on a CPU needs a C++ compiler, and there is none: install g++ or clang++"
     )
 
 
@@ -70,5 +70,6 @@ def test_an_instruction_without_a_twin_is_named(instruction: str) -> None:
         )
 
     kernel: Any = faulty(kernel_of(model="min_gru", hidden_size=8, training=False), change)
-    with pytest.raises(CompileFailed, match=r"the host has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"):
+    message = r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"
+    with pytest.raises(CompileFailed, match=message):
         kernel(np.zeros((1, 3, 2, 8), np.float32))

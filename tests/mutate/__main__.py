@@ -1,6 +1,6 @@
-"""`make mutate`: weakens the templates in every place where something waits, orders, guards or bounds, and sees who notices.
+"""`make mutate`: runs the mutation test of the templates, whose mutants are in places.py.
 
-Goes on where it was left; what is known of a mutant holds until its line, its column or its kind is another.
+Goes on where it was left; a result holds until the line, the column or the kind of its mutant changes.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from support.small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (
-    "scan_forward_channels", "parts/channels", "persistent_forward", "parts/recurrent", "parts/packets", "ptx/",
+    "scan_forward_channels", "parts/channels", "persistent_forward", "parts/persistent", "parts/exchange", "parts/grid", "ptx/",
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward",
 )  # fmt: skip
 
 
 def main() -> int:
-    """Run the mutants that no result is known of yet."""
+    """Run the mutants without a result."""
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
-    parser.add_argument("--only", default="", help="templates whose names have this in them")
+    parser.add_argument("--only", default="", help="templates whose names contain this")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
-    parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these anew")
+    parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
-    known = {one["key"]: one for one in results}
+    known = {result["key"]: result for result in results}
     bench = Bench([] if arguments.page else _prepared())
     if bench.prepared:
         started = time.perf_counter()
         bench.control()
-        print(f"the originals are told from nothing, {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"no problem kills an original, {time.perf_counter() - started:.0f} s", flush=True)
     keys = {mutant.key for mutant in bench.mutants}
-    known = {key: one for key, one in known.items() if key in keys}
-    settled = {key for key, one in known.items() if not _is_wanted(one, arguments.again, reasons())}
-    order = sorted(range(len(bench.mutants)), key=lambda one: _rank(bench.mutants[one].template))
-    wanted = [one for one in order if arguments.only in bench.mutants[one].template]
-    left = [one for one in wanted if bench.mutants[one].key not in settled]
+    known = {key: result for key, result in known.items() if key in keys}
+    settled = {key for key, result in known.items() if not _is_wanted(result, arguments.again, reasons())}
+    order = sorted(range(len(bench.mutants)), key=lambda number: _rank(bench.mutants[number].template))
+    wanted = [number for number in order if arguments.only in bench.mutants[number].template]
+    left = [number for number in wanted if bench.mutants[number].key not in settled]
     ends = time.monotonic() + 60 * arguments.minutes
     for done, number in enumerate(left if not arguments.page else (), 1):
         if time.monotonic() > ends:
@@ -52,9 +52,8 @@ def main() -> int:
         outcome = bench.run(number)
         known[outcome["key"]] = outcome
         _write(bench, known)
-        print(
-            f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {bench.mutants[number].name[:110]}  {_said(outcome)}", flush=True
-        )
+        name = bench.mutants[number].name[:110]
+        print(f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {name}  {_summary(outcome)}", flush=True)
     write_page(page_of(bench.mutants, known, reasons()))
     return 0
 
@@ -72,23 +71,23 @@ def _prepared() -> list[Prepared]:
 
 
 def _write(bench: Bench, known: dict[str, dict[str, object]]) -> None:
-    mutants = [known[one.key] for one in bench.mutants if one.key in known]
-    lines = ",\n".join(json.dumps(one) for one in mutants)
+    results = [known[mutant.key] for mutant in bench.mutants if mutant.key in known]
+    lines = ",\n".join(map(json.dumps, results))
     temporary = Path(f"{RESULTS}.new")
     temporary.write_text(f'{{"mutants": [\n{lines}\n]}}\n')
     temporary.replace(RESULTS)
 
 
-def _is_wanted(one: dict[str, object], again: str | None, explained: Container[str]) -> bool:
-    survived = again is not None and one["outcome"] != "killed"
-    return again == "all" or (survived and (again == "survived" or one["key"] not in explained))
+def _is_wanted(result: dict[str, object], again: str | None, explained: Container[str]) -> bool:
+    survived = again is not None and result["outcome"] != "killed"
+    return again == "all" or (survived and (again == "survived" or result["key"] not in explained))
 
 
 def _rank(template: str) -> int:
-    return next((rank for rank, one in enumerate(FIRST) if template.startswith(one)), len(FIRST))
+    return next((rank for rank, name in enumerate(FIRST) if template.startswith(name)), len(FIRST))
 
 
-def _said(outcome: dict[str, object]) -> str:
+def _summary(outcome: dict[str, object]) -> str:
     return str(outcome.get("by") or outcome["outcome"])
 
 

@@ -1,4 +1,4 @@
-"""Every place of the templates where something waits, orders, guards or bounds, and how it is weakened there."""
+"""Mutants of the templates: every synchronization, guard and bound, and how each is weakened."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from minrnn_gen.config.package_files import package_folder
 
-# What measures GPUs and no kernel has, and what debug builds alone have, whose clock stands still on the host.
+# Microbenchmarks are no kernels; bounded waits are of debug builds, whose clock stands still when emulated.
 OUT_OF_SCOPE = ("microbenchmarks/", "ptx/bounded_wait.cuh.j2")
-# Of statements that go: what kind of mutant that is.
+# Functions whose call is removed, and the kind of mutant that is.
 REMOVED = {
     "__syncthreads": "no barrier",
     "__syncwarp": "no barrier",
@@ -21,18 +21,19 @@ REMOVED = {
     "wait_copy_groups": "no wait",
     "mbarrier_wait": "no wait",
     "gather": "no wait",
+    "all_gather_wait": "no wait",
     "close_copy_group": "no commit",
-    "mbarrier_init": "no mailbox",
-    "mbarrier_arrive_expect_tx": "no expectation",
-    "publish": "no news",
-    "store_unit": "no news",
-    "st_async": "no news",
+    "mbarrier_init": "no init",
+    "mbarrier_arrive_expect_tx": "no expect_tx",
+    "publish": "no store",
+    "store_unit": "no store",
+    "st_async": "no store",
     "copy_piece": "no copy",
     "copy_piece_where": "no copy",
     "load_units": "no load",
     "load_matrices": "no load",
 }
-# Of accesses whose order or wholeness is promised: the same as plain ones, {0} and {1} being the arguments.
+# Relaxed and atomic accesses, and the plain access that takes their place: {0} and {1} are the arguments.
 PLAIN = {
     "load_unit": "*({0})",
     "load_units": "({0}[0] = *({1}), {0}[1] = *({1} + 1))",
@@ -42,7 +43,7 @@ PLAIN = {
 LANES = "ALL_LANES"
 OFF_BY_ONE = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 OPENING, CLOSING = "([{", ")]}"
-# Of masked text: no name that is known only when a kernel runs.
+# Masked text: it has no name that is known only when a kernel runs.
 HIDDEN, GAP = "\x01", "\x02"
 
 
@@ -59,16 +60,16 @@ class Mutant:
     was: str
     replacement: str
     line_text: str
-    nth: int = 1  # of those that are alike in the same template
+    nth: int = 1  # of equal mutants in the same template
 
     @property
     def name(self) -> str:
-        """Its name in a report."""
+        """The name in a report."""
         return f"{self.template}:{self.line}:{self.column} {self.kind}: {self.was} -> {self.replacement or 'nothing'}"
 
     @property
     def key(self) -> str:
-        """What it is, wherever the line has moved to."""
+        """The identity of the mutant, wherever the line has moved to."""
         nth = f" | {self.nth}" if self.nth > 1 else ""
         return f"{self.template} | {self.line_text} | {self.column} | {self.kind} | {self.replacement}{nth}"
 
@@ -88,7 +89,7 @@ def mutants_of(name: str, text: str) -> list[Mutant]:
     if name.startswith(OUT_OF_SCOPE):
         return []
     code = _masked(text)
-    found: dict[tuple[int, int, str], Mutant] = {}
+    mutants: dict[tuple[int, int, str], Mutant] = {}
 
     def add(kind: str, start: int, end: int, replacement: str) -> None:
         line_start = text.rfind("\n", 0, start) + 1
@@ -98,25 +99,25 @@ def mutants_of(name: str, text: str) -> list[Mutant]:
             name, text.count("\n", 0, start) + 1, start - line_start - indent + 1, kind, start, end, text[start:end],
             replacement, line_text.strip(),
         )  # fmt: skip
-        found.setdefault((start, end, replacement), mutant)
+        mutants.setdefault((start, end, replacement), mutant)
 
     for kind, start, end, replacement in (*_calls(code), *_conditions(code)):
         add(kind, start, end, replacement)
-    alike = Counter[str]()
+    copies = Counter[str]()
     numbered = []
-    for mutant in sorted(found.values(), key=lambda one: (one.start, one.end)):
-        alike[mutant.key] += 1
-        numbered.append(replace(mutant, nth=alike[mutant.key]))
+    for mutant in sorted(mutants.values(), key=lambda mutant: (mutant.start, mutant.end)):
+        copies[mutant.key] += 1
+        numbered.append(replace(mutant, nth=copies[mutant.key]))
     return numbered
 
 
 def _masked(text: str) -> str:
-    """Return the text at its length, with what is not the host's code hidden: comments, strings, Jinja, assembly, constants."""
+    """Return the text at its length, without what is not emulated: comments, strings, Jinja, assembly, constants."""
     code = text
 
     def hide(pattern: str, by: str) -> None:
         nonlocal code
-        code = re.sub(pattern, lambda found: re.sub(r"[^\n]", by, found[0]), code, flags=re.S | re.M)
+        code = re.sub(pattern, lambda match: re.sub(r"[^\n]", by, match[0]), code, flags=re.S | re.M)
 
     hide(r"\{\{.*?\}\}", HIDDEN)
     hide(r"\{%.*?%\}|\{#.*?#\}", GAP)
@@ -124,7 +125,7 @@ def _masked(text: str) -> str:
     hide(r'"[^"\n]*"', HIDDEN)
     hide(r"#ifdef __CUDACC_RTC__.*?(?:#else|#endif)", " ")
     hide(r"^ *(?:#|static_assert|constexpr|template|typedef)[^\n]*", " ")
-    hide(r"^[^\n]*(?:minrnn_host::|check_patience)[^\n]*", " ")
+    hide(r"^[^\n]*(?:minrnn_host::|check_patience|check_timeout)[^\n]*", " ")
     for choice in re.finditer(r"if constexpr \(", code):
         end = _closed(code, choice.end() - 1) + 1
         code = code[: choice.start()] + " " * (end - choice.start()) + code[end:]
@@ -141,38 +142,38 @@ def _calls(code: str) -> Iterator[tuple[str, int, int, str]]:
         if call[1] == "wait_copy_groups":
             yield "weaker wait", call.end() - 2, call.end() - 2, " + 1"
         if call[1] == "mbarrier_arrive_expect_tx":
-            yield "weaker expectation", end - 1, end - 1, " - 4"
+            yield "weaker expect_tx", end - 1, end - 1, " - 4"
     for call in re.finditer(rf"(?<![\w:.])({'|'.join(PLAIN)})\(", code):
         inside, last = call.end(), _closed(code, call.end() - 1)
         if re.match(r"\s*\{", code[last + 1 :]):
             continue  # where it is defined
-        ends = [one for one in range(inside, last + 1) if one == last or _is_comma_of(code, inside, one)]
-        given = [code[start:end].strip() for start, end in pairwise([inside, *ends])]
-        yield "plain access", call.start(), last + 1, PLAIN[call[1]].format(*(one.lstrip(", ") for one in given))
+        ends = [at for at in range(inside, last + 1) if at == last or _is_comma_of(code, inside, at)]
+        arguments = [code[start:end].strip() for start, end in pairwise([inside, *ends])]
+        yield "plain access", call.start(), last + 1, PLAIN[call[1]].format(*(argument.lstrip(", ") for argument in arguments))
     for mask in re.finditer(rf"\b{LANES}(?=,)", code):
         yield "fewer lanes", mask.start(), mask.end(), f"{LANES} >> 1"
 
 
 def _conditions(code: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield each condition by itself as true, and each bound by one further."""
-    loops = [(one.end() - 1, _closed(code, one.end() - 1)) for one in re.finditer(r"\bfor \(", code)]
-    whiles = [(one.end() - 1, _closed(code, one.end() - 1)) for one in re.finditer(r"\bwhile \(", code)]
+    """Yield every condition replaced by true, and every bound moved by one."""
+    loops = [(match.end() - 1, _closed(code, match.end() - 1)) for match in re.finditer(r"\bfor \(", code)]
+    whiles = [(match.end() - 1, _closed(code, match.end() - 1)) for match in re.finditer(r"\bwhile \(", code)]
     places: set[tuple[int, int]] = set()
-    for one in re.finditer(r"\bif \(|\bwhile \(", code):
-        places.add(_atom(code, one.end()))
-    for one in re.finditer(r" (?:&&|\|\|) ", code):
-        places |= {_atom(code, one.start()), _atom(code, one.end())}
-    for one in re.finditer(r" \? ", code):
-        places.add(_atom(code, one.start()))
-    for one in re.finditer(r" (<|<=|>|>=|==|!=) ", code):
-        start, end = _atom(code, one.start())
+    for match in re.finditer(r"\bif \(|\bwhile \(", code):
+        places.add(_atom(code, match.end()))
+    for match in re.finditer(r" (?:&&|\|\|) ", code):
+        places |= {_atom(code, match.start()), _atom(code, match.end())}
+    for match in re.finditer(r" \? ", code):
+        places.add(_atom(code, match.start()))
+    for match in re.finditer(r" (<|<=|>|>=|==|!=) ", code):
+        start, end = _atom(code, match.start())
         places.add((start, end))
         header = next((loop for loop in loops if loop[0] < start < loop[1]), None)
-        if one[1] in OFF_BY_ONE and (header is None or _is_known_late(code, header)) and _runs(code[start:end]):
-            yield "off by one", one.start() + 1, one.end() - 1, OFF_BY_ONE[one[1]]
+        if match[1] in OFF_BY_ONE and (header is None or _is_known_late(code, header)) and _runs(code[start:end]):
+            yield "off by one", match.start() + 1, match.end() - 1, OFF_BY_ONE[match[1]]
     for start, end in sorted(places):
         condition = code[start:end]
-        # What is a group of conditions, or declares what one is of, has them by themselves.
+        # A group of conditions, or a declaration in a condition, is not mutated as a whole.
         if not _runs(condition) or condition.startswith("const ") or re.match(r"\(.* (?:&&|\|\|) .*\)$", condition, re.S):
             continue
         if any(first < start < last for first, last in loops):
@@ -191,7 +192,7 @@ def _is_known_late(code: str, header: tuple[int, int]) -> bool:
 def _runs(code: str) -> bool:
     """Whether code has a name that is not a constant's."""
     return any(
-        re.search("[a-z]", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in ("int", "sizeof", "storage")
+        re.search("[a-z]", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in ("int", "sizeof", "storage_t")
     )
 
 

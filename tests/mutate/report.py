@@ -1,4 +1,4 @@
-"""The page of the mutation test: its score, and every survivor with the reason why it is no fault."""
+"""The page of the mutation test: its score, and every survivor with the reason why it is equivalent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from places import Mutant
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "mutations.json"
 PAGE = ROOT / "docs" / "mutations.md"
-# Of survivors by key: why each does nothing that matters.
+# Why survivors are equivalent to the original, by key.
 REASONS = Path(__file__).with_name("reasons.json")
 
 HOW = (
     ("race", "a race"),
     ("out of bounds", "an access out of bounds"),
-    ("uninitialised", "a read of unwritten memory"),
-    ("unwritten", "a read of unwritten memory"),
+    ("uninitialized", "a read of uninitialized memory"),
     ("misaligned", "a misaligned access"),
     ("deadlock", "a deadlock"),
-    ("parted", "a barrier or an operation of a warp that some do not reach"),
-    ("mailbox", "an mbarrier or a copy used wrongly"),
+    ("divergence", "a barrier or a warp operation that some threads do not reach"),
+    ("mbarrier", "an mbarrier or a copy used wrongly"),
     ("copy", "an mbarrier or a copy used wrongly"),
     ("wrong", "a wrong result"),
     ("refused", "a compiler that refuses"),
@@ -35,10 +34,10 @@ HOW = (
 
 HEAD = """# Mutants
 
-The mutation test asks whether the [kernels on a CPU](interpret.md) would notice a fault in a template. `make mutate`
-makes the faults, one at a time:
+The mutation test asks whether the [kernels on a CPU](interpret.md) would notice a fault in a template. `make mutate` makes the
+faults, one at a time:
 
-- it removes or weakens every barrier, wait, commit, expectation, message and asynchronous copy;
+- it removes or weakens every barrier, wait, commit, `expect_tx`, remote store and asynchronous copy;
 - it makes every relaxed or atomic access a plain one, and leaves half of the lanes out of every shuffle;
 - it turns every predicate and mask that is known only at run time into true, and moves every bound by one.
 
@@ -48,10 +47,10 @@ result or the compiler *kills* it. Under the same seeds none of the problems rep
 Three things are left out:
 
 - microbenchmarks, which measure a GPU and are no kernels;
-- the waits of debug builds, which have no clock on the host;
-- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`: its twins on a CPU are not the text
-  that a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that compute
-  have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
+- the waits of debug builds, which have no clock when emulated;
+- the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text
+  that a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that
+  compute have no such call: the `volatile` of `opaque` and of `tf32_of` saves registers and orders nothing.
 
 Choices between constants of a plan are no predicates.
 
@@ -63,12 +62,12 @@ and so does a mutant that no problem renders.
 
 def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str]) -> str:
     """Return the page, of what is known of the mutants."""
-    run = [one for one in mutants if one.key in known]
-    killed = [one for one in run if known[one.key]["outcome"] == "killed"]
-    survivors = [one for one in run if known[one.key]["outcome"] != "killed"]
-    explained = [one for one in survivors if one.key in reasons]
+    run = [mutant for mutant in mutants if mutant.key in known]
+    killed = [mutant for mutant in run if known[mutant.key]["outcome"] == "killed"]
+    survivors = [mutant for mutant in run if known[mutant.key]["outcome"] != "killed"]
+    explained = [mutant for mutant in survivors if mutant.key in reasons]
     judged = len(run) - len(explained)
-    seconds = [known[one.key]["seconds"] for one in run]
+    seconds = [known[mutant.key]["seconds"] for mutant in run]
     lines = [
         HEAD,
         "## Score",
@@ -81,14 +80,14 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
         "",
         "| killed by | mutants |",
         "|---|---|",
-        *(f"| {how} | {count} |" for how, count in Counter(_how(known[one.key]["by"]) for one in killed).most_common()),
+        *(f"| {how} | {count} |" for how, count in Counter(_how(known[mutant.key]["by"]) for mutant in killed).most_common()),
         "",
-        *_table("what was done", run, known, reasons, lambda one: one.kind),
-        *_table("template", mutants, known, reasons, lambda one: f"`{one.template}`"),
+        *_table("what was done", run, known, reasons, lambda mutant: mutant.kind),
+        *_table("template", mutants, known, reasons, lambda mutant: f"`{mutant.template}`"),
         "## Survivors",
         "",
     ]
-    missed = [one for one in survivors if one.key not in reasons]
+    missed = [mutant for mutant in survivors if mutant.key not in reasons]
     lines += ["Missed:", "", *_listed(missed, known, {}), ""] if missed else ["None is missed.", ""]
     lines += ["Equivalent:", "", *_listed(explained, known, reasons)]
     return "\n".join(lines).rstrip() + "\n"
@@ -99,22 +98,23 @@ def _table(
 ) -> Iterable[str]:
     yield from (f"| {head} | mutants | not run | killed | equivalent | missed |", "|---|---|---|---|---|---|")
     for name in dict.fromkeys(map(of, mutants)):
-        its = [one for one in mutants if of(one) == name]
-        run = [one for one in its if one.key in known]
-        killed = sum(known[one.key]["outcome"] == "killed" for one in run)
-        explained = sum(known[one.key]["outcome"] != "killed" and one.key in reasons for one in run)
-        yield f"| {name} | {len(its)} | {len(its) - len(run)} | {killed} | {explained} | {len(run) - killed - explained} |"
+        group = [mutant for mutant in mutants if of(mutant) == name]
+        run = [mutant for mutant in group if mutant.key in known]
+        killed = sum(known[mutant.key]["outcome"] == "killed" for mutant in run)
+        explained = sum(known[mutant.key]["outcome"] != "killed" and mutant.key in reasons for mutant in run)
+        yield f"| {name} | {len(group)} | {len(group) - len(run)} | {killed} | {explained} | {len(run) - killed - explained} |"
     yield ""
 
 
 def _listed(mutants: Sequence[Mutant], known: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterable[str]:
-    for one in mutants:
-        its = known[one.key]
-        said = "; no problem renders it" if its["outcome"] == "not rendered" else ""
-        said += "; compiled to the same code everywhere" if its.get("same_code") and its["same_code"] == its["problems"] else ""
-        yield f"- `{one.template}`, line {one.line}, {one.kind}{said}: `{_shown(one)}`"
-        if one.key in reasons:
-            yield f"  {reasons[one.key]}"
+    for mutant in mutants:
+        result = known[mutant.key]
+        note = "; no problem renders it" if result["outcome"] == "not rendered" else ""
+        is_same = result.get("same_code") and result["same_code"] == result["problems"]
+        note += "; compiled to the same code everywhere" if is_same else ""
+        yield f"- `{mutant.template}`, line {mutant.line}, {mutant.kind}{note}: `{_shown(mutant)}`"
+        if mutant.key in reasons:
+            yield f"  {reasons[mutant.key]}"
 
 
 def _shown(mutant: Mutant) -> str:
@@ -126,12 +126,12 @@ def _how(by: str) -> str:
 
 
 def reasons() -> dict[str, str]:
-    """Return why survivors are no faults, by key."""
-    found: dict[str, str] = {}
+    """Return why survivors are equivalent to the original, by key."""
+    reasons_by_key: dict[str, str] = {}
     for entry in json.loads(REASONS.read_text()):
         for key in entry["mutants"]:
-            found[key] = entry["why"]
-    return found
+            reasons_by_key[key] = entry["why"]
+    return reasons_by_key
 
 
 def write_page(page: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs mutants: on one problem after the other, each time in a process of its own, until one tells it from the original."""
+"""Runner of mutants: a mutant runs on one problem after the other, each in its own process, until one kills it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from support.small_problems import Prepared
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen import render
+from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.interpret import library
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -32,9 +33,9 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 SEEDS = tuple(range(3, 11))
 # For all seeds of a problem, but two at least.
 SEEDS_SECONDS = 1.0
-# Of one mutant on one problem; the slowest original takes a tenth.
+# The limit for a mutant on one problem; the slowest original takes a tenth.
 SECONDS_MOST = 30
-# Beyond what is there when it begins: who copies without an end is stopped before the machine is full.
+# Beyond the memory at its begin: a mutant that copies without end stops before the machine is full.
 MEMORY_BYTES_MOST = 4 << 30
 # How a mutant may end a process; any other end is a fault of this test.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
@@ -44,7 +45,7 @@ Outcome = dict[str, Any]
 
 
 class Templates:
-    """The texts of all templates, as what renders kernels is made to see them."""
+    """The texts of all templates, as the renderer sees them."""
 
     def __init__(self) -> None:
         self.texts = templates()
@@ -60,21 +61,21 @@ class Templates:
     def with_markers(self, mutants: Sequence[Mutant]) -> dict[str, str]:
         """Return all texts with a comment at the place of each mutant."""
         marked = dict(self.texts)
-        for number, one in sorted(enumerate(mutants), key=lambda each: -each[1].start):
-            text = marked[one.template]
-            marked[one.template] = text[: one.start] + MARKER.format(number) + text[one.start :]
+        for number, mutant in sorted(enumerate(mutants), key=lambda numbered: -numbered[1].start):
+            text = marked[mutant.template]
+            marked[mutant.template] = text[: mutant.start] + MARKER.format(number) + text[mutant.start :]
         return marked
 
 
 @dataclass
 class Bench:
-    """All mutants, the problems that have each, and which problems told the last ones of a template."""
+    """All mutants, the problems that render each, and the problems that killed the last mutants of a template."""
 
     prepared: list[Prepared]
     templates: Templates = field(default_factory=Templates)
     mutants: list[Mutant] = field(init=False)
     of_mutant: list[list[int]] = field(init=False)
-    told: dict[str, list[int]] = field(default_factory=dict)
+    killers: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.mutants = [mutant for name, text in self.templates.texts.items() for mutant in mutants_of(name, text)]
@@ -82,14 +83,13 @@ class Bench:
         before = dict(self.templates.texts)
         self.templates.texts.update(self.templates.with_markers(self.mutants))
         for number, prepared in enumerate(self.prepared):
-            for found in {
-                int(one) for plan in prepared.plans for one in re.findall(r"/\*mutant (\d+)\*/", prepared.render(plan))
-            }:
-                self.of_mutant[found].append(number)
+            texts = map(prepared.render, prepared.plans)
+            for mutant in {int(marker) for text in texts for marker in re.findall(r"/\*mutant (\d+)\*/", text)}:
+                self.of_mutant[mutant].append(number)
         self.templates.texts.update(before)
 
     def control(self) -> None:
-        """Raise where a mutant without a change is told from the original."""
+        """Raise where a mutant without a change is killed."""
         nothing = Mutant("parts/types.cuh.j2", 1, 1, "nothing", 0, 0, "", "", "")
         everywhere = range(len(self.prepared))
         outcome = self._outcome_of(nothing, everywhere)
@@ -98,16 +98,16 @@ class Bench:
     def run(self, number: int) -> Outcome:
         """Run one mutant; return its outcome as plain data."""
         mutant, started = self.mutants[number], time.perf_counter()
-        recent = self.told.setdefault(mutant.template, [])
+        recent = self.killers.setdefault(mutant.template, [])
         order = sorted(
             self.of_mutant[number],
-            key=lambda one: (recent.index(one) if one in recent[:3] else 3, self.prepared[one].seconds),
+            key=lambda problem: (recent.index(problem) if problem in recent[:3] else 3, self.prepared[problem].seconds),
         )
         outcome = self._outcome_of(mutant, order) if order else {"outcome": "not rendered"}
         if "problem" in outcome:
-            which = outcome["problem"]
-            recent[:] = [which, *(one for one in recent if one != which)]
-            outcome["problem"] = str(self.prepared[which].problem)
+            killer = outcome["problem"]
+            recent[:] = [killer, *(problem for problem in recent if problem != killer)]
+            outcome["problem"] = str(self.prepared[killer].problem)
         return {
             "key": mutant.key, "template": mutant.template, "line": mutant.line, "column": mutant.column, "kind": mutant.kind,
             "was": mutant.was, "replacement": mutant.replacement, "text": mutant.line_text, **outcome,
@@ -117,11 +117,11 @@ class Bench:
     def _outcome_of(self, mutant: Mutant, order: Sequence[int]) -> Outcome:
         same = 0
         for tried, number in enumerate(order, 1):
-            # Each in a process of its own: a process keeps the machine of every kernel that it loaded, and all its stacks.
-            found = in_a_process(partial(self._tried, mutant, number))
-            if found["outcome"] == "killed":
-                return {"outcome": "killed", "problem": number, "by": found["by"], "problems": tried}
-            same += found["same_code"]
+            # In its own process: a process keeps the machine of every kernel that it loaded, and all its stacks.
+            result = in_a_process(partial(self._tried, mutant, number))
+            if result["outcome"] == "killed":
+                return {"outcome": "killed", "problem": number, "by": result["by"], "problems": tried}
+            same += result["same_code"]
         return {"outcome": "survived", "problems": len(order), "same_code": same}
 
     def _tried(self, mutant: Mutant, number: int) -> Outcome:
@@ -130,41 +130,41 @@ class Bench:
         others = {text: prepared.render(plan) for text, plan in prepared.texts.items() if plan in prepared.plans}
         seeds = SEEDS[: max(2, int(SEEDS_SECONDS / prepared.seconds))]
         try:
-            what = next(filter(None, (prepared.run(seed, others) for seed in seeds)), "")
+            error = next(filter(None, (prepared.run(seed, others) for seed in seeds)), "")
         except CompileFailed as refused:
-            what = f"refused: {refused}"
-        if what:
-            return {"outcome": "killed", "by": what[:300]}
+            error = f"refused: {refused}"
+        if error:
+            return {"outcome": "killed", "by": error[:300]}
         return {"outcome": "survived", "same_code": all(libraries.are_same(*both, prepared) for both in others.items())}
 
 
 class _Libraries:
-    """What kernels are compiled to, none of which is kept for other mutants."""
+    """The libraries that kernels are compiled to; none is kept for other mutants."""
 
     def __init__(self) -> None:
-        self._compiled, self._found = library.compiled, dict[str, bytes]()
+        self._compiled, self._compiled_to = library.compiled, dict[str, bytes]()
         library.compiled = self._keeping
         Store.put = lambda *_: None  # type: ignore[method-assign,assign,return-value]
 
     def _keeping(self, text: str, entries: Sequence[str], is_bfloat16: bool, store: Store) -> bytes:
-        self._found[text] = found = self._compiled(text, entries, is_bfloat16, store)
-        return found
+        self._compiled_to[text] = content = self._compiled(text, entries, is_bfloat16, store)
+        return content
 
     def are_same(self, text: str, other: str, prepared: Prepared) -> bool:
         """Say whether the compiler makes the same code of both."""
         if text == other:
             return True
         plan: KernelPlan = prepared.texts[text]
-        entries = [f"{plan.entry}{part}" for part in library.PARTS.get(plan.entry, ("",))]
+        entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
         original = self._compiled(text, entries, plan.storage_dtype == "bfloat16", prepared.kernel.builder.store)
-        return other in self._found and code_of(original) == code_of(self._found[other])
+        return other in self._compiled_to and code_of(original) == code_of(self._compiled_to[other])
 
 
 def code_of(library: bytes) -> bytes:
     """Return the section .text of an ELF file of 64 bits."""
     (table,) = struct.unpack_from("<Q", library, 40)
     size, count, names = struct.unpack_from("<HHH", library, 58)
-    headers = [struct.unpack_from("<IIQQQQ", library, table + size * one) for one in range(count)]
+    headers = [struct.unpack_from("<IIQQQQ", library, table + size * index) for index in range(count)]
     for name, *_, start, length in headers:
         at = headers[names][4] + name
         if library[at : library.index(b"\0", at)] == b".text":
@@ -191,13 +191,13 @@ def in_a_process(work: Callable[[], Outcome]) -> Outcome:
         finally:
             os._exit(0)
     os.close(writing)
-    told, ends = b"", False
+    answer, ends = b"", False
     while select.select([reading], [], [], SECONDS_MOST)[0]:
         piece = os.read(reading, 1 << 16)
         if not piece:
             ends = True
             break
-        told += piece
+        answer += piece
     if not ends:
         os.killpg(process, signal.SIGKILL)
     os.close(reading)
@@ -207,7 +207,7 @@ def in_a_process(work: Callable[[], Outcome]) -> Outcome:
         return {"outcome": "killed", "by": f"does not end within {SECONDS_MOST} s"}
     if os.WTERMSIG(status) in CRASHES:
         return {"outcome": "killed", "by": f"crashes by {signal.Signals(os.WTERMSIG(status)).name}"}
-    if not told:
+    if not answer:
         raise RuntimeError(f"a mutant's process ended with status {status}")
-    outcome: Outcome = json.loads(told)
+    outcome: Outcome = json.loads(answer)
     return outcome

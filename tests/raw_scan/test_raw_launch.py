@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
+from minrnn_gen.codegen.signature import AXES, signature
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import KernelPass, Sizes
@@ -21,6 +22,7 @@ from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.raw_scan import arrangement, device, host, scan
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
+from minrnn_gen.raw_scan.kernels import ARRAY_NAMES
 from minrnn_gen.run.replay import Steps, Tapes
 
 
@@ -55,6 +57,7 @@ def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
 class Plan:
     """What a launch reads of a plan."""
 
+    entry: str
     layout: str
     hidden_size: int
     regime: Regime
@@ -65,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlayedKernel:
-    """Both kernels of the raw cell, in the order of arguments that the scan templates have."""
+    """Both kernels of the raw cell, with the signatures that the scan templates have."""
 
     plan: Plan
     kernel_pass: KernelPass
@@ -74,16 +77,18 @@ class PlayedKernel:
 
     def launch(self, like: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
         assert (like.device, threads) == (0, self.plan.threads)
-        read = iter(arguments)
-        x, strides = next(read), [next(read) for _ in range(3)]
-        bias, mask, initial = next(read), next(read), next(read)
-        *begins, end = [next(read) for _ in range(1 if self.plan.layout == "BDT" else 2)]
+        names = signature(self.plan, ARRAY_NAMES).names  # type: ignore[arg-type]
+        read = dict(zip(names, arguments, strict=True))
+        x, strides = read.pop("x"), self.strides(read, "x", "bgh" if self.plan.layout == "BDT" else "btg")
+        bias, mask, initial, end = (read.pop(name) for name in ("bias", "float32_vectors", "initial_h", "ends"))
+        begins = [] if self.plan.layout == "BDT" else [read.pop("begins")]
         assert (bias, mask, begins, end) == (0, 0, [0] * len(begins), 0)
         assert isinstance(mask, np.uint32)
-        batch, time = arguments[-2:]
+        row_strides = self.strides(read, "y", "bh" if self.plan.layout == "BDT" else "bt")
+        batch, time = read.pop("batch"), read.pop("time")
         assert blocks > 0
         if self.kernel_pass == "forward":
-            y, *row_strides, final = (next(read) for _ in range(4))
+            y, final = read.pop("y"), read.pop("final_h")
             a, b = self.gates(x, strides, batch, time)
             state = self.state(initial, batch)
             rows = self.rows(y, row_strides, batch, time)
@@ -92,9 +97,9 @@ class PlayedKernel:
                 rows[:, t] = state
             self.state(final, batch)[...] = state
         else:
-            y, dy, *row_strides, dfinal, dx = (next(read) for _ in range(6))
-            dx_strides = [next(read) for _ in range(3)]
-            dinitial, sums = next(read), next(read)
+            y, dy, dfinal, dx = (read.pop(name) for name in ("saved_h", "dy", "dfinal_h", "dx"))
+            dx_strides = self.strides(read, "dx", "bgh" if self.plan.layout == "BDT" else "btg")
+            dinitial, sums = read.pop("dinitial_h"), read.pop("sums")
             assert sums == 0
             a, _ = self.gates(x, strides, batch, time)
             states, incoming = (self.rows(pointer, row_strides, batch, time) for pointer in (y, dy))
@@ -108,7 +113,11 @@ class PlayedKernel:
                 da[:, t] = delta * previous.conj() * (a[:, t] if self.log_a else 1)
                 db[:, t] = delta
             self.state(dinitial, batch)[...] = arriving
-        assert list(read) == [batch, time]
+        assert not read
+
+    @staticmethod
+    def strides(read: dict[str, Any], name: str, axes: str) -> list[int]:
+        return [read.pop(f"{name}_{AXES[axis]}_stride") for axis in axes]
 
     def order(self, time: int) -> Iterator[int]:
         return iter(range(time - 1, -1, -1) if self.plan.regime.reverse else range(time))
@@ -154,7 +163,7 @@ class PlayedKernels:
         return Regime(alignment_bytes, reverse)
 
     def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
-        plan = Plan(self.layout, self.hidden_size, regime)
+        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, regime)
         return PlayedKernel(plan, kernel_pass, self.precision, self.log_a), plan
 
 

@@ -99,7 +99,8 @@ def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_cal
 
     def load(_: DeviceRun, kernel_pass: str, regime: Any) -> Any:
         kept.append((kernel_pass, regime.kept_states))
-        plan = SimpleNamespace(layout="BTD", hidden_size=HIDDEN, channels_per_block=32, threads=32, variables={})
+        sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
+        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", regime=regime, variables={}, **sizes)
         return SimpleNamespace(launch=lambda *_: None), plan
 
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as patch:

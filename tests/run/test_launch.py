@@ -18,12 +18,14 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.call.interface import X_AXES, Y_AXES
 from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.codegen.signature import ArrayNames, signature
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
+from minrnn_gen.plan.kernel_plan import Regime
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense_launch import persistent_launches
+from minrnn_gen.run.dense_launch import NamedArguments, persistent_launches
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of
 
 sizes = st.integers(1, 20)
@@ -91,7 +93,7 @@ def vector(name: str, pointer: int, dtype: str, *shape: int) -> Array:
 @pytest.mark.parametrize("layout", ["BTD", "TBD", "BDT"])
 @pytest.mark.parametrize("sequences", ["none", "resets", "lengths", "packed"])
 @pytest.mark.parametrize("kept", [False, True])
-def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: str, kept: bool) -> None:
+def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str, kept: bool) -> None:
     """A cell of gates z and h, one state and one parameter; every array has a pointer that tells which it is."""
     if sequences == "packed" and layout != "BTD":
         return
@@ -111,27 +113,50 @@ def test_arguments_stand_in_the_order_of_the_signatures(layout: str, sequences: 
     )
     bias, decay = vector("bias", 7000, "bfloat16", 2, hidden), vector("decay", 7100, "float32", hidden)
     call = Call(x, x_axes, batch, time, None, bias, (decay,), (initial,), given)
-    plan: Any = SimpleNamespace(
-        layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2}
-    )
+    names = ArrayNames(("h",), ("decay",), ("h",), "h")
+
+    def plan_of(entry: str) -> Any:
+        return SimpleNamespace(
+            entry=entry, layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2},
+            regime=Regime(16, resets=sequences == "resets", kept_states="storage" if kept else "none"),
+        )  # fmt: skip
 
     stride = dict(zip(x_axes, x.strides, strict=True)) | {f"y{axis}": one for axis, one in zip(y_axes, y.strides, strict=True)}
     if sequences == "packed":
         stride["b"] = stride["yb"] = 0
-    x_strides = tuple(stride[axis] for axis in ("bgh" if layout == "BDT" else "btg"))
-    y_strides = tuple(stride[axis] for axis in (("yb", "yh") if layout == "BDT" else ("yb", "yt")))
-    inputs: tuple[Any, ...] = (1000, *x_strides, 7000, 7100, 0b10, 3000)
-    inputs += (4000, time, 1) if sequences == "resets" else ()
+    if layout == "BDT":
+        x_strides = {"batch": stride["b"], "gate": stride["g"], "channel": stride["h"]}
+        y_strides = {"y_batch_stride": stride["yb"], "y_channel_stride": stride["yh"]}
+    else:
+        x_strides = {"batch": stride["b"], "time": stride["t"], "gate": stride["g"]}
+        y_strides = {"y_batch_stride": stride["yb"], "y_time_stride": stride["yt"]}
     begins, ends = {"lengths": (0, 5000), "packed": (6000, 6008)}.get(sequences, (0, 0))
-    inputs += (ends,) if layout == "BDT" else (begins, ends)
-
-    forward = forward_launch_of(plan, call, Outputs(y, (state,) if kept else (), (final,)))
-    assert forward.arguments == (*inputs, 2000, *y_strides, *((2200,) if kept else ()), 3100, count, time)
+    inputs: dict[str, Any] = {
+        "x": 1000,
+        **{f"x_{axis}_stride": count for axis, count in x_strides.items()},
+        "bias": 7000,
+        "parameter_decay": 7100,
+        "float32_vectors": 0b10,
+        "initial_h": 3000,
+        **({"resets": 4000, "resets_batch_stride": time, "resets_time_stride": 1} if sequences == "resets" else {}),
+        **({} if layout == "BDT" else {"begins": begins}),
+        "ends": ends,
+    }
+    plan = plan_of("scan_forward")
+    forward = forward_launch_of(plan, names, call, Outputs(y, (state,) if kept else (), (final,)))
+    assert dict(zip(signature(plan, names).names, forward.arguments, strict=True)) == {
+        **inputs, "y": 2000, **y_strides, **({"kept_h": 2200} if kept else {}), "final_h": 3100, "batch": count, "time": time,
+    }  # fmt: skip
     assert forward.blocks == 2 * count
+    plan = plan_of("scan_backward")
     incoming, gradients = IncomingGradient(dy, (None,)), Gradients(dx, (final,), sums)
-    backward = backward_launch_of(plan, call, (state,), incoming, gradients)
-    expected = (*inputs, 2200, 2100, *y_strides, 0, 1100, *x_strides, 3100, 3200, count, time)
-    assert backward.arguments == expected and backward.blocks == 2 * count
+    backward = backward_launch_of(plan, names, call, (state,), incoming, gradients)
+    assert dict(zip(signature(plan, names).names, backward.arguments, strict=True)) == {
+        **inputs, "saved_h": 2200, "dy": 2100, **y_strides, "dfinal_h": 0, "dx": 1100,
+        **{f"dx_{axis}_stride": count for axis, count in x_strides.items()},
+        "dinitial_h": 3100, "sums": 3200, "batch": count, "time": time,
+    }  # fmt: skip
+    assert backward.blocks == 2 * count
 
 
 @given(heads=st.integers(1, 4), batch=st.integers(1, 300), at_once=st.integers(1, 9), spare=st.integers(0, 7))
@@ -139,14 +164,21 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch:
     """Every group once, in launches of whole groups; each has the numbers of its first group behind the arguments."""
     grid_blocks, batch_tile = 8, 4
     plan: Any = SimpleNamespace(
-        heads=heads, variables={"grid_blocks": grid_blocks, "cluster_blocks": 1, "batch_tile": batch_tile}
+        entry="persistent_forward",
+        layout="BTD",
+        heads=heads,
+        regime=Regime(16),
+        variables={"grid_blocks": grid_blocks, "cluster_blocks": 1, "batch_tile": batch_tile},
     )
     call: Any = SimpleNamespace(batch=batch, time=5)
-    launches = persistent_launches(plan, call, (1, 2), None, at_once * grid_blocks + spare)
+    names = ArrayNames(("h",), ())
+    values = {name: number for number, name in enumerate(signature(plan, names).names[:-2])}
+    arguments = NamedArguments(names, values)
+    launches = persistent_launches(plan, call, arguments, None, at_once * grid_blocks + spare)
     groups = []
     for launch in launches:
         *before, workspace, first = launch.arguments
-        assert before == [1, 2] and workspace == 0 and launch.blocks % grid_blocks == 0
+        assert before == [*values.values()] and workspace == 0 and launch.blocks % grid_blocks == 0
         assert launch.blocks <= at_once * grid_blocks
         groups += range(first, first + launch.blocks // grid_blocks)
     assert groups == list(range(heads * -(-batch // batch_tile)))
@@ -156,4 +188,4 @@ def test_a_gpu_that_does_not_hold_a_grid_is_said() -> None:
     plan: Any = SimpleNamespace(heads=1, variables={"grid_blocks": 64, "cluster_blocks": 1, "batch_tile": 4})
     call: Any = SimpleNamespace(batch=1, time=5)
     with pytest.raises(BadInput, match="needs 64 blocks at once, but the GPU here holds 63"):
-        persistent_launches(plan, call, (), None, 63)
+        persistent_launches(plan, call, NamedArguments(ArrayNames((), ()), {}), None, 63)

@@ -238,7 +238,7 @@ def test_a_step_is_launched_again_on_its_own_arrays(
 ) -> None:
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    plan = SimpleNamespace(hidden_size=HIDDEN, threads=32)
+    plan = SimpleNamespace(entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, regime=Regime(16), variables={})
     monkeypatch.setattr(DeviceRun, "_load", lambda *_: (loaded, plan))
     seen = []
     for seed in range(2):
@@ -483,10 +483,9 @@ def test_a_call_costs_the_host_little() -> None:
     """Measured at 12 microseconds without torch and CuPy's launch; ten times that is for slow and busy machines."""
     one = kernel_of("min_gru", precision="fp32")
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
-    loaded, plan = (
-        Launched(),
-        SimpleNamespace(layout="BTD", hidden_size=HIDDEN, channels_per_block=32, threads=32, variables={}),
-    )
+    sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
+    loaded = Launched()
+    plan = SimpleNamespace(entry="scan_forward", layout="BTD", regime=Regime(16), variables={}, **sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceRun, "_load", lambda *_: (loaded, plan))
         best = float("inf")

@@ -74,12 +74,21 @@ def integers(*values: int) -> tuple[ctypes.c_int64, ...]:
     return tuple(map(ctypes.c_int64, values))
 
 
-def strides(array: Array) -> tuple[ctypes.c_int64, ...]:
-    return integers(*(stride // array.itemsize for stride in array.strides))
+def strides(name: str, array: Array) -> dict[str, ctypes.c_int64]:
+    """The strides of an array [B, T, ..., H] by the names of their parameters."""
+    axes = {2: ("batch", "time"), 3: ("batch", "time", "channel"), 4: ("batch", "time", "gate", "channel")}[array.ndim]
+    counts = integers(*(stride // array.itemsize for stride in array.strides))
+    return {f"{name}_{axis}_stride": count for axis, count in zip(axes, counts, strict=True)}
 
 
-def strided(array: Array) -> tuple[Any, ...]:
-    return (pointer(array), *strides(array))
+def strided(name: str, array: Array) -> dict[str, Any]:
+    """The parameters of an array with strides, by name."""
+    return {name: pointer(array), **strides(name, array)}
+
+
+def named(prefix: str, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
+    """The parameters of the arrays that a cell has by name."""
+    return {f"{prefix}_{name}": pointer(array) for name, array in arrays.items()}
 
 
 def bits_of_float32(*vectors: Array | None) -> ctypes.c_uint:
@@ -273,20 +282,27 @@ def poison_rows_of_sequences(case: Case, written: Backward) -> None:
     written.products[...] = by_rows(case, poisoned)
 
 
-def backward_arguments(
-    case: Case, saved: dict[str, Array], products: tuple[Array, Array], written: Backward
-) -> tuple[Any, ...]:
-    """The arguments of a backward between those that both passes have and what the steps share."""
+def backward_arguments(case: Case, saved: dict[str, Array], products: tuple[Array, Array], written: Backward) -> dict[str, Any]:
+    """The arguments of a backward, by name, beside those that both passes have and what the steps share."""
     read = case.kernels.lowered["backward"].read_states
-    saved_arrays = [in_layout(saved[name], case.layout, saved[name].dtype, case.gap) for name in read]
-    dfinal = [None if case.dfinal is None else case.dfinal[name] for name in case.kernels.cell.states]
-    return (
-        *map(pointer, saved_arrays), *strides(of_sequence(case, case.empty_like(case.dy))),
-        *strided(of_sequence(case, case.dy)),
-        *map(pointer, dfinal), *map(pointer, products), *integers(*row_strides(case)),
-        *strided(of_sequence(case, written.x)), pointer(written.products), pointer(written.first_products),
-        *map(pointer, written.initial.values()), pointer(written.sums),
-    )  # fmt: skip
+    saved_arrays = {name: in_layout(saved[name], case.layout, saved[name].dtype, case.gap) for name in read}
+    states = case.kernels.cell.states
+    by_batch, by_time = integers(*row_strides(case))
+    return {
+        **named("saved", saved_arrays),
+        **strides("y", of_sequence(case, case.empty_like(case.dy))),
+        **strided("dy", of_sequence(case, case.dy)),
+        **named("dfinal", {name: None if case.dfinal is None else case.dfinal[name] for name in states}),
+        "products": pointer(products[0]),
+        "first_products": pointer(products[1]),
+        "row_batch_stride": by_batch,
+        "row_time_stride": by_time,
+        **strided("dx", of_sequence(case, written.x)),
+        "dproducts": pointer(written.products),
+        "first_dproducts": pointer(written.first_products),
+        **named("dinitial", written.initial),
+        "sums": pointer(written.sums),
+    }
 
 
 def products_read(case: Case, saved: dict[str, Array]) -> tuple[Array, Array]:
@@ -297,14 +313,35 @@ def products_read(case: Case, saved: dict[str, Array]) -> tuple[Array, Array]:
     return of_rows.astype(kernels.real), of_initial.astype(kernels.real)
 
 
-def shared_arguments(case: Case) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arguments that both passes have: the input, and the boundaries of sequences."""
-    x = of_sequence(case, case.x)
-    vectors = [case.bias, case.recurrent_bias, *case.parameters.values()]
-    resets = (ctypes.c_void_p(None), *integers(0, 0)) if case.resets is None else strided(of_sequence(case, case.resets))
-    initial = [None if case.initial is None else case.initial[name] for name in case.kernels.cell.states]
-    ends = (pointer(case.begins), pointer(case.ends))
-    return strided(x), (*map(pointer, vectors), bits_of_float32(*vectors), *map(pointer, initial), *resets, *ends)
+def shared_arguments(case: Case) -> dict[str, Any]:
+    """The arguments that both passes have, by name: the input, and the boundaries of sequences."""
+    resets: dict[str, Any] = {"resets": pointer(None), "resets_batch_stride": 0, "resets_time_stride": 0}
+    if case.resets is not None:
+        resets = strided("resets", of_sequence(case, case.resets))
+    batch, time = integers(len(case.sequences), case.time)
+    states = case.kernels.cell.states
+    return {
+        **strided("x", of_sequence(case, case.x)),
+        "bias": pointer(case.bias),
+        "recurrent_bias": pointer(case.recurrent_bias),
+        **named("parameter", case.parameters),
+        "float32_vectors": bits_of_float32(case.bias, case.recurrent_bias, *case.parameters.values()),
+        **named("initial", {name: None if case.initial is None else case.initial[name] for name in states}),
+        **resets,
+        "begins": pointer(case.begins),
+        "ends": pointer(case.ends),
+        "batch": batch,
+        "time": time,
+    }
+
+
+def outputs_by_name(case: Case, written: Forward) -> dict[str, Any]:
+    """What a forward writes, as arguments by name."""
+    return {
+        **strided("y", of_sequence(case, written.y)),
+        **named("kept", {name: None if case.kept == "none" else array for name, array in written.kept.items()}),
+        **named("final", written.final),
+    }
 
 
 def products_of(case: Case, outputs: Array) -> Array:

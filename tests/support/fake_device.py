@@ -1,6 +1,6 @@
 """What stands for a GPU where there is none: launches that read and write memory by the addresses and strides they are given.
 
-The argument lists are those of the kernels' signatures; steps are computed one after the other, by plain loops. Arrays in host
+Arguments are read by the names of the signatures; steps are computed one after the other, by plain loops. Arrays in host
 memory pose as arrays on a device.
 """
 
@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from support import reference_loops
 
 from minrnn_gen.call.array import as_numpy
+from minrnn_gen.codegen.signature import AXES, ArrayNames, signature
 from minrnn_gen.gpu import cublas, device
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream
@@ -51,22 +52,23 @@ class LoadedOnHost:
 
     def launch(self, _like: Any, blocks: int, _threads: int, arguments: tuple[Any, ...]) -> None:
         assert blocks > 0
-        left = iter(arguments)
-        # All but batch and time are in front of them.
-        batch, time = arguments[-2:]
-        x_pointer, x_strides = next(left), [next(left) for _ in range(3)]
-        bias, parameters = self._vectors(left)
+        left = dict(zip(signature(self.plan, self.names).names, arguments, strict=True))
+        batch, time = left.pop("batch"), left.pop("time")
         hidden, is_bdt = self.plan.hidden_size, self.plan.layout == "BDT"
-        initial = {name: contiguous(next(left), batch, hidden) for name in self.cell.states}
-        resets, resets_strides = 0, (0, 0)
+        x_axes, y_axes = ("bgh", "bh") if is_bdt else ("btg", "bt")
+        x_pointer, x_strides = left.pop("x"), self._strides(left, "x", x_axes)
+        bias, parameters = self._vectors(left)
+        initial = {name: contiguous(left.pop(f"initial_{name}"), batch, hidden) for name in self.cell.states}
+        resets, resets_strides = 0, [0, 0]
         if self.plan.regime.resets:
-            resets, resets_strides = next(left), (next(left), next(left))
-        begins = 0 if is_bdt else next(left)
-        ends = next(left)
+            resets, resets_strides = left.pop("resets"), self._strides(left, "resets", "bt")
+        begins = 0 if is_bdt else left.pop("begins")
+        ends = left.pop("ends")
         pointers = {}
         if self.kernel_pass == "backward":
-            pointers = {name: next(left) for name in self.cell.read_states}
-        y_pointer, y_strides = next(left), [next(left) for _ in range(2)]
+            pointers = {name: left.pop(f"saved_{name}") for name in self.cell.read_states}
+        y_pointer = left.pop("y" if self.kernel_pass == "forward" else "dy")
+        y_strides = self._strides(left, "y", y_axes)
 
         def rows(pointer: int, sequence: int, begin: int, end: int) -> Any:
             """One sequence of an array with the strides of y, as [1, T, H]."""
@@ -97,9 +99,10 @@ class LoadedOnHost:
             return begin, end, its
 
         if self.kernel_pass == "forward":
-            kept = [next(left) for _ in self.cell.states] if self.plan.regime.kept_states != "none" else []
-            final = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
-            assert len(list(left)) == 2
+            keeps = self.plan.regime.kept_states != "none"
+            kept = [left.pop(f"kept_{name}") for name in self.cell.states] if keeps else []
+            final = [contiguous(left.pop(f"final_{name}"), batch, hidden) for name in self.cell.states]
+            assert not left
             for sequence in range(batch):
                 begin, end, its = problem(sequence)
                 found = reference_loops.forward(its)
@@ -109,13 +112,13 @@ class LoadedOnHost:
                 for last, name in zip(final, self.cell.states, strict=True):
                     last[sequence] = found.final[name][0]
             return
-        dfinal = {name: contiguous(next(left), batch, hidden) for name in self.cell.states}
-        dx_pointer, dx_strides = next(left), [next(left) for _ in range(3)]
-        dinitial = [contiguous(next(left), batch, hidden) for _ in self.cell.states]
-        sums_pointer = next(left)
+        dfinal = {name: contiguous(left.pop(f"dfinal_{name}"), batch, hidden) for name in self.cell.states}
+        dx_pointer, dx_strides = left.pop("dx"), self._strides(left, "dx", x_axes)
+        dinitial = [contiguous(left.pop(f"dinitial_{name}"), batch, hidden) for name in self.cell.states]
+        sums_pointer = left.pop("sums")
         parts = self.plan.variables["cluster_blocks"]
         sums = contiguous(sums_pointer, parts, len(self.cell.gates) + len(self.cell.parameters), batch, hidden)
-        assert len(list(left)) == 2
+        assert not left
         for sequence in range(batch):
             begin, end, its = problem(sequence)
             found = reference_loops.forward(its)
@@ -130,11 +133,19 @@ class LoadedOnHost:
             total = np.stack([*back["bias"], *(back["parameters"][name] for name in self.cell.parameters)])
             sums[:, :, sequence] = total / parts
 
-    def _vectors(self, left: Iterator[Any]) -> tuple[Any, dict[str, Any]]:
+    @property
+    def names(self) -> ArrayNames:
+        return ArrayNames(self.cell.states, self.cell.parameters, self.cell.read_states, self.cell.output_state)
+
+    @staticmethod
+    def _strides(left: dict[str, Any], name: str, axes: str) -> list[int]:
+        return [left.pop(f"{name}_{AXES[axis]}_stride") for axis in axes]
+
+    def _vectors(self, left: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The bias and the parameters, of which a mask says which are in float32."""
         hidden, gates = self.plan.hidden_size, len(self.cell.gates)
-        pointers = [next(left) for _ in range(1 + len(self.cell.parameters))]
-        mask = int(next(left))
+        pointers = [left.pop(name) for name in ("bias", *(f"parameter_{name}" for name in self.cell.parameters))]
+        mask = int(left.pop("float32_vectors"))
         shapes = [(gates, hidden), *((hidden,) for _ in self.cell.parameters)]
         found = [
             contiguous(pointer, *shape, dtype="float32" if mask >> bit & 1 else "float64").astype("float64")
@@ -185,6 +196,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
 
     def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
         plan = SimpleNamespace(
+            entry=f"scan_{kernel_pass}",
             layout=spec.layout,
             hidden_size=spec.hidden_size,
             channels_per_block=32,

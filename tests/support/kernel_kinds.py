@@ -15,7 +15,7 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.interpret.cases import Inputs, Trial, inputs_of
+from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import Arrays, backward_of, forward_of
 from minrnn_gen.kernel import Kernel
@@ -156,7 +156,7 @@ class Call:
     def inputs(self, kernel: Kernel) -> Inputs:
         """Return arrays for it, the same for the same call."""
         contract, plan = kernel.contract, kernel.plan
-        inputs = inputs_of(contract, Trial(self.batch, self.time, True, plan.tile_steps), self.slow)
+        inputs = inputs_of(contract, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
         optional = {"lengths", "resets", "bias", "state"} - self.given
         forward = {name: one for name, one in inputs.forward.items() if name not in optional}
         if plan.model == "log_raw":

@@ -17,22 +17,22 @@ from support.dense_cases import (
     DenseCell,
     Forward,
     backward_arguments,
-    integers,
     numpy_dtype,
-    of_sequence,
+    outputs_by_name,
     pointer,
     poison_rows_of_sequences,
     poisoned_backward,
     poisoned_forward,
     products_read,
     shared_arguments,
-    strided,
 )
 from support.emulated_code import HostCode, compiled
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.render import render
+from minrnn_gen.codegen.signature import names_of, signature
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
@@ -49,31 +49,25 @@ class PersistentKernels(DenseCell):
     code: Callable[[KernelPass], HostCode]
 
     def forward(self, case: Case) -> Forward:
-        written, (its_input, more) = poisoned_forward(case), shared_arguments(case)
-        arguments = (
-            *its_input, pointer(case.R), *more, *strided(of_sequence(case, written.y)),
-            *(pointer(None if case.kept == "none" else one) for one in written.kept.values()),
-            *map(pointer, written.final.values()), *integers(len(case.sequences), case.time),
-        )  # fmt: skip
-        self._launch("forward", case, arguments)
+        written = poisoned_forward(case)
+        self._launch("forward", case, shared_arguments(case) | outputs_by_name(case, written))
         return written
 
     def backward(self, case: Case, saved: dict[str, Any]) -> Backward:
-        written, products, (its_input, more) = poisoned_backward(case), products_read(case, saved), shared_arguments(case)
+        written, products = poisoned_backward(case), products_read(case, saved)
         poison_rows_of_sequences(case, written)
-        arguments = (
-            *its_input, pointer(case.R), *more, *backward_arguments(case, saved, products, written),
-            ctypes.c_double(case.clip), *integers(len(case.sequences), case.time),
-        )  # fmt: skip
-        self._launch("backward", case, arguments)
+        arguments = shared_arguments(case) | backward_arguments(case, saved, products, written)
+        self._launch("backward", case, arguments | {"clip": ctypes.c_double(case.clip)})
         return written
 
-    def _launch(self, kernel_pass: KernelPass, case: Case, arguments: tuple[Any, ...]) -> None:
+    def _launch(self, kernel_pass: KernelPass, case: Case, values: dict[str, Any]) -> None:
         code = self.code(kernel_pass)
         clusters = self.heads * -(-len(case.sequences) // code.plan.variables["batch_tile"])
         workspace = np.full(workspace_bytes_of(code.plan, len(case.sequences)), ALL_ONES, np.uint8)
+        values = values | {"R": pointer(case.R)}
         if code.plan.variables["grid_blocks"] > 1:
-            arguments = (*arguments, pointer(workspace), *integers(0))
+            values |= {"group_packets": pointer(workspace), "first_group": 0}
+        arguments = pack(signature(code.plan, names_of(self.lowered[kernel_pass])), values)
         arrays = [one.array for one in arguments if getattr(one, "array", None) is not None]
         group_blocks = code.plan.variables["cluster_blocks"] * code.plan.variables["grid_blocks"]
         code.run(clusters * group_blocks, arguments, arrays, case.seed)
@@ -107,7 +101,7 @@ def persistent_kernels(
 
     def plan_by(solver: Builder, kernel_pass: KernelPass) -> KernelPlan:
         solution = solver.solve(kernel_pass, regime)
-        assert solution.family.name == f"recurrent_{kernel_pass}"
+        assert solution.family.name == f"persistent_{kernel_pass}"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         return solution.plan(having.index(max(having)))
 

@@ -18,7 +18,7 @@ from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.interpret.builder import EmulatedBuilder
-from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Inputs, Trial, inputs_of
+from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.library import EmulatedKernel
@@ -153,9 +153,9 @@ def prepare(problem: Problem) -> Prepared:
     exact_spec = _spec_of(spec.model_dump() | {"precision": "complex128" if is_complex else "fp64", "functions": None})
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
     plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
-    trial = _trial(problem, plan)
-    inputs = inputs_of(kernel.contract, trial)
-    inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, trial)
+    case = _case_of(problem, plan)
+    inputs = inputs_of(kernel.contract, case)
+    inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
@@ -172,17 +172,17 @@ def prepare(problem: Problem) -> Prepared:
     return made
 
 
-def _trial(problem: Problem, plan: KernelPlan) -> Trial:
+def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
     if plan.entry.startswith(("persistent", "decode", "stepwise")):
         tile = plan.variables.get("batch_tile", 2)
         if problem.call == "packed":
-            return Trial(tile + 1, DENSE_STEPS)
-        return Trial(tile + 1, DENSE_STEPS, True) if has_resets else Trial(1, DENSE_STEPS)
+            return Case(tile + 1, DENSE_STEPS)
+        return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call == "pieces":
-        return Trial(1, 2 * plan.tile_steps + PIECE_STEPS)
+        return Case(1, 2 * plan.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
-        return Trial(3, plan.tile_steps + PIECE_STEPS, True)
+        return Case(3, plan.tile_steps + PIECE_STEPS, True)
     tiles = (
         plan.tile_steps
         * max(plan.group_tiles, 1)
@@ -191,22 +191,22 @@ def _trial(problem: Problem, plan: KernelPlan) -> Trial:
     )
     whole = max(tiles, 2)
     if problem.call == "packed":
-        return Trial(3, whole + 1)
+        return Case(3, whole + 1)
     if problem.call == "part":
-        return Trial(1, whole + whole // 2 + 1)
+        return Case(1, whole + whole // 2 + 1)
     if problem.call == "whole":
-        return Trial(2, 2 * whole)
-    return Trial(3, whole + whole // 2 - 1, True) if has_resets else Trial(1, 2 * whole + 1)
+        return Case(2, 2 * whole)
+    return Case(3, whole + whole // 2 - 1, True) if has_resets else Case(1, 2 * whole + 1)
 
 
 def _packed(given: Any) -> Any:
     return given.reshape(1, -1, *given.shape[2:])
 
 
-def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
+def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call == "packed":
-        total, first = trial.batch * trial.time, trial.time // 2
-        ends = numpy.array([0, first, first, *numpy.linspace(first, total, trial.batch - 1, dtype=numpy.int64)[1:]])
+        total, first = case.batch * case.time, case.time // 2
+        ends = numpy.array([0, first, first, *numpy.linspace(first, total, case.batch - 1, dtype=numpy.int64)[1:]])
         forward = {**inputs.forward, "x": _packed(inputs.forward["x"]), "cu_seqlens": ends}
         return replace(inputs, forward=forward, dy=_packed(inputs.dy))
     if call.startswith("nan"):
@@ -218,12 +218,12 @@ def _varied(inputs: Inputs, call: str, trial: Trial) -> Inputs:
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
         )
         return Inputs(forward, inputs.dy, {}, step)
-    if "resets" in call and trial.batch > 2:
+    if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
     if call == "whole":
-        lengths = numpy.array([trial.time // 2] + [trial.time] * (trial.batch - 1))
+        lengths = numpy.array([case.time // 2] + [case.time] * (case.batch - 1))
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
     if call == "mixed":
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))

@@ -18,21 +18,21 @@ from support.dense_cases import (
     DenseCell,
     Forward,
     backward_arguments,
-    integers,
     numpy_dtype,
-    of_sequence,
+    outputs_by_name,
     pointer,
     poisoned_backward,
     poisoned_forward,
     products_read,
     shared_arguments,
-    strided,
 )
 from support.emulated_code import HostCode, compiled
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.render import render
+from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE, names_of, signature
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.families import solutions
@@ -56,19 +56,23 @@ class HostKernels(DenseCell):
         hidden = np.full((count, self.hidden), np.nan, self.storage)
         packed = np.full((self.heads, products * HEAD_DIM, HEAD_DIM), np.nan, self.storage)
         product = np.full((count, self.heads, products, HEAD_DIM), np.nan, self.real)
-        its_input, more = shared_arguments(case)
 
         def multiply() -> None:
             by_head = hidden.astype(np.float64).reshape(count, self.heads, HEAD_DIM)
             found = np.einsum("nki,sni->snk", packed.astype(np.float64), by_head)
             product[...] = found.reshape(product.shape)
 
-        arguments = (
-            *its_input, pointer(case.R), *more, *strided(of_sequence(case, written.y)),
-            *(pointer(None if case.kept == "none" else one) for one in written.kept.values()),
-            *integers(case.kept == "storage"), *map(pointer, written.final.values()),
-            *map(pointer, (state, hidden, packed, product)), *integers(count, case.time, case.reverse),
-        )  # fmt: skip
+        arguments = {
+            **shared_arguments(case),
+            "R": pointer(case.R),
+            **outputs_by_name(case, written),
+            "kept_is_storage": case.kept == "storage",
+            "state": pointer(state),
+            "hidden": pointer(hidden),
+            "packed": pointer(packed),
+            "product": pointer(product),
+            "reverse": case.reverse,
+        }
         self.run("forward", arguments, count, case.time, multiply)
         return written
 
@@ -77,30 +81,36 @@ class HostKernels(DenseCell):
         dstate = np.full((len(self.cell.states), count, self.hidden), np.nan, self.real)
         dhidden = np.full((count, self.hidden), np.nan, self.real)
         dproduct = np.full((count, self.heads, len(self.cell.recurrent_gates), HEAD_DIM), np.nan, self.storage)
-        its_input, more = shared_arguments(case)
 
         def multiply() -> None:
             transposed = np.einsum("gnoi,sngo->sni", case.R.astype(np.float64), dproduct.astype(np.float64))
             dhidden[...] = transposed.reshape(dhidden.shape)
 
         real = ctypes.c_double if self.real == np.float64 else ctypes.c_float
-        arguments = (
-            *its_input, *more, *backward_arguments(case, saved, products, written),
-            *map(pointer, (dstate, dhidden, dproduct)), real(case.clip), *integers(count, case.time, case.reverse),
-        )  # fmt: skip
+        arguments = {
+            **shared_arguments(case),
+            **backward_arguments(case, saved, products, written),
+            "dstate": pointer(dstate),
+            "dhidden": pointer(dhidden),
+            "dproduct": pointer(dproduct),
+            "clip": real(case.clip),
+            "reverse": case.reverse,
+        }
         self.run("backward", arguments, count, case.time, multiply)
         return written
 
-    def run(self, kernel_pass: KernelPass, arguments: tuple[Any, ...], batch: int, time: int, multiply: Any) -> None:
+    def run(self, kernel_pass: KernelPass, arguments: dict[str, Any], batch: int, time: int, multiply: Any) -> None:
         """Run all steps of a pass and the one behind them in chunks, `multiply()` before each step."""
         # At most 8 bytes for each argument; more than there are, so that writing beyond them would be seen.
         call = np.full(len(arguments) + 8, 0x5A5A5A5A5A5A5A5A, np.int64)
+        begin = signature(self.code[kernel_pass].plan, names_of(self.lowered[kernel_pass]), BEGIN)
         code, at = self.code[kernel_pass], call.ctypes.data
         for first_step in range(0, time + 1, self.chunk):
-            code.run(2 if first_step == 0 else 1, (at, first_step, *arguments), part="_begin")
+            code.run(2 if first_step == 0 else 1, pack(begin, {"call": at, "first_step": first_step, **arguments}), part=BEGIN)
             for index in range(self.chunk):
                 multiply()
-                code.run(-(-batch * self.hidden // code.plan.threads), (at, index), part="_step")
+                step = pack(STEP_SIGNATURE, {"call": at, "step_in_chunk": index})
+                code.run(-(-batch * self.hidden // code.plan.threads), step, part=STEP)
         assert (call[len(arguments) + 2 :] == 0x5A5A5A5A5A5A5A5A).all()
 
 

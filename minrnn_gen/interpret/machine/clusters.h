@@ -1,6 +1,6 @@
-// Clusters: their barrier, and mailboxes (mbarrier) with messages (st.async) that arrive late.
+// Clusters: their barrier, and mbarriers with remote stores (st.async) that arrive late.
 #pragma once
-#include "accesses.h"
+#include "race_detector.h"
 
 namespace minrnn_host {
 unsigned cluster_rank() { return current->block->rank; }
@@ -11,103 +11,105 @@ void cluster_sync() {
     cluster.barrier.arrived = 0;
     std::vector<Warp*> warps;
     for (const auto& block : cluster.blocks) for (Warp& warp : block->warps) warps.push_back(&warp);
-    meet(warps);
-    release(cluster.barrier);
-    let_others_run();
+    order_all(warps);
+    wake_all(cluster.barrier);
+    yield();
 }
-static Deed deed(const void* caller) { return {current->number, current->tick, place_in_code(caller)}; }
-// `does` what only a mailbox that is open takes.
-static void need_open(const Block& block, const void* mailbox, const Mail& mail, const char* does, uint64_t at) {
-    const Deed& opened = mail.opened;
-    if (!knows(*current, opened.number, opened.tick, false)) race(does, "opens", *block.region, mailbox, opened.number, at, opened.at, false);
+static Event event_now(const void* caller) { return {current->id, current->tick, code_offset(caller)}; }
+// `does` to an mbarrier what its initialization has to happen before.
+static void check_initialization(const Block& block, const void* address, const Mbarrier& mbarrier, const char* does, uint64_t pc) {
+    const Event& initialization = mbarrier.initialization;
+    if (!happens_before(initialization.id, initialization.tick, false, *current)) {
+        report_race(does, "initializes", *block.region, address, initialization.id, pc, initialization.pc);
+    }
 }
-static Mail& own_mail(void* mailbox, const char* does, const void* caller) {
+static Mbarrier& own_mbarrier(void* address, const char* does, const void* caller) {
     Block& block = *current->block;
-    Mail& mail = block.mail[mailbox];
-    if (!mail.is_open()) {
-        found("mailbox", place_in_code(caller), 0, current, "%s a mailbox of block %u that nobody has opened", does, block.number);
-        abandon();
+    Mbarrier& mbarrier = block.mbarriers[address];
+    if (!mbarrier.is_initialized()) {
+        report("mbarrier", code_offset(caller), 0, current, "%s an uninitialized mbarrier of block %u", does, block.number);
+        abort_launch();
     }
-    need_open(block, mailbox, mail, does, place_in_code(caller));
-    return mail;
+    check_initialization(block, address, mbarrier, does, code_offset(caller));
+    return mbarrier;
 }
-static void check_full(Mail& mail) {
-    if (mail.arrivals_left || mail.bytes) return;
-    mail.arrivals_left = 1;
-    ++mail.turn;
-    mail.told = mail.telling;
-    mail.telling = nullptr;
-    mail.heard.clear();
-    release(mail);
+static void complete_phase(Mbarrier& mbarrier) {
+    if (mbarrier.pending_arrivals || mbarrier.tx_count) return;
+    mbarrier.pending_arrivals = 1;
+    ++mbarrier.phase;
+    mbarrier.phase_clock = mbarrier.pending_clock;
+    mbarrier.pending_clock = nullptr;
+    mbarrier.joined_clocks.clear();
+    wake_all(mbarrier);
 }
-void mbarrier_init(void* mailbox) {
-    access(mailbox, 8, 8, WRITE, CALLER);
+void mbarrier_init(void* address) {
+    check_access(address, 8, 8, WRITE, CALLER);
     Block& block = *current->block;
-    Mail& mail = block.mail[mailbox];
-    const Deed& sent = mail.sent_before;
-    if (sent.number) race("opens", "sends to", *block.region, mailbox, sent.number, place_in_code(CALLER), sent.at, false);
-    mail.opened = deed(CALLER);
+    Mbarrier& mbarrier = block.mbarriers[address];
+    const Event& store = mbarrier.early_store;
+    if (store.id) report_race("initializes", "stores asynchronously to", *block.region, address, store.id, code_offset(CALLER), store.pc);
+    mbarrier.initialization = event_now(CALLER);
 }
-void mbarrier_arrive_expect_tx(void* mailbox, unsigned bytes) {
+void mbarrier_arrive_expect_tx(void* address, unsigned bytes) {
     ++steps;
-    Mail& mail = own_mail(mailbox, "tells what to expect to", CALLER);
-    if (!mail.arrivals_left) {
-        found("mailbox", place_in_code(CALLER), 0, current, "tells a mailbox what to expect twice in one turn");
-        abandon();
+    Mbarrier& mbarrier = own_mbarrier(address, "arrives on", CALLER);
+    if (!mbarrier.pending_arrivals) {
+        report("mbarrier", code_offset(CALLER), 0, current, "arrives twice on an mbarrier in one phase");
+        abort_launch();
     }
-    --mail.arrivals_left;
-    mail.bytes += bytes;
-    tell(mail, told_by(*current));
-    check_full(mail);
+    --mbarrier.pending_arrivals;
+    mbarrier.tx_count += bytes;
+    release_into(mbarrier, release(*current));
+    complete_phase(mbarrier);
 }
-void mbarrier_wait(void* mailbox, int turn) {
+void mbarrier_wait(void* address, int phase) {
     ++steps;
-    let_others_run();
-    Mail& mail = own_mail(mailbox, "waits for", CALLER);
-    if ((mail.turn & 1) == (turn & 1)) wait_in(mail, MAILBOX, CALLER);
-    current->heard = later(current->heard, mail.told);
+    yield();
+    Mbarrier& mbarrier = own_mbarrier(address, "waits on", CALLER);
+    if ((mbarrier.phase & 1) == (phase & 1)) wait_in(mbarrier, MBARRIER_PHASE, CALLER);
+    acquire(*current, mbarrier.phase_clock);
 }
-void send_bytes(void* to, void* mailbox, unsigned rank, const void* value, int bytes) {
+void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes) {
     ++steps;
-    Block& mine = *current->block;
-    if (rank >= mine.cluster->blocks.size()) {
-        found("out of bounds", place_in_code(CALLER), 0, current, "sends to block %u of a cluster of %zu", rank, mine.cluster->blocks.size());
-        abandon();
+    Block& sender = *current->block;
+    if (rank >= sender.cluster->blocks.size()) {
+        report("out of bounds", code_offset(CALLER), 0, current, "stores asynchronously to block %u of a cluster of %zu", rank, sender.cluster->blocks.size());
+        abort_launch();
     }
-    Block& theirs = *mine.cluster->blocks[rank];
-    const long long offset = static_cast<unsigned char*>(to) - mine.shared;
+    Block& receiver = *sender.cluster->blocks[rank];
+    const long long offset = static_cast<unsigned char*>(to) - sender.shared;
     if (offset < 0 || offset + bytes > (long long)(shared_size) || offset % bytes) {
-        found("out of bounds", place_in_code(CALLER), 0, current, "sends %d bytes to %s", bytes, whereabouts(to).c_str());
-        abandon();
+        report("out of bounds", code_offset(CALLER), 0, current, "stores %d bytes asynchronously at %s", bytes, near_region(to).c_str());
+        abort_launch();
     }
-    Message message = {&theirs, theirs.shared + offset, theirs.shared + (static_cast<unsigned char*>(mailbox) - mine.shared), {}, bytes, current, place_in_code(CALLER), {}};
-    std::memcpy(message.value, value, bytes);
-    Mail& mail = theirs.mail[message.mailbox];
-    if (mail.is_open()) need_open(theirs, message.mailbox, mail, "sends to", message.at);
-    else if (!mail.sent_before.number) mail.sent_before = deed(CALLER);
-    access_places(*theirs.region, message.to, bytes, BEGUN, message.at);
-    message.told = told_by(*current);
-    messages.push_back(message);
+    RemoteStore store = {&receiver, receiver.shared + offset, receiver.shared + (static_cast<unsigned char*>(mbarrier) - sender.shared), {}, bytes, current, code_offset(CALLER), {}};
+    std::memcpy(store.value, value, bytes);
+    Mbarrier& remote = receiver.mbarriers[store.mbarrier];
+    if (remote.is_initialized()) check_initialization(receiver, store.mbarrier, remote, "stores asynchronously to", store.pc);
+    else if (!remote.early_store.id) remote.early_store = event_now(CALLER);
+    check_cells(*receiver.region, store.to, bytes, ASYNC_WRITE, store.pc);
+    store.released = release(*current);
+    remote_stores.push_back(store);
 }
-static void deliver(bool may_be_later) {
-    std::swap(messages[below(unsigned(messages.size()))], messages.back());
-    const Message message = messages.back();
-    messages.pop_back();
-    Mail& mail = message.block->mail[message.mailbox];
-    if (!message.block->fibers_left || !mail.is_open()) {
-        // Somebody may open it yet, which is a race then.
-        if (message.block->fibers_left && may_be_later) return messages.push_back(message);
-        found("mailbox", message.at, 0, message.by, "sends a message that arrives in block %u, which %s", message.block->number,
-              message.block->fibers_left ? "has not opened the mailbox" : "has ended");
+static void deliver_remote_store(bool may_wait) {
+    std::swap(remote_stores[random_below(unsigned(remote_stores.size()))], remote_stores.back());
+    const RemoteStore store = remote_stores.back();
+    remote_stores.pop_back();
+    Mbarrier& mbarrier = store.block->mbarriers[store.mbarrier];
+    if (!store.block->fibers_left || !mbarrier.is_initialized()) {
+        // A thread may initialize the mbarrier yet, which is a race then.
+        if (store.block->fibers_left && may_wait) return remote_stores.push_back(store);
+        report("mbarrier", store.pc, 0, store.by, "stores asynchronously to block %u, which %s", store.block->number,
+               store.block->fibers_left ? "has not initialized the mbarrier" : "has ended");
         is_over = true;
         return;
     }
-    std::memcpy(message.to, message.value, message.bytes);
-    ++changes;
-    Region& region = *message.block->region;
-    arrived(region, message.to, message.bytes, region.places[(message.to - region.begin) / PLACE_BYTES].write_tick);
-    mail.bytes -= message.bytes;
-    tell(mail, message.told);
-    check_full(mail);
+    std::memcpy(store.to, store.value, store.bytes);
+    ++memory_changes;
+    Region& region = *store.block->region;
+    complete_write(region, store.to, store.bytes, region.cells[(store.to - region.begin) / CELL_BYTES].write_tick);
+    mbarrier.tx_count -= store.bytes;
+    release_into(mbarrier, store.released);
+    complete_phase(mbarrier);
 }
 }  // namespace minrnn_host

@@ -1,32 +1,32 @@
-// Who runs: a fiber goes on until it waits, or lets the others go on.
+// Fibers: one runs until it waits, or yields to the others.
 #pragma once
 #include "findings.h"
 
 namespace minrnn_host {
-// Of whom a function of the machine is called.
+// The code that called a function of the machine.
 #define CALLER (__builtin_return_address(0))
 
-static __attribute__((noinline)) void leave() {
-    if (MINRNN_STAY(current->here)) jump(scheduler);
+static __attribute__((noinline)) void suspend() {
+    if (MINRNN_SAVE_CONTEXT(current->context)) switch_to(scheduler);
 }
-// What cannot go on: the launch is over.
-[[noreturn]] static void abandon() {
+// End the launch: this fiber cannot go on.
+[[noreturn]] static void abort_launch() {
     is_over = true;
-    jump(scheduler);
+    switch_to(scheduler);
 }
-static void wait_in(Waiting& waiting, const char* what, const void* at = nullptr) {
+static void wait_in(WaitQueue& queue, const char* what, const void* pc = nullptr) {
     current->waits_for = what;
-    current->waits_at = at;
-    waiting.fibers.push_back(current);
-    leave();
+    current->waits_pc = pc;
+    queue.fibers.push_back(current);
+    suspend();
     current->waits_for = nullptr;
 }
-static void release(Waiting& waiting) {
-    runnable.insert(runnable.end(), waiting.fibers.begin(), waiting.fibers.end());
-    waiting.fibers.clear();
+static void wake_all(WaitQueue& queue) {
+    runnable.insert(runnable.end(), queue.fibers.begin(), queue.fibers.end());
+    queue.fibers.clear();
 }
-static void let_others_run() {
+static void yield() {
     runnable.push_back(current);
-    leave();
+    suspend();
 }
 }  // namespace minrnn_host

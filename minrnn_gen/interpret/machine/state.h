@@ -1,4 +1,4 @@
-// Who there is, and what is under way: fibers, warps, blocks and clusters, and all that a launch changes. One launch at a time.
+// State of a launch: fibers, warps, blocks and clusters, and the operations in flight. One launch at a time.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -10,36 +10,36 @@
 namespace minrnn_host {
 constexpr std::size_t STACK_BYTES = 1 << 18;
 
-// Where to go on. The compiler's own jumps are a fraction of the library's, which look for what there is to clean up.
-struct Jump { void* registers[5]; };
-#define MINRNN_STAY(HERE) (!__builtin_setjmp((HERE).registers))
-[[noreturn]] static inline __attribute__((noinline)) void jump(Jump& to) { __builtin_longjmp(to.registers, 1); }
+// A suspended context. The compiler's own jumps cost a fraction of the library's, which look for what to clean up.
+struct Context { void* registers[5]; };
+#define MINRNN_SAVE_CONTEXT(CONTEXT) (!__builtin_setjmp((CONTEXT).registers))
+[[noreturn]] static inline __attribute__((noinline)) void switch_to(Context& context) { __builtin_longjmp(context.registers, 1); }
 
 struct Fiber;
 struct Block;
 struct Cluster;
-struct Waiting { std::vector<Fiber*> fibers; };
-struct Barrier : Waiting { int arrived = 0, turn = 0; bool any[2] = {}; };
-// What a fiber did at a tick, at a place in the code.
-struct Deed { uint32_t number = 0, tick = 0; uint64_t at = 0; };
-struct Mail : Waiting {
-    Deed opened, sent_before;               // by nobody: 0
-    bool is_open() const { return opened.number; }
-    int arrivals_left = 1;
-    long long bytes = 0;
-    int turn = 0;
-    std::shared_ptr<Ticks> telling;         // of the turn that is being filled, by whom it was told
-    std::vector<Clock> heard;               // and those that are in it
-    Clock told;                             // of the last turn that is full
+struct WaitQueue { std::vector<Fiber*> fibers; };
+struct Barrier : WaitQueue { int arrived = 0, phase = 0; bool any[2] = {}; };
+// What a thread did at a tick, and the code that did it; by no thread: id 0.
+struct Event { uint32_t id = 0, tick = 0; uint64_t pc = 0; };
+struct Mbarrier : WaitQueue {
+    Event initialization, early_store;      // `early_store`: the first that came before the initialization
+    bool is_initialized() const { return initialization.id; }
+    int pending_arrivals = 1;
+    long long tx_count = 0;
+    int phase = 0;
+    std::shared_ptr<VectorClock> pending_clock;     // releases into the current phase, joined
+    std::vector<SharedClock> joined_clocks;         // the clocks that `pending_clock` has already
+    SharedClock phase_clock;                        // of the last phase that completed
 };
 struct Warp {
-    std::vector<Fiber*> lanes;              // those that the block has
+    std::vector<Fiber*> lanes;              // as many as the block has
     int number = 0;
-    Clock clock;                            // what all its lanes know
-    const char* operation = nullptr;        // the one that lanes wait in, and where
-    const void* operation_at = nullptr;
+    SharedClock clock;                      // what happened before, for all its lanes
+    const char* operation = nullptr;        // the collective that lanes wait in, and the code that executes it
+    const void* operation_pc = nullptr;
     int arrived = 0, ended = 0;
-    void* given[LANES] = {};
+    void* operands[LANES] = {};
 };
 struct Block {
     unsigned number;
@@ -52,30 +52,31 @@ struct Block {
     std::vector<Warp> warps;
     Barrier barrier;
     const char* barrier_kind = nullptr;
-    std::map<void*, Mail> mail;
+    std::map<void*, Mbarrier> mbarriers;
 };
-struct Copy { unsigned char* to; const unsigned char* from; int bytes; bool has_arrived; uint32_t at; };
-// The units of memory that a fiber loaded since anything changed: how many, and how often that one which came first, second,
-// fourth, eighth ..., so that in a loop over whatever many it is one of the loop's at last.
-struct Asked {
-    unsigned since = 0, units = 0, again = 0;   // `since`: the change
-    const void *unit = nullptr, *at = nullptr;
-    bool is_in_vain = false;
+struct AsyncCopy { unsigned char* to; const unsigned char* from; int bytes; bool has_arrived; uint32_t pc; };
+// Loads of a fiber since memory changed last: how many, and how often it repeated one of them. That one is the first, then the
+// second, fourth, eighth ..., so that in a polling loop over any number of addresses it is in the end one of the loop's.
+struct Polling {
+    unsigned since = 0, loads = 0, repeats = 0;   // `since`: the change
+    const void *address = nullptr, *pc = nullptr;
+    bool is_spinning = false;
 };
+// One thread of the kernel.
 struct Fiber {
-    Jump here;
+    Context context;
     bool has_begun = false;
     unsigned char* stack;
-    unsigned thread, place;                 // in the block, in the cluster
-    uint32_t number;                        // in the grid, from 1 on
+    unsigned thread, clock_index;           // in the block; in the cluster's vector clocks
+    uint32_t id;                            // in the grid, from 1 on
     uint32_t tick = 1;
-    Clock heard;                            // what it knows beside its warp
+    SharedClock acquired;                   // what happened before, beyond its warp's clock
     Block* block;
     Warp* warp;
-    std::vector<std::vector<Copy>> groups = std::vector<std::vector<Copy>>(1);    // the last one is open
+    std::vector<std::vector<AsyncCopy>> copy_groups = std::vector<std::vector<AsyncCopy>>(1);    // the last one is not committed
     const char* waits_for = nullptr;        // while it waits
-    const void* waits_at = nullptr;
-    Asked asked;
+    const void* waits_pc = nullptr;
+    Polling polling;
 };
 struct Cluster {
     unsigned first_block;
@@ -84,30 +85,31 @@ struct Cluster {
     std::vector<std::unique_ptr<Fiber>> fibers;
     Barrier barrier;
 };
-struct Store { unsigned char* to; unsigned char unit[16]; int bytes; Fiber* by; };
-// What a fiber did and knows at a tick.
-struct Told { Clock by_warp, heard; std::size_t place; uint32_t tick; };
-struct Message { Block* block; unsigned char* to; void* mailbox; unsigned char value[8]; int bytes; Fiber* by; uint64_t at; Told told; };
+struct BufferedStore { unsigned char* to; unsigned char value[16]; int bytes; Fiber* by; };
+// What a release publishes: the clocks of a fiber, and its own tick.
+struct Released { SharedClock warp_clock, acquired; std::size_t clock_index; uint32_t tick; };
+// A store into the shared memory of a block of the cluster (st.async).
+struct RemoteStore { Block* block; unsigned char* to; void* mbarrier; unsigned char value[8]; int bytes; Fiber* by; uint64_t pc; Released released; };
 
-static Jump scheduler;
+static Context scheduler;
 static Fiber* current;
 static std::vector<Fiber*> runnable;
-static std::vector<Message> messages;
-static std::vector<Store> stores;
+static std::vector<RemoteStore> remote_stores;
+static std::vector<BufferedStore> store_buffer;
 static std::vector<std::unique_ptr<Cluster>> clusters;
 static std::vector<unsigned char*> free_stacks;
 static std::vector<std::unique_ptr<Region>> arrays;
 static Region* last_array;
-static unsigned block_threads, blocks_of_cluster, steps, changes, events_left;     // `changes`: of memory
+static unsigned block_threads, blocks_of_cluster, steps, memory_changes, accesses_left;
 static std::size_t shared_size;
 static uint64_t random_state;
-static bool is_over, is_observed, stays_near;
+static bool is_over, watches_arrays, prefers_recent;
 static const Entry* kernel;
-static long long words[1 << 10];          // of the library's own, as kernels read them too
+static long long words[1 << 10];          // the arguments: static, as kernels read them too
 static unsigned char *code_begin, *code_end;
 
 // xorshift64* (Vigna, 2016), the high bits.
-static unsigned below(unsigned count) {
+static unsigned random_below(unsigned count) {
     random_state ^= random_state >> 12;
     random_state ^= random_state << 25;
     random_state ^= random_state >> 27;

@@ -1,36 +1,36 @@
-// Products of a warp (mma.sync), and what brings their operands (ldmatrix).
+// Matrix products of a warp (mma.sync), and loads of their operands (ldmatrix).
 #pragma once
 #include "warps.h"
 
 namespace minrnn_host {
-struct Multiplied { float* sum; const unsigned* left; unsigned right[2]; };
-// PTX ISA, mma.sync m16n8k16 of two values in a word, and m16n8k8 of one: who holds which element.
+struct MmaOperands { float* sum; const unsigned* left; unsigned right[2]; };
+// Fragment layouts of the PTX ISA: mma.sync m16n8k16 with two values in a word, and m16n8k8 with one.
 template <int DEPTH, typename ValueOf, typename Rounded>
 static void multiply_add_tiles(const Warp& warp, ValueOf value_of, Rounded rounded) {
     constexpr int IN_WORD = DEPTH / 8, HALF = DEPTH / 2, ROWS = 16, COLUMNS = 8;
     double left[ROWS][DEPTH], right[COLUMNS][DEPTH];
     for (int lane = 0; lane < LANES; ++lane) {
-        const Multiplied& its = *static_cast<Multiplied*>(warp.given[lane]);
+        const MmaOperands& fragment = *static_cast<MmaOperands*>(warp.operands[lane]);
         for (int w = 0; w < 4; ++w) {
-            for (int v = 0; v < IN_WORD; ++v) left[lane / 4 + w % 2 * 8][w / 2 * HALF + lane % 4 * IN_WORD + v] = value_of(its.left[w], v);
+            for (int v = 0; v < IN_WORD; ++v) left[lane / 4 + w % 2 * 8][w / 2 * HALF + lane % 4 * IN_WORD + v] = value_of(fragment.left[w], v);
         }
         for (int w = 0; w < 2; ++w) {
-            for (int v = 0; v < IN_WORD; ++v) right[lane / 4][w * HALF + lane % 4 * IN_WORD + v] = value_of(its.right[w], v);
+            for (int v = 0; v < IN_WORD; ++v) right[lane / 4][w * HALF + lane % 4 * IN_WORD + v] = value_of(fragment.right[w], v);
         }
     }
     for (int lane = 0; lane < LANES; ++lane) {
-        const Multiplied& its = *static_cast<Multiplied*>(warp.given[lane]);
+        const MmaOperands& fragment = *static_cast<MmaOperands*>(warp.operands[lane]);
         for (int n = 0; n < 4; ++n) {
             const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
-            double total = its.sum[n];
+            double total = fragment.sum[n];
             for (int k = 0; k < DEPTH; ++k) total += left[row][k] * right[column][k];
-            its.sum[n] = rounded(total);
+            fragment.sum[n] = rounded(total);
         }
     }
 }
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16) {
-    Multiplied mine = {sum, left, {low, high}};
-    together(~0u, "mma.sync", &mine, CALLER, [=](Warp& warp) {
+    MmaOperands operands = {sum, left, {low, high}};
+    collective(~0u, "mma.sync", &operands, CALLER, [=](Warp& warp) {
         auto half = [](unsigned word, int which) { return static_cast<unsigned short>(which ? word >> 16 : word & 0xffffu); };
         auto nearest = [](double total) { return float(total); };
         if (are_bfloat16) multiply_add_tiles<16>(warp, [=](unsigned word, int which) { return __uint_as_float(unsigned(half(word, which)) << 16); }, nearest);
@@ -38,9 +38,9 @@ void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low
     });
 }
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
-    Multiplied mine = {sum, left, {low, high}};
-    together(~0u, "mma.sync", &mine, CALLER, [](Warp& warp) {
-        // The hardware ignores the low 13 bits of what it takes for tf32, and rounds sums towards 0.
+    MmaOperands operands = {sum, left, {low, high}};
+    collective(~0u, "mma.sync", &operands, CALLER, [](Warp& warp) {
+        // The hardware ignores the low 13 bits of a tf32 operand, and rounds sums towards 0.
         auto towards_zero = [](double value) {
             const float nearest = float(value);
             return __builtin_fabsf(nearest) > __builtin_fabs(value) ? __builtin_nextafterf(nearest, 0.0f) : nearest;
@@ -49,18 +49,18 @@ void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low,
     });
 }
 // PTX ISA, ldmatrix: lane 8 m + r has the address of row r of matrix m.
-struct Loaded { const void* row; unsigned *first, *second; };
+struct LdmatrixOperands { const void* row; unsigned *first, *second; };
 void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row) {
     constexpr std::size_t ROW_BYTES = 16;
     const int matrices = second ? 4 : 2;
-    Loaded mine = {row, first, second ? *second : nullptr};
-    if (int(current->thread % LANES) < 8 * matrices) access(row, ROW_BYTES, ROW_BYTES, READ, CALLER);
-    together(~0u, second ? "ldmatrix.x4" : "ldmatrix.x2", &mine, CALLER, [=](Warp& warp) {
+    LdmatrixOperands operands = {row, first, second ? *second : nullptr};
+    if (int(current->thread % LANES) < 8 * matrices) check_access(row, ROW_BYTES, ROW_BYTES, READ, CALLER);
+    collective(~0u, second ? "ldmatrix.x4" : "ldmatrix.x2", &operands, CALLER, [=](Warp& warp) {
         for (int lane = 0; lane < LANES; ++lane) {
-            const Loaded& its = *static_cast<Loaded*>(warp.given[lane]);
+            const LdmatrixOperands& target = *static_cast<LdmatrixOperands*>(warp.operands[lane]);
             for (int m = 0; m < matrices; ++m) {
-                const auto* from = static_cast<const unsigned char*>(static_cast<Loaded*>(warp.given[8 * m + lane / 4])->row);
-                std::memcpy(m < 2 ? &its.first[m] : &its.second[m - 2], from + lane % 4 * sizeof(unsigned), sizeof(unsigned));
+                const auto* from = static_cast<const unsigned char*>(static_cast<LdmatrixOperands*>(warp.operands[8 * m + lane / 4])->row);
+                std::memcpy(m < 2 ? &target.first[m] : &target.second[m - 2], from + lane % 4 * sizeof(unsigned), sizeof(unsigned));
             }
         }
     });

@@ -11,7 +11,7 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.builder import TOGETHER, EmulatedBuilder
-from minrnn_gen.interpret.cases import Trial, inputs_of, trials_of
+from minrnn_gen.interpret.cases import Case, cases_of, inputs_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes
@@ -58,7 +58,7 @@ def test_tickets_reach_a_second_group(layout: str) -> None:
     assert plans
     for plan in plans:
         for at_once in (False, True):
-            longest = trials_of([plan], at_once=at_once)[0].time
+            longest = cases_of([plan], at_once=at_once)[0].time
             assert longest > plan.group_tiles * plan.tile_steps
 
 
@@ -66,8 +66,8 @@ def test_tickets_reach_a_second_group(layout: str) -> None:
 def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
     spec = load_spec({"model": "min_gru", "hidden_size": 4, "gpu": "h200"})
     builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
-    trial = Trial(batch, 70, True, 16)
-    given = inputs_of(Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract, trial).forward
+    case = Case(batch, 70, True, 16)
+    given = inputs_of(Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract, case).forward
     assert {16, 0, 70} <= set(given["lengths"].tolist())
     ends = np.flatnonzero(given["resets"][2])
     # Behind an end, before one, and none at the third.
@@ -79,7 +79,7 @@ def test_raw_scans_of_complex_numbers_are_given_both_parts() -> None:
     spec = RawSpec(model=RAW, hidden_size=4, precision="complex64", gpu="h200")
     builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
     contract = Kernel(builder, (builder.build("forward", builder.hinted_regime),)).contract
-    inputs = inputs_of(contract, Trial(2, 5))
+    inputs = inputs_of(contract, Case(2, 5))
     for one in (inputs.forward["x"], inputs.forward["state"]["h"], inputs.dy, inputs.dstate["h"]):
         assert one.dtype.name == "complex64" == precision_of("complex64").storage_dtype
         assert one.real.any() and one.imag.any()

@@ -1,0 +1,263 @@
+"""The launch ABI as data is that of the kernels' text, and what is packed by its names lies as C has it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.codegen.parameter import Parameter, Signature, initializer_text, member_text, pack, parameter_text
+from minrnn_gen.codegen.render import render
+from minrnn_gen.codegen.signature import BEGIN, names_of, signature, stored_in_call, suffixes_of
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
+from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.gpu import driver
+from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.precision import precision_of
+from minrnn_gen.run.dense_launch import BackwardArrays, scratch_sizes
+
+# A scan with a parameter and two states, of which a backward reads one that is not y.
+TWIN = {
+    "name": "twin",
+    "equations": "f = sigmoid(W.f)\nc[t] = f * c[t-1] + W.x\nn[t] = f * n[t-1] + u",
+    "output": "tanh(W.o) * (c[t] - c[t-1]) + u * n[t]",
+    "parameters": ["u"],
+}
+LEAKY = {
+    "name": "leaky",
+    "parameters": ["leak"],
+    "equations": "z = sigmoid(W.z + R.z)\nn = tanh(W.n + R.n)\nh[t] = sigmoid(leak) * z * h[t-1] + (1 - z) * n",
+}
+SPECS: tuple[dict[str, Any], ...] = (
+    *({"model": model, "layout": layout} for model, layout in product((TWIN, "min_gru", "ind_rnn"), ("BTD", "BDT"))),
+    {"model": "min_lstm", "layout": "TBD", "batch": 1, "time": 65536},
+    {"model": "min_gru", "layout": "BDT", "batch": 1, "time": 65536},
+    {"model": "lstm"},
+    {"model": "lstm", "gpu": "a100"},
+    {"model": LEAKY, "precision": "fp64"},
+    {"model": "gru", "precision": "fp16", "gpu": "t4"},
+)
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
+Kernel = tuple[KernelPlan, Any]
+
+
+def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
+    """What of a plan's variables changes its signature."""
+    return tuple(variables.get(name, 0) > limit for name, limit in (("lookback", 0), ("cluster_blocks", 1), ("grid_blocks", 1)))
+
+
+def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
+    """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
+    hinted = replace(builder.hinted_regime, few_channels=True)
+    kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
+    for resets, kept_states in product((False, True), kept) if kernel_pass != "step" else ((False, "none"),):
+        for solution in builder.solutions(kernel_pass, replace(hinted, resets=resets, kept_states=kept_states)):
+            kinds: dict[tuple[bool, ...], int] = {}
+            for rank, candidate in enumerate(solution.candidates):
+                kinds.setdefault(kind_of(dict(candidate)), rank)
+            yield from map(solution.plan, kinds.values())
+
+
+@functools.cache
+def kernels() -> tuple[Kernel, ...]:
+    """Every kind of kernel: its plan and its lowered cell."""
+    found = []
+    for spec in SPECS:
+        sizes = {"hidden_size": 64, "precision": "bf16"} | {name: value for name, value in spec.items() if name != "gpu"}
+        gpu = spec.get("gpu", "h200")
+        target = Target(load_profile(gpu), profile_bytes(gpu), "spec")
+        builder = Builder(load_spec(sizes), target, Store(cache_folder()))
+        for kernel_pass in PASSES:
+            found += [(plan, builder._lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
+    return tuple(found)
+
+
+def signatures() -> Iterator[tuple[KernelPlan, str, Signature]]:
+    for plan, lowered in kernels():
+        for suffix in suffixes_of(plan.entry):
+            yield plan, suffix, signature(plan, names_of(lowered), suffix)
+
+
+def declared(text: str) -> list[tuple[str, str]]:
+    """Read (type, name) of each declaration of a parameter list or a struct."""
+    code = re.sub(r"//.*", "", text)
+    parts = [part.strip() for part in re.split(r"[,;]", code) if part.strip()]
+    found: list[tuple[str, str]] = []
+    for part in parts:
+        ctype, _, name = part.rpartition(" ")
+        found.append((ctype or found[-1][0], name))
+    return found
+
+
+def test_every_family_is_there() -> None:
+    assert {plan.template for plan, _ in kernels()} == {family.template for family in FAMILIES}
+    kinds = {(plan.entry, kind_of(dict(plan.variables))) for plan, _ in kernels()}
+    for entry, kind in (("scan_forward", 0), ("scan_backward", 1), ("persistent_forward", 1), ("persistent_backward", 2)):
+        assert {found[kind] for name, found in kinds if name == entry} == {False, True}
+
+
+def test_the_text_of_every_kernel_has_the_parameters_of_its_signature() -> None:
+    for plan, lowered in kernels():
+        text = render(plan, lowered, ())
+        entries = re.findall(r'extern "C" __global__ void .*?(\w+)\(\n(.*?)\) \{\n', text, re.S)
+        assert [entry for entry, _ in entries] == [plan.entry + suffix for suffix in suffixes_of(plan.entry)]
+        for suffix, (_, parameters) in zip(suffixes_of(plan.entry), entries, strict=True):
+            expected = signature(plan, names_of(lowered), suffix)
+            assert declared(parameters) == [(parameter.ctype, parameter.name) for parameter in expected]
+
+
+def test_a_call_is_stored_in_the_order_of_its_members() -> None:
+    checked = 0
+    for plan, lowered in kernels():
+        if suffixes_of(plan.entry) == ("",):
+            continue
+        text = render(plan, lowered, ())
+        stored = stored_in_call(signature(plan, names_of(lowered), BEGIN))
+        ((members,),) = [re.findall(r"struct Call \{\n(.*?)\n\};", text, re.S)]
+        assert [name for _, name in declared(members)] == list(stored.names)
+        ((values,),) = [re.findall(r"\*call = Call\{\n(.*?)\n *\};", text, re.S)]
+        assert re.findall(r"\w+", values) == list(stored.names)
+        # Each step reads its call from there.
+        assert set(re.findall(r"call->(\w+)", text)) <= set(stored.names)
+        checked += 1
+    assert checked
+
+
+def test_names_are_unique_and_pointers_have_shapes() -> None:
+    for _, _, parameters in signatures():
+        assert len(set(parameters.names)) == len(parameters)
+        for parameter in parameters:
+            assert re.fullmatch(r"\w+", parameter.name) and parameter.comment.isascii()
+            assert parameter.comment.startswith("[") == ("*" in parameter.ctype), parameter
+
+
+# What a source begins with, and the names that may follow.
+LAUNCH = {"float32_vectors", "kept_is_storage", "workspace", "first_group", "first_step", "step_in_chunk"}
+
+
+def names_behind(head: str) -> set[str]:
+    dense = load_spec({"model": "lstm", "hidden_size": 64})
+    precision: Any = precision_of(dense.precision)
+    contract: Any = type("Contract", (), {
+        "precision": precision, "hidden_size": 64, "states": ("h", "c"), "recurrent_gates": ("i",), "R_shape": (4, 1, 64, 64),
+    })  # fmt: skip
+    classes: dict[str, Any] = {
+        "call": Call, "outputs": Outputs, "incoming": IncomingGradient, "gradients": Gradients, "arrays": BackwardArrays,
+    }  # fmt: skip
+    if head in classes:
+        return {field.name for field in fields(classes[head])} | {*dir(classes[head])}
+    if head == "scratch":
+        return {*scratch_sizes(contract, 1, False), *scratch_sizes(contract, 1, True)}
+    return set(Spec.model_fields) if head == "spec" else LAUNCH
+
+
+def test_every_source_is_something_of_a_call() -> None:
+    sources = {parameter.source for _, _, parameters in signatures() for parameter in parameters}
+    for source in sources:
+        head, name, *rest = source.split(".")
+        assert name in names_behind(head), source
+        if rest:
+            assert source.startswith("call.sequences.") and rest[0] in {"resets", "cu_seqlens", "lengths"}
+
+
+def test_the_same_plan_has_the_same_signature() -> None:
+    for plan, lowered in kernels():
+        suffix = suffixes_of(plan.entry)[0]
+        assert signature(plan, names_of(lowered), suffix) is signature(plan, names_of(lowered), suffix)
+
+
+# Of each type of the templates, that of ctypes; compute_t is here float.
+C_TYPES: dict[str, Any] = {
+    "int64": ctypes.c_int64,
+    "unsigned": ctypes.c_uint32,
+    "int": ctypes.c_int32,
+    "compute_t": ctypes.c_float,
+}
+
+
+def c_type_of(parameter: Parameter) -> Any:
+    return ctypes.c_uint64 if "*" in parameter.ctype else C_TYPES[parameter.ctype]
+
+
+def value_of(parameter: Parameter) -> st.SearchStrategy[Any]:
+    if parameter.ctype == "compute_t":
+        return st.floats(width=32, allow_nan=False).map(np.float32)
+    if parameter.ctype == "unsigned":
+        return st.integers(0, 2**32 - 1).map(np.uint32)
+    limits = {"int64": (-(2**63), 2**63 - 1), "int": (-(2**31), 2**31 - 1)}
+    return st.integers(*limits.get(parameter.ctype, (0, 2**63 - 1)))
+
+
+def read_by_driver(arguments: tuple[Any, ...], sizes: list[int]) -> list[bytes]:
+    """Launch, and return of each parameter as many bytes as it has."""
+    slots: list[bytes] = []
+
+    class Driver:
+        @staticmethod
+        def cuLaunchKernelEx(_configuration: Any, _function: int, parameters: int, _extra: None) -> int:
+            addresses = (ctypes.c_void_p * len(sizes)).from_address(parameters)
+            slots.extend(ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True))
+            return driver.SUCCESS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_library", Driver)
+        assert driver.launch(7, (1, 32, 0, 0, False), arguments) == driver.SUCCESS
+    return slots
+
+
+@given(data=st.data())
+def test_what_is_packed_lies_as_in_a_struct_of_c(data: st.DataObject) -> None:
+    """The driver copies each parameter, as wide as it is, to its place among them: that of a member of a struct."""
+    parameters = data.draw(st.sampled_from(sorted({one for _, _, one in signatures()}, key=lambda one: one.names)))
+    values = {parameter.name: data.draw(value_of(parameter)) for parameter in parameters}
+    members = [(parameter.name, c_type_of(parameter)) for parameter in parameters]
+    expected = type("Expected", (ctypes.Structure,), {"_fields_": members})
+    struct = expected(**{name: value if isinstance(value, int) else value.item() for name, value in values.items()})
+    shuffled = dict(data.draw(st.permutations(list(values.items()))))
+    slots = read_by_driver(pack(parameters, shuffled), [ctypes.sizeof(kind) for _, kind in members])
+    for (name, _), slot in zip(members, slots, strict=True):
+        field = getattr(expected, name)
+        assert slot == bytes(struct)[field.offset : field.offset + field.size], name
+
+
+def parameters_of(*names: str) -> Signature:
+    return Signature(Parameter(name, "int64", "", f"call.{name}") for name in names)
+
+
+def test_a_name_that_is_missing_or_unknown_is_said() -> None:
+    parameters = parameters_of("batch", "time")
+    assert pack(parameters, {"time": 2, "batch": 1}) == (1, 2)
+    with pytest.raises(TypeError, match="the kernel has a parameter 'time', for which there is no value"):
+        pack(parameters, {"batch": 1, "times": 2})
+    with pytest.raises(TypeError, match="there is a value for 'rows', which is no parameter of the kernel"):
+        pack(parameters, {"batch": 1, "time": 2, "rows": 3})
+
+
+def test_comments_are_aligned() -> None:
+    parameters = Signature((
+        Parameter("x", "const float* __restrict__", "[batch]", "call.x"),
+        *parameters_of("a", "b"),
+        Parameter("mask", "unsigned", "bits", "launch.mask"),
+    ))  # fmt: skip
+    assert parameter_text(parameters) == (
+        "    const float* __restrict__ x,  // [batch]\n"
+        "    int64 a, int64 b,\n"
+        "    unsigned mask                 // bits\n"
+    )  # fmt: skip
+    assert parameter_text(parameters_of("a", "b")) == "    int64 a, int64 b"
+    assert member_text(parameters) == "    const float* x;\n    int64 a, b, mask;"
+    assert initializer_text(parameters) == "            x, a, b, mask,"
