@@ -49,6 +49,6 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of emulated kernels, one for all workers of a run: each kernel, and the machine under them, is compiled once."""
+    """The store of emulated kernels, one for all workers of a run: each of them, and the machine below, is compiled once."""
     folder = Path(tmp_path_factory.getbasetemp())
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "emulated-kernels"

@@ -62,9 +62,12 @@ def everything() -> Iterator[Case]:
         yield sized(Case(model, gpu, precision, layout, alignments(precision)[-1], 0, "step"))
 
 
+CHOICES = ("model", "gpu", "precision", "layout", "alignment_bytes", "kernel_pass")
+PAIRS = tuple(pair for pair in itertools.combinations(CHOICES, 2) if pair != ("model", "gpu"))
+
+
 def pairs_of(case: Case) -> frozenset[tuple[object, ...]]:
-    pairs = set(itertools.combinations(("model", "gpu", "precision", "layout", "alignment_bytes", "kernel_pass"), 2))
-    return frozenset((first, getattr(case, first), second, getattr(case, second)) for first, second in pairs - {("model", "gpu")})
+    return frozenset((first, getattr(case, first), second, getattr(case, second)) for first, second in PAIRS)
 
 
 def covering() -> tuple[Case, ...]:
