@@ -12,10 +12,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Workers have a core each: threads of torch and BLAS would wait for each other, and that is most of what their tests took.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
 # No deadline: on two busy cores the time of one example says nothing. In CI the same examples every time: a failure there is
-# a failure everywhere; elsewhere new ones and twice as many, which is how new failures are found.
-hypothesis.settings.register_profile("everyday", deadline=None)
+# a failure everywhere; elsewhere new ones, and in the whole matrix four times as many, which is how new failures are found.
+hypothesis.settings.register_profile("everyday", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=50)
+hypothesis.settings.register_profile("whole", deadline=None, print_blob=True, max_examples=200)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "everyday")
 
 
