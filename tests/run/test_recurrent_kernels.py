@@ -23,11 +23,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 def way(
     model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int, grid_blocks: int = 1
 ) -> Any:

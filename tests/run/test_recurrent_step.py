@@ -32,11 +32,6 @@ pytestmark = pytest.mark.skipif(
 Array = Any
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @dataclass(frozen=True)
 class Way:
     """A candidate of a cell's step, and by how many values every array starts off from where 16 bytes are aligned."""
