@@ -1,4 +1,4 @@
-"""A baseline that is missing, broken or slow costs its row and no more."""
+"""Baselines that are missing, broken or slow cost their rows and no more."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def program(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-def test_a_missing_baseline_is_said_to_be_missing() -> None:
-    nobody = baseline("no-such-distribution-as-this")
-    assert refusals([nobody], 1) == {"a baseline": NOT_INSTALLED}
+def test_a_missing_baseline_is_not_installed() -> None:
+    missing = baseline("no-such-distribution-as-this")
+    assert refusals([missing], 1) == {"a baseline": NOT_INSTALLED}
     assert refusals([], 1) == {}
 
 
@@ -54,7 +54,7 @@ def test_a_build_that_hangs_is_ended_with_what_it_started() -> None:
 
 
 def test_baselines_are_found_by_name() -> None:
-    assert [baseline_of(each.name) for each in BASELINES] == list(BASELINES)
+    assert [baseline_of(baseline.name) for baseline in BASELINES] == list(BASELINES)
     with pytest.raises(
         BadInput, match=r"--baseline: 'accelerated_scan.wrap' is given \(did you mean 'accelerated_scan.warp'\?\)"
     ):
@@ -62,7 +62,7 @@ def test_baselines_are_found_by_name() -> None:
 
 
 def test_names_need_no_quotes_in_a_shell() -> None:
-    assert [each.name for each in BASELINES if not each.name.replace(".", "").replace("_", "").isalnum()] == []
+    assert [baseline.name for baseline in BASELINES if not baseline.name.replace(".", "").replace("_", "").isalnum()] == []
 
 
 @pytest.mark.parametrize(("layout", "takes_log_a"), [("B,T,C", False), ("B,C,T", True)])

@@ -1,4 +1,4 @@
-"""Single calls in the benchmark: layers on torch's tensors in host memory, and a text decoded step by step, held to float64."""
+"""Single calls in the benchmark: layers on torch's tensors in host memory, and steps of decoding against float64."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_layer_is_called_on_the_host_s_clock(gpu: OnHost, model: str, heads: i
 @pytest.mark.parametrize("task", ["forward", "forward, recorded", "forward + backward"])
 def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) -> None:
     problem = host_problem("lstm", task)
-    for one in host_calls.contenders(problem, gpu, BASELINES, {}):
-        results = one.prepare()()
+    for contender in host_calls.contenders(problem, gpu, BASELINES, {}):
+        results = contender.prepare()()
         assert results["y"].shape == (2, 3, 16)
         assert (results["y"].grad_fn is not None) == (task != "forward")
         assert ("dx" in results) == (task == "forward + backward")
@@ -66,7 +66,7 @@ def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) ->
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru"])
-def test_everyone_decodes_what_float64_does(gpu: OnHost, model: str) -> None:
+def test_all_contenders_decode_what_float64_does(gpu: OnHost, model: str) -> None:
     problem = decode_problem(model)
     rows = measured(problem, decoding.contenders(problem, gpu, BASELINES, {}))
     ours = ["minrnn-gen", "minrnn-gen eager", "minrnn-gen projected"]
@@ -93,12 +93,12 @@ def test_a_state_that_is_lost_shows(gpu: OnHost) -> None:
     kernel, R = decoding.minrnn_gen.compile(problem.spec), inputs.array("R")
     steps = [inputs.array("x")[:, step].contiguous() for step in range(problem.time)]
     forgetful = decoding.decoded(lambda x_t, _: kernel.step(x_t, R), steps)
-    assert decoding._whole(gpu, inputs.judged)(forgetful())["y"] > 0.05
+    assert decoding.judge_of_steps(gpu, inputs.judged)(forgetful())["y"] > 0.05
 
 
 def test_without_baselines_there_is_only_ours(gpu: OnHost) -> None:
     for problem, table in ((host_problem("lstm"), host_calls), (decode_problem("lstm"), decoding)):
-        assert {one.name.partition(" ")[0] for one in table.contenders(problem, gpu, (), {})} == {"minrnn-gen"}
+        assert {contender.name.partition(" ")[0] for contender in table.contenders(problem, gpu, (), {})} == {"minrnn-gen"}
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -139,10 +139,10 @@ def test_a_graph_is_captured_after_a_run_and_replayed_without_another() -> None:
     assert replayed() == replayed() == {"y": 6}
     assert seen == [*before, "replay", "replay"]
     # Memory that the graph reads is not given to others while it is there.
-    its_run = weakref.ref(run)
+    captured_run = weakref.ref(run)
     del run
     gc.collect()
-    assert its_run() is not None
+    assert captured_run() is not None
     del replayed
     gc.collect()
-    assert its_run() is None
+    assert captured_run() is None

@@ -1,4 +1,4 @@
-"""Who is measured computes what it is judged by, in every layout: on NumPy arrays that pass for tensors on a GPU."""
+"""Contenders compute what they are judged by, in every layout: on NumPy arrays that pass for tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HALVES = (slice(0, 20), slice(20, None))
 
 
 def scan_over(a: Any, b: Any, axis: int) -> Tensor:
-    a, b = (np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, b))
+    a, b = (np.moveaxis(np.asarray(array, np.float64), axis, 0) for array in (a, b))
     return tensor(np.moveaxis(scan_reference.scan(np, a, b), 0, axis).astype(np.float32))
 
 
 def scan_backward_over(a: Any, y: Any, dy: Any, axis: int) -> tuple[Tensor, Tensor, None]:
-    moved = [np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, y, dy)]
-    da, db = (tensor(np.moveaxis(each, 0, axis).astype(np.float32)) for each in scan_reference.scan_gradients(np, *moved))
+    moved = [np.moveaxis(np.asarray(array, np.float64), axis, 0) for array in (a, y, dy)]
+    da, db = (tensor(np.moveaxis(array, 0, axis).astype(np.float32)) for array in scan_reference.scan_gradients(np, *moved))
     return da, db, None
 
 
@@ -42,7 +42,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class KernelOnTensors:
-    """A kernel whose host results are tensors, as those of tensors on a GPU are."""
+    """Kernel whose results in host memory are tensors, as those on a GPU are."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -50,7 +50,7 @@ class KernelOnTensors:
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any]:
         y, state = self.kernel(*arrays, **named)
-        return tensor(y), {name: tensor(one) for name, one in state.items()}
+        return tensor(y), {name: tensor(values) for name, values in state.items()}
 
     def forward(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any, Any]:
         y, state, saved = self.kernel.forward(*arrays, **named)
@@ -58,7 +58,7 @@ class KernelOnTensors:
 
     def backward(self, saved: Any, dy: Any) -> dict[str, Any]:
         gradients = self.kernel.backward(saved, dy)
-        return {name: tensor(one) if isinstance(one, np.ndarray) else one for name, one in gradients.items()}
+        return {name: tensor(array) if isinstance(array, np.ndarray) else array for name, array in gradients.items()}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_raw_scans_are_right_in_both_layouts(task: Task) -> None:
 
 
 @pytest.mark.usefixtures("scans")
-def test_baselines_are_held_against_what_they_were_given() -> None:
+def test_baselines_are_judged_by_the_inputs_that_they_read() -> None:
     baselines = [
         baseline("by time", "B,T,C", lambda a, b: scan_over(a, b, 1)),
         baseline("by channel", "B,C,T", lambda a, b: scan_over(a, b, 2)),
@@ -108,7 +108,7 @@ def test_baselines_are_held_against_what_they_were_given() -> None:
     assert rows["no carry"].worst_error > 0.01, "half of the channels remember for hundreds of steps"
 
 
-def test_whoever_writes_into_what_others_read_is_out() -> None:
+def test_a_library_that_overwrites_shared_inputs_is_reported_as_failing() -> None:
     def careless(a: Any, b: Any) -> Tensor:
         y = scan_over(a, b, 2)
         a[0, 0, 0] = np.nan
@@ -171,7 +171,7 @@ def test_the_kernel_is_right_with_its_projection() -> None:
 def test_gradients_of_the_layer_are_judged_by_differences() -> None:
     problem, step = layer_problem("forward + backward"), 1e-6
     inputs = layers.Inputs(problem, FakeGpu())
-    expected = inputs._reference()
+    expected = inputs.expected()
     x, weight, dy = (np.asarray(inputs.array(name), np.float64) for name in ("x", "weight", "dy"))
 
     def loss(x: Any, weight: Any) -> float:
@@ -188,7 +188,7 @@ def test_gradients_of_the_layer_are_judged_by_differences() -> None:
 @pytest.mark.parametrize("model", ["min_gru", "min_lstm"])
 def test_the_cpu_computes_the_layer_by_both_methods(model: str) -> None:
     problem = Problem(table="classic", task="forward", model=model, precision="fp32", batch=1, time=300, channels=16, inputs=4)
-    rows = measured(problem, [one for one in single_sequence.contenders(problem, FakeGpu()) if one.on_host])
+    rows = measured(problem, [contender for contender in single_sequence.contenders(problem, FakeGpu()) if contender.on_host])
     assert list(rows) == list(single_sequence.ON_CPU)
     for row in rows.values():
         assert row.clock == "host"

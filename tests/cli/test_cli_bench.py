@@ -1,4 +1,4 @@
-"""`minrnn-gen bench scan` around the measuring itself: what it refuses, prints and leaves behind."""
+"""`minrnn-gen bench` around the measurement: refused options, printed tables, and the record of a stopped run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(_: session.Session, problem: Problem) -> tuple[Row, ...]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], None]:
-    """Put a machine that is none in the place of the GPU, and a function in the place of measuring."""
+    """Return the function that replaces the GPU by a fake and the measurement by a function."""
 
     def put(measure: Measure) -> None:
         monkeypatch.setattr(gpu, "open_gpu", lambda: SimpleNamespace(name="a GPU that is none"))
@@ -67,8 +67,9 @@ def test_every_table_is_printed_and_recorded(
 def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measure], None], name: str, table: str) -> None:
     measured(answer)
     said = command("bench", name, "--quick", "--only", table, "--baseline", "none")
-    assert [title for title in SUITES[name].titles.values() if title in said.out] == [
-        title for each, title in SUITES[name].titles.items() if each == table
+    titles = SUITES[name].titles
+    assert [title for title in titles.values() if title in said.out] == [
+        title for other, title in titles.items() if other == table
     ]
 
 

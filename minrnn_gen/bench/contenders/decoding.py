@@ -77,7 +77,7 @@ def _ours(
 
     return [
         _in_graph("minrnn-gen", gpu, steps, judge),
-        Contender("minrnn-gen eager", eager, _whole(gpu, judge), on_host=True),
+        Contender("minrnn-gen eager", eager, judge_of_steps(gpu, judge), on_host=True),
     ]
 
 
@@ -119,10 +119,10 @@ def _in_graph(
     precision: PrecisionName | None = None,
     refused: str | None = None,
 ) -> Contender:
-    return Contender(name, lambda: gpu.graph_of(steps()), _whole(gpu, judge), refused=refused, precision=precision)
+    return Contender(name, lambda: gpu.graph_of(steps()), judge_of_steps(gpu, judge), refused=refused, precision=precision)
 
 
-def _whole(gpu: Gpu, judge: Callable[[Arrays], Any]) -> Callable[[Arrays], Any]:
+def judge_of_steps(gpu: Gpu, judge: Callable[[Arrays], Any]) -> Callable[[Arrays], Any]:
     """Return the judge of the y_t of all steps, joined to y [B, T, H]."""
     return lambda results: judge({"y": gpu.torch.stack(tuple(results.values())).transpose(0, 1)})
 

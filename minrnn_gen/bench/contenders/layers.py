@@ -68,11 +68,11 @@ class Inputs:
         self._problem, self._gpu = problem, gpu
         self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
         self.array: Callable[[str], Any] = cache(self._made)
-        self._reference: Callable[[], Arrays] = cache(self._expected)
+        self.expected: Callable[[], Arrays] = cache(self._expected)
 
     def judged(self, results: Arrays) -> dict[str, float]:
         """Return the relative errors of the results among y [B, T, H], dx [B, T, I] and dweight [G H, I]."""
-        expected = self._reference()
+        expected = self.expected()
         return {name: scan_reference.relative_error(array.detach().double(), expected[name]) for name, array in results.items()}
 
     def _made(self, name: str) -> Any:

@@ -83,11 +83,11 @@ class ProjectedInputs:
     def __init__(self, problem: Problem, gpu: Gpu, inputs: Inputs) -> None:
         self._problem, self._gpu, self._inputs = problem, gpu, inputs
         self.array: Callable[[str], Any] = cache(self._made)
-        self._reference: Callable[[], Arrays] = cache(self._expected)
+        self.expected: Callable[[], Arrays] = cache(self._expected)
 
     def judged(self, results: Arrays) -> dict[str, float]:
         """Return the relative errors of y [B, T, H], dx [B, T, I] and dR [G, 1, H, H], or of y and the states kept."""
-        return judged(results, self._reference())
+        return judged(results, self.expected())
 
     def _made(self, name: str) -> Any:
         problem, gpu = self._problem, self._gpu
