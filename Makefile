@@ -38,11 +38,11 @@ demo: $(DEMO)
 	@if command -v "$(firstword $(CXX))" >/dev/null; then echo; $(BIN)/minrnn-gen verify examples/min_gru.yaml --candidates 0; fi
 
 test: $(TEST)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	@! nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -m pytest -m alone tests/gpu
 
 test-all: $(TEST)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "matrix_full or not matrix_full"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "matrix_full or not matrix_full" --hypothesis-profile whole
 
 mutate: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/mutate

@@ -15,7 +15,7 @@ from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
@@ -30,7 +30,7 @@ class Kernel:
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
-    run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another regime
+    run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another specialization
     (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first
     call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
@@ -75,17 +75,17 @@ class Kernel:
 
     @property
     def plan(self) -> KernelPlan:
-        """The plan of the forward kernel for the hinted regime."""
+        """The plan of the forward kernel for the hinted specialization."""
         return self._hinted.plan
 
     @property
-    def plans(self) -> Mapping[tuple[str, Regime], KernelPlan]:
-        """Every plan so far, by (pass, regime)."""
+    def plans(self) -> Mapping[tuple[str, Specialization], KernelPlan]:
+        """Every plan so far, by (pass, specialization)."""
         return MappingProxyType({key: built.plan for key, built in self.executor.backend.built.items()})
 
     @property
     def source(self) -> str:
-        """The CUDA text of the forward kernel for the hinted regime."""
+        """The CUDA text of the forward kernel for the hinted specialization."""
         return self._hinted.source
 
     @property

@@ -7,14 +7,21 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+# Workers have a core each: threads of torch and BLAS would wait for each other, and that is most of what their tests took.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
 # No deadline: on two busy cores the time of one example says nothing. In CI the same examples every time: a failure there is
-# a failure everywhere; elsewhere new ones and twice as many, which is how new failures are found.
-hypothesis.settings.register_profile("everyday", deadline=None)
+# a failure everywhere; elsewhere new ones, and in the whole matrix four times as many, which is how new failures are found.
+hypothesis.settings.register_profile("everyday", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=50)
+hypothesis.settings.register_profile("whole", deadline=None, print_blob=True, max_examples=200)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "everyday")
 
 
@@ -44,3 +51,10 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of emulated kernels, one for all workers of a run: each of them, and the machine below, is compiled once."""
+    folder = Path(tmp_path_factory.getbasetemp())
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "emulated-kernels"

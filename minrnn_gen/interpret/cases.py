@@ -42,7 +42,7 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
 
     It is one call with both where `at_once`.
     """
-    if plans[0].entry.startswith(("persistent", "decode", "stepwise")):
+    if plans[0].family == "dense":
         tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
         if at_once:
             return (Case(tile + 1, DENSE_STEPS - 1, True),)

@@ -73,6 +73,6 @@ def interpreted(
     """
     cpp_compiler()
     builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
-    regime = builder.hinted_regime
+    specialization = builder.hinted_specialization
     is_reverse = RUNS_REVERSED[spec.direction][0]
-    return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=is_reverse)),), allow_long)
+    return InterpretedKernel(builder, (builder.build("forward", replace(specialization, reverse=is_reverse)),), allow_long)

@@ -119,7 +119,7 @@ class Verification:
     def _cases(self, kernel: InterpretedKernel, number: int) -> tuple[Case, ...]:
         plans = [kernel.plan]
         if self.spec.training:
-            plans.append(kernel.builder.build("backward", replace(kernel.plan.regime, resets=number > 0)).plan)
+            plans.append(kernel.builder.build("backward", replace(kernel.plan.specialization, resets=number > 0)).plan)
         return cases_of(plans, at_once=number > 0)
 
     def _refuse_long(self, kernel: InterpretedKernel, cases: list[Case]) -> None:
@@ -163,7 +163,7 @@ class Verification:
                     if saved:
                         judge("backward", lambda saved=saved: (backward_of(kernel, inputs, saved), None))  # type: ignore[misc]
                 # A forward that keeps states for its backward may be another kernel than one that does not.
-                keeps = any(regime.kept_states != "none" for _, regime in kernel.plans)
+                keeps = any(specialization.states_out != "none" for _, specialization in kernel.plans)
                 if not self.spec.training or (keeps and not number):
                     judge("forward", lambda: (inference_of(kernel, inputs), None))
                 if has_step:

@@ -66,7 +66,7 @@ def _kernel(
     typical_time = typical_time_of(arrangement.time)
     kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, typical_time, x.device)
     sizes = Sizes(arrangement.batch, arrangement.time)
-    return kernels.ready(kernel_pass, kernels.regime_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
+    return kernels.ready(kernel_pass, kernels.specialization_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
 
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:

@@ -12,14 +12,14 @@ from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ResultT
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import CapturedGraph, Scratch
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.replay import Replay
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")
 
-KernelKey = tuple[KernelPass, Regime]
+KernelKey = tuple[KernelPass, Specialization]
 """What tells the kernels of one spec apart."""
 
 

@@ -24,7 +24,7 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates
+from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.saved import Forward, owner_of
 
 
@@ -35,7 +35,7 @@ class CpuRun:
     interface: Interface
     builder: Builder
 
-    def forward(self, call: Call, states_out: KeptStates, saves: bool) -> Forward:
+    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
         """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
         Where a backward follows (`saves`), those of a cell that is no scan are always written: R did not multiply y as rounded.
@@ -59,7 +59,7 @@ class CpuRun:
         """The dtype of x once it is projected."""
         return self.interface.precision.arithmetic_dtype
 
-    def states_dtype(self, states_out: KeptStates, saves: bool) -> str | None:
+    def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
         writes_states = states_out != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
         return self.interface.precision.arithmetic_dtype if writes_states else None

@@ -17,7 +17,7 @@ from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates
+from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
@@ -58,9 +58,9 @@ class Run(Protocol):
     @property
     def preactivation_dtype(self) -> str: ...
 
-    def states_dtype(self, states_out: KeptStates, saves: bool, /) -> str | None: ...
+    def states_dtype(self, states_out: StatesOut, saves: bool, /) -> str | None: ...
 
-    def forward(self, call: Call, states_out: KeptStates, saves: bool, /) -> Forward: ...
+    def forward(self, call: Call, states_out: StatesOut, saves: bool, /) -> Forward: ...
 
     def step(self, call: Call, /) -> StepResult: ...
 
@@ -192,7 +192,7 @@ class Executor:
             return None  # their values are checked, call by call
         return keyed(operation, arguments.flat(self.interface))
 
-    def _states_out(self, all_states: bool, saves: bool) -> KeptStates:
+    def _states_out(self, all_states: bool, saves: bool) -> StatesOut:
         """Return the dtype in which a forward writes the states after every step."""
         if all_states:
             return "arithmetic"

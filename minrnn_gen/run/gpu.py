@@ -14,7 +14,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates
+from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
@@ -29,7 +29,7 @@ class CellRun(Protocol):
     def expect_backward(self) -> None:
         """Build what a backward needs whatever its arrays."""
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: KeptStates, /) -> None:
+    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut, /) -> None:
         """Run a call of one direction."""
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:
@@ -66,12 +66,12 @@ class GpuRun:
         """The dtype of x once it is projected."""
         return self._interface.precision.storage_dtype
 
-    def states_dtype(self, states_out: KeptStates, _saves: bool) -> str | None:
+    def states_dtype(self, states_out: StatesOut, _saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none."""
         precision = self._interface.precision
         return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[states_out]
 
-    def forward(self, call: Call, states_out: KeptStates, saves: bool) -> Forward:
+    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
         """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward."""
         if saves:
             self._cells.expect_backward()

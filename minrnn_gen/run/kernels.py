@@ -19,13 +19,13 @@ from minrnn_gen.run.backend import KernelKey
 
 
 class BuiltKernels:
-    """The kernels of one builder by pass and regime; may be used from several threads."""
+    """The kernels of one builder by pass and specialization; may be used from several threads."""
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
         """Begin with those that are `built` already."""
         self._builder = builder
         self._built: dict[KernelKey, BuiltKernel] = {
-            (cast(KernelPass, kernel.plan.kernel_pass), kernel.plan.regime): kernel for kernel in built
+            (cast(KernelPass, kernel.plan.kernel_pass), kernel.plan.specialization): kernel for kernel in built
         }
         self._lock = threading.Lock()
         self._locks: dict[KernelKey, threading.Lock] = {}

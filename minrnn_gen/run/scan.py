@@ -12,7 +12,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature import ArrayNames, names_of
-from minrnn_gen.plan.kernel_plan import KeptStates, Regime
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.saved import Forward
@@ -46,16 +46,16 @@ class ScanRun:
     def expect_backward(self) -> None:
         """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: KeptStates) -> None:
+    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         """Run a call of one direction."""
         rows = (part.x, outputs.y, *outputs.kept)
-        kernel = recorder.load(("forward", self._regime(part, states_out, *rows)))
+        kernel = recorder.load(("forward", self._specialization(part, states_out, *rows)))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
         kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
-        kernel = recorder.load(("step", self.builder.hinted_regime))
+        kernel = recorder.load(("step", self.builder.hinted_specialization))
         kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
@@ -85,18 +85,18 @@ class ScanRun:
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
-            regime = self._regime(part, "none", part.x, arriving.dy, dx, *states_of_run)
-            yield _RunBack(part, states_of_run, arriving, recorder.load(("backward", regime)))
+            specialization = self._specialization(part, "none", part.x, arriving.dy, dx, *states_of_run)
+            yield _RunBack(part, states_of_run, arriving, recorder.load(("backward", specialization)))
 
-    def _regime(self, call: Call, states_out: KeptStates, *rows: Array) -> Regime:
-        """The regime of a call of one direction whose arrays of x and y are `rows`."""
+    def _specialization(self, call: Call, states_out: StatesOut, *rows: Array) -> Specialization:
+        """The specialization of a call of one direction whose arrays of x and y are `rows`."""
         packed = call.sequences.cu_seqlens is not None
-        return self.builder.regime_of(
+        return self.builder.specialization_of(
             Sizes(call.batch, call.time // call.batch if packed else call.time),
             alignment_of_call(*rows),
             reverse=call.reverse,
             resets=call.sequences.resets is not None,
-            kept_states=states_out,
+            states_out=states_out,
             packed=packed,
         )
 

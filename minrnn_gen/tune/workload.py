@@ -20,7 +20,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import FEW_CHANNELS_PER_SM, SHORT_STEPS, Sizes
+from minrnn_gen.plan.problem import FILLING_CHANNELS_PER_SM, SHORT_STEPS, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
 from minrnn_gen.tune.measurer import MeasurementFailed
 
@@ -147,19 +147,19 @@ class Workload:
         return self._made(Sizes(self.plan.batch, self.plan.time), self.place, is_whole=False)
 
     def _spec(self, **changes: Any) -> Spec:
-        direction = "reverse" if self.plan.regime.reverse else "forward"
+        direction = "reverse" if self.plan.specialization.reverse else "forward"
         return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
-        regime = self.plan.regime
+        specialization = self.plan.specialization
         if self.plan.kernel_pass == "step":
             return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
         if self.plan.kernel_pass == "backward":
             _, _, saved = kernel.forward(arguments.x, **arguments.forward)
             return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
-        if regime.kept_states == "none":
+        if specialization.states_out == "none":
             return lambda: _named(*kernel(arguments.x, **arguments.forward))
-        if regime.kept_states == "arithmetic" and self.trial.cell.kind != "dense":
+        if specialization.states_out == "arithmetic" and self.trial.cell.kind != "dense":
             return lambda: _named(*kernel(arguments.x, **arguments.forward, all_states=True))
         return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
@@ -169,7 +169,7 @@ class Workload:
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
         size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
         """
-        interface, alignment_bytes = self._interface, self.plan.regime.alignment_bytes
+        interface, alignment_bytes = self._interface, self.plan.specialization.alignment_bytes
         storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
         values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
 
@@ -198,9 +198,9 @@ class Workload:
 
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
-    """Return sizes like those of a plan, and of its regime, for which the fp64 reference takes the host about a second."""
-    is_few = plan.batch * plan.hidden_size < FEW_CHANNELS_PER_SM * sm_count
-    least_batch = 1 if is_few else -(-FEW_CHANNELS_PER_SM * sm_count // plan.hidden_size)
+    """Return sizes of a plan's specialization, and like its own, for which the fp64 reference takes about a second."""
+    is_few = plan.batch * plan.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
+    least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.hidden_size)
     least_time = min(plan.time, SHORT_STEPS)
     batch = min(plan.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.hidden_size)))
     most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.hidden_size)
@@ -209,11 +209,11 @@ def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
     return Sizes(batch, min(plan.time, time + plan.time % ALIGNMENT_ELEMENTS))
 
 
-def demand_regime(kernel: Kernel, plan: KernelPlan) -> None:
-    """Raise MeasurementFailed where calls of `kernel` ran a kernel of another regime than the plan's."""
-    ran = {regime for (kernel_pass, regime) in kernel.plans if kernel_pass == plan.kernel_pass}
-    if others := ran - {plan.regime}:
-        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.regime}")
+def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
+    """Raise MeasurementFailed where calls of `kernel` ran a kernel of another specialization than the plan's."""
+    ran = {specialization for (kernel_pass, specialization) in kernel.plans if kernel_pass == plan.kernel_pass}
+    if others := ran - {plan.specialization}:
+        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.specialization}")
 
 
 def _built(trial: Trial) -> BuiltKernel:

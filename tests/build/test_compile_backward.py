@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from support.rendered_kernels import MODELS
+from support.rendered_kernels import builder_of
 
-import minrnn_gen
-from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 
 # Every cell with a backward on a GPU, every precision, both lane arrangements, four architectures, narrow and wide copies.
 CASES = (
@@ -34,15 +30,10 @@ CASES = (
 )
 
 
-def kernel_for(model: str, precision: str, layout: str, gpu: str) -> Kernel:
-    spec: dict[str, Any] = {"model": MODELS[model], "hidden_size": 96, "precision": precision, "layout": layout, "gpu": gpu}
-    return minrnn_gen.compile(spec)
-
-
 @pytest.mark.parametrize(("model", "precision", "layout", "gpu", "alignment"), CASES)
 def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, gpu: str, alignment: int) -> None:
-    builder = kernel_for(model, precision, layout, gpu).builder
-    built = builder.build("backward", Regime(alignment))
+    builder = builder_of(model, gpu, hidden_size=96, precision=precision, layout=layout)
+    built = builder.build("backward", Specialization(alignment))
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.name == built.plan.entry and kernel.spill_bytes == 0

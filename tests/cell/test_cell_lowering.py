@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import shutil
@@ -140,6 +141,7 @@ def test_a_cell_that_is_no_scan_is_not_lowered_to_one() -> None:
         lower_scan(cell, classify(cell))
 
 
+@functools.cache
 def all_programs() -> dict[str, Program]:
     programs = {name: lower_step(built_in(name)) for name in library_names()}
     programs |= {f"{name}, backward": lower_step_backward(built_in(name)) for name in library_names()}

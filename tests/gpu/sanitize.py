@@ -102,20 +102,20 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    for (layout, strategy), (model, precision, hidden_size), regime in itertools.product(EVERY_WAY, CELLS, REGIMES):
+    for (layout, strategy), (model, precision, hidden_size), specialization in itertools.product(EVERY_WAY, CELLS, REGIMES):
         spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-        yield _case(f"{layout} {strategy} {model} {precision}", spec, regime, strategy)
-    for layout, (model, precision, hidden_size), regime in itertools.product(LAYOUTS, NO_SCANS, REGIMES):
+        yield _case(f"{layout} {strategy} {model} {precision}", spec, specialization, strategy)
+    for layout, (model, precision, hidden_size), specialization in itertools.product(LAYOUTS, NO_SCANS, REGIMES):
         spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-        yield _case(f"{layout} {model if isinstance(model, str) else model['name']} {precision}", spec, regime)
-    for (cell, precision, heads, head_dim, layout), regime in itertools.product(DENSE, REGIMES):
+        yield _case(f"{layout} {model if isinstance(model, str) else model['name']} {precision}", spec, specialization)
+    for (cell, precision, heads, head_dim, layout), specialization in itertools.product(DENSE, REGIMES):
         spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
         hints = {"recurrent_bias": True, "batch": MANY.get((cell, head_dim))}
-        yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, regime)
+        yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, specialization)
 
 
-def _case(name: str, spec: Mapping[str, Any], regime: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
-    direction, has_sequences, all_states = regime
+def _case(name: str, spec: Mapping[str, Any], specialization: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
+    direction, has_sequences, all_states = specialization
     return Case(f"{name} {direction}", {**spec, "direction": direction}, has_sequences, all_states, strategy)
 
 

@@ -1,8 +1,7 @@
-"""Kernels on the host are compiled once for all workers of a run, and so is the machine that they are linked with."""
+"""What these tests plan and compile is in the store of emulated kernels, apart from kernels that NVRTC compiled."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +9,9 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cache_of_all_workers(emulated_kernels: Path) -> Iterator[None]:
     """Take the place of the cache that each worker has by itself."""
-    folder = Path(tmp_path_factory.getbasetemp())
     with pytest.MonkeyPatch.context() as patch:
-        shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-        patch.setenv("MINRNN_CACHE_DIR", str(shared / "kernels-on-the-host"))
-        patch.setattr("support.small_problems.STORE", shared / "kernels-on-the-host")
+        patch.setenv("MINRNN_CACHE_DIR", str(emulated_kernels))
+        patch.setattr("support.small_problems.STORE", emulated_kernels)
         yield

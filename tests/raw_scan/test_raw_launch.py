@@ -16,7 +16,7 @@ from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.codegen.signature import AXES, signature
 from minrnn_gen.errors import BadInput
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.raw_scan import arrangement, cpu, device, scan
@@ -60,7 +60,7 @@ class Plan:
     entry: str
     layout: str
     hidden_size: int
-    regime: Regime
+    specialization: Specialization
     threads: int = 32
     channels_per_block: int = 8
     variables: dict[str, int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class NumpyKernel:
         return [read.pop(f"{name}_{AXES[axis]}_stride") for axis in axes]
 
     def order(self, time: int) -> Iterator[int]:
-        return iter(range(time - 1, -1, -1) if self.plan.regime.reverse else range(time))
+        return iter(range(time - 1, -1, -1) if self.plan.specialization.reverse else range(time))
 
     def gates(self, x: int, strides: list[int], batch: int, time: int, raw: bool = False) -> list[Any]:
         """The two gates as [batch, time, channels]."""
@@ -146,7 +146,7 @@ class NumpyKernel:
 
     def check_alignment(self, pointer: int, *strides: int) -> None:
         for offset in (pointer, *(stride * self.precision.storage_bytes for stride in strides)):
-            assert offset % self.plan.regime.alignment_bytes == 0
+            assert offset % self.plan.specialization.alignment_bytes == 0
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ class NumpyKernels:
     layout: str
     log_a: bool
 
-    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+    def specialization_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Specialization:
         assert sizes.batch > 0
-        return Regime(alignment_bytes, reverse)
+        return Specialization(alignment_bytes, reverse)
 
-    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[NumpyKernel, Plan]:
-        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, regime)
+    def ready(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[NumpyKernel, Plan]:
+        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, specialization)
         return NumpyKernel(plan, kernel_pass, self.precision, self.log_a), plan
 
 

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from support.dense_cases import MODELS, Case, assert_same_bits, cases, check_backward, check_forward, check_that_nan_stays
 from support.stepwise_on_cpu import HostKernels, host_kernels
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("g++") is None, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
+    ),
+    pytest.mark.usefixtures("cache_of_emulated_kernels"),
+]
 
 
 def kernels_of(models: tuple[str, ...], precisions: tuple[str, ...]) -> st.SearchStrategy[HostKernels]:

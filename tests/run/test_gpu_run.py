@@ -84,22 +84,22 @@ def test_launches_do_what_the_host_does(
     assert_close(found, expected)
 
     kept = "storage" if keeps or model != "min_gru" else "none"
-    for kernel_pass, regime in launched:
-        assert regime.resets == ("resets" in arguments)
-        assert regime.kept_states == (kept if kernel_pass == "forward" else "none")
+    for kernel_pass, specialization in launched:
+        assert specialization.resets == ("resets" in arguments)
+        assert specialization.states_out == (kept if kernel_pass == "forward" else "none")
     if launched:  # there are sequences
         directions = {"forward": {False}, "reverse": {True}, "bidirectional": {False, True}}[direction]
-        assert {regime.reverse for _, regime in launched} == directions
+        assert {specialization.reverse for _, specialization in launched} == directions
 
 
 def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_caller() -> None:
     kernel, x = kernel_of("qrnn", precision="bf16"), np.zeros((2, 3, 3, HIDDEN), ml_dtypes.bfloat16)
     kept = []
 
-    def load(kernel_pass: str, regime: Any) -> Any:
-        kept.append((kernel_pass, regime.kept_states))
+    def load(kernel_pass: str, specialization: Any) -> Any:
+        kept.append((kernel_pass, specialization.states_out))
         sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
-        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", regime=regime, variables={}, **sizes)
+        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", specialization=specialization, variables={}, **sizes)
         return SimpleNamespace(launch=lambda *_: None), plan
 
     with as_if_on_a_device(kernel, load):

@@ -22,7 +22,7 @@ from support.uncompiled_kernels import compiled_for_host
 from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, step_sequences_max
 
 pytestmark = pytest.mark.skipif(
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 Array = Any
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,11 @@ def kernel_of(model: str, precision: str, head_dim: int, heads: int, **spec: Any
 
 @functools.cache
 def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callable[..., Any]:
-    """Return what gives the kernels of `as_if_on_a_device`: the candidate of these variables, for any regime."""
+    """Return what gives the kernels of `as_if_on_a_device`: the candidate of these variables, for any specialization."""
 
     @functools.cache
-    def load(regime: Regime) -> Any:
-        solution = kernel.builder.solve("step", regime)
+    def load(specialization: Specialization) -> Any:
+        solution = kernel.builder.solve("step", specialization)
         assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
         code = emulated_code.compiled(render(plan, kernel.builder.lowered, ()), plan, folder)
@@ -95,7 +90,7 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
 
         return SimpleNamespace(launch=launch), plan
 
-    return lambda _pass, regime: load(regime)
+    return lambda _pass, specialization: load(specialization)
 
 
 def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
@@ -166,7 +161,7 @@ def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, 
     named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(interface.recurrent_gates)}
     named |= {f"previous_{name}": one.astype(np.float64) for name, one in previous.items()}
     named |= {f"parameter_{name}": one.astype(np.float64) for name, one in call["parameters"].items()}
-    found = lower_step(builder._proved[0]).evaluate(named)
+    found = lower_step(builder.cell).evaluate(named)
     return found["y"], {name: found[f"state_{name}"] for name in kernel.states}
 
 
@@ -229,9 +224,9 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
     launched, R = [], np.zeros((4, 1, 16, 16), np.float32)
 
     @functools.cache
-    def load(kernel_pass: KernelPass, regime: Regime) -> Any:
+    def load(kernel_pass: KernelPass, specialization: Specialization) -> Any:
         module = SimpleNamespace(launch=lambda *_: launched.append(kernel_pass))
-        return module, kernel.builder.solve(kernel_pass, regime).plan()
+        return module, kernel.builder.solve(kernel_pass, specialization).plan()
 
     x = np.zeros((1, 4, 16), np.float32)
     with as_if_on_a_device(kernel, load):
@@ -246,5 +241,9 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
-        plan = kernel_of("elman", "bf16", head_dim, 1).builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
+        plan = (
+            kernel_of("elman", "bf16", head_dim, 1)
+            .builder.solve("step", Specialization(2, underfills_gpu=True, short_sequences=True))
+            .plan()
+        )
         assert plan.entry == entry, plan.passed_over

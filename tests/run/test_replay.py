@@ -31,7 +31,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import cublas, memory, stream
 from minrnn_gen.gpu.cublas import Product, factor
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.run import executor, replay
 from minrnn_gen.run.replay import TraceCache, TraceRecorder
 from minrnn_gen.run.scan_launch import Launch
@@ -213,9 +213,9 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
     monkeypatch: pytest.MonkeyPatch, checked: list[str], tmp_path: Path, is_persistent: bool
 ) -> None:
     hidden, batch, time = 16, 3, 5
-    code = persistent_kernels(tmp_path, "lstm", hidden, 1, "fp64", Regime(16), "tf32x3", False, False, cluster_blocks=1).code(
-        "forward"
-    )
+    code = persistent_kernels(
+        tmp_path, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
+    ).code("forward")
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
     plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward")
     walked: list[Any] = []
@@ -249,7 +249,9 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
 def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: str, with_state: bool) -> None:
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    plan = SimpleNamespace(entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, regime=Regime(16), variables={})
+    plan = SimpleNamespace(
+        entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, specialization=Specialization(16), variables={}
+    )
     seen = []
     for seed in range(2):
         arguments = arguments_of(model, "BTD", "forward", False, frozenset({"bias", "state"} if with_state else {"bias"}), seed)
@@ -270,7 +272,7 @@ def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: s
 @pytest.mark.parametrize("with_state", [False, True])
 def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> None:
     one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
-    plan = one.builder.solve("step", replace(one.plan.regime, short=True)).plan()
+    plan = one.builder.solve("step", replace(one.plan.specialization, short_sequences=True)).plan()
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
     seen = []
     for _ in range(2):
@@ -502,7 +504,7 @@ def test_a_call_costs_the_host_little() -> None:
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
     sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
     loaded = Launched()
-    plan = SimpleNamespace(entry="scan_forward", layout="BTD", regime=Regime(16), variables={}, **sizes)
+    plan = SimpleNamespace(entry="scan_forward", layout="BTD", specialization=Specialization(16), variables={}, **sizes)
     with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")
         for _ in range(20):

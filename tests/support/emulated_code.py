@@ -15,7 +15,7 @@ from minrnn_gen.build.store import Store
 from minrnn_gen.codegen.render import render
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 
 HAS_COMPILER = has_compiler()
@@ -55,8 +55,8 @@ def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tupl
     """Return what gives the kernels of `as_if_on_a_device`: the best of those with most of the variables wanted."""
 
     @functools.cache
-    def load(kernel_pass: KernelPass, regime: Regime) -> tuple[HostCode, KernelPlan]:
-        solution = builder.solve(kernel_pass, regime)
+    def load(kernel_pass: KernelPass, specialization: Specialization) -> tuple[HostCode, KernelPlan]:
+        solution = builder.solve(kernel_pass, specialization)
 
         def having(rank: int) -> int:
             return len(wanted.items() & solution.candidates[rank].items())

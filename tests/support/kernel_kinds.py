@@ -114,8 +114,8 @@ def made(kind: Kind) -> Made:
     given = {"gpu": "h200", "precision": "fp32", **kind.spec}
     spec = RawSpec.model_validate(given) if kind.is_complex else load_spec(given)
     builder = WantedBuilder(spec, target_of(spec), Store(cache_folder()), wanted=tuple(kind.wanted.items()))
-    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
-    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", specialization),))
     wide = spec if kind.is_complex else load_spec(spec.model_dump(), precision="fp64", functions=None)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
@@ -135,7 +135,7 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
-    if not plan.entry.startswith("scan"):
+    if plan.family != "scan":
         stages = plan.variables.get("stages", 1)
         return (2 * stages + 1, stages, 1, stages + 1, 0)
     tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
