@@ -127,7 +127,7 @@ def _inspect_strided(value: Any, name: str, library: Library, pointer: int, devi
     if any(stride % itemsize for stride in strides):
         raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
     steps = tuple(stride // itemsize for stride in strides)
-    # The name of a dtype does not tell the order of its bytes.
+    # The name of a dtype leaves out the order of its bytes.
     dtype = value.dtype.name if value.dtype.isnative else value.dtype.str
     return Array(name, library, value, pointer, tuple(value.shape), steps, dtype, device)
 

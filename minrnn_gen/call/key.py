@@ -23,14 +23,14 @@ class KeyedArrays(NamedTuple):
     addresses: list[int]
 
     def behind(self, arrays: list[Any], addresses: list[int]) -> KeyedArrays:
-        """Return the arrays with slots behind those of others, which `key` has to tell apart already."""
+        """Return the arrays with slots behind those of others, which `key` has to identify already."""
         return KeyedArrays(self.key, arrays + self.arrays, addresses + self.addresses)
 
 
 def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
     """Return the key of `arrays`, in the order of their slots: the first is an array, each other one may be None.
 
-    `operation` tells calls apart that do different things with such arrays. None where there is no key: arrays of other
+    `operation` distinguishes calls that do different things with such arrays. None where there is no key: arrays of other
     libraries than torch and CuPy or of both, and arrays that a call looks at more closely (because they record gradients, or
     are conjugated on the way).
     """

@@ -20,7 +20,7 @@ from minrnn_gen.run.scan_launch import Launch
 MetadataT = TypeVar("MetadataT")
 
 KernelKey = tuple[KernelPass, Specialization]
-"""What tells the kernels of one spec apart."""
+"""The identity of a kernel among those of one spec."""
 
 
 class Launchable(Protocol):

@@ -116,7 +116,7 @@ class Executor:
         """Return the gradients of a forward by the names of its arguments."""
         call_key = None
         if not isinstance(forward, Forward):
-            # The trace of the forward tells what the arrays before these are.
+            # The trace of the forward identifies the arrays before these.
             call_key = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
             call_key = None if call_key is None else call_key.behind(forward.arrays, forward.addresses)
             replayed = self.gpu.replay_backward(call_key)
