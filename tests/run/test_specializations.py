@@ -57,7 +57,7 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
         inside.setattr(DeviceRun, "_load", LOAD)
         for _ in range(CALLS):
             batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
-            y, _, saved = kernel.forward(np.zeros(kernel.contract.shape(kernel.contract.x_axes, batch, time), np.float32))
+            y, _, saved = kernel.forward(np.zeros(kernel.interface.shape(kernel.interface.x_axes, batch, time), np.float32))
             kernel.backward(saved, y)
     counted = Counter((kernel_pass, specialization.alignment_bytes) for kernel_pass, specialization in compiled)
     assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
@@ -87,7 +87,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
     monkeypatch.setattr(dense, "copy_heads_first", lambda *_: None)
     monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
-    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.contract.precision.storage_dtype))
+    random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.interface.precision.storage_dtype))
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
         inside.setattr(DeviceRun, "_load", LOAD)
         for call in range(24):
