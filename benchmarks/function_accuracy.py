@@ -1,4 +1,4 @@
-"""Every function of the equation language, accurate and fast, against float64, on the GPU; from the checkout:
+"""Errors of every function of the equation language, accurate and fast, against float64, on the GPU; from the checkout:
 
 `python -m benchmarks.function_accuracy OUT.json`; `python benchmarks/write_pages.py` then fills the table of docs/numerics.md.
 """
@@ -49,34 +49,35 @@ extern "C" __global__ void apply_{{ name }}(const compute_t* a, const compute_t*
 
 @dataclass(frozen=True)
 class Calls:
-    """What the text reads of the functions: (name, arguments) of each."""
+    """Calls that the kernels' text prints: (name, arguments) of every function."""
 
     calls: tuple[tuple[str, str], ...]
 
 
 def plan_for(profile: GpuProfile, accuracy: FunctionAccuracy) -> KernelPlan:
-    """Return a plan in float32 for the GPU with this choice of functions: all that the text and the compiler look at."""
+    """Return a plan in float32 for the GPU with this choice of functions, for the text and the compiler."""
     spec = load_spec({"model": "min_gru", "hidden_size": 512, "precision": "fp32", "functions": accuracy})
     builder = Builder(spec, Target(profile, b"", "device"), Store(cache_folder()))
-    return replace(builder.solve("forward", builder.hinted_regime).plan(), entry="functions", shared_bytes=0)
+    plan = builder.solve("forward", builder.hinted_specialization).plan()
+    return replace(plan, entry="functions", budget=replace(plan.budget, shared_bytes=0))
 
 
 def text_for(plan: KernelPlan) -> str:
-    """Return the CUDA text of one kernel for each function."""
+    """Return the CUDA text, with a kernel for every function."""
     calls = tuple((name, ", ".join(("a[at]", "b[at]")[:count])) for name, count in ARGUMENT_COUNTS.items())
     return environment().from_string(TEXT).render(plan=plan, cell=Calls(calls), header=())
 
 
 def results(cubin: bytes, plan: KernelPlan, name: str, arguments: tuple[Array, ...]) -> Array:
-    """Launch one function on the GPU."""
+    """Return the results of one function at `arguments`, computed on the GPU."""
     kernel = LoadedKernel(cubin, f"apply_{name}", plan.arch, 0)
     inputs = [memory.inspect(memory.to_device(argument), "sample") for argument in arguments]
     count = len(arguments[0])
     y = memory.new_array(inputs[0], (count,), "float32")
     pointers = [inputs[0].pointer, inputs[-1].pointer, y.pointer]
     kernel.launch(inputs[0], -(-count // THREADS), THREADS, [*pointers, count])
-    found: Array = memory.to_host(y.owner)
-    return found
+    values: Array = memory.to_host(y.owner)
+    return values
 
 
 def measured(profile: GpuProfile, gpu: str, versions: Mapping[str, str]) -> FunctionRecord:

@@ -1,7 +1,8 @@
-"""Every scan cell against the fp64 oracle of the tests, on the GPU: `python -m benchmarks.scan_accuracy`, from the checkout.
+"""Errors of every scan cell against the fp64 oracle, on the GPU: `python -m benchmarks.scan_accuracy`, from the checkout.
 
-For each cell and precision, over shapes from one element to (8, 4097, 1536): the largest error of y relative to the largest
-value, and the largest share of the running error bound that any element used. More than 100 % is a wrong result.
+A row has, for a cell and a precision, the largest error of y relative to the largest value. Its second number is the largest
+share of the running error bound that an element used; more than 100 % is a wrong result. Shapes are from one element to
+(8, 4097, 1536).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SHAPES = ((1, 1, 1), (2, 3, 5), (3, 31, 40), (5, 64, 33), (2, 1025, 72), (4, 333
 
 
 def worst(cell: str, precision: str) -> tuple[float, float]:
-    """Return (largest error over largest value, largest share of the bound) over all shapes, in layout BTD."""
+    """Return (largest error over largest value, largest share of the bound) over all shapes, in the layout BTD."""
     relative = share = 0.0
     generator = numpy.random.default_rng(2024)
     row = precision_of(precision)

@@ -1,4 +1,4 @@
-"""The summary of README.md: one table and one figure of eight problems, taken from the committed records."""
+"""Summary of README.md: a table and a figure of eight problems, computed from the committed records."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 PAGE = "README.md"
 FIGURE = "docs/summary.svg"
 RECORDS = Path(__file__).resolve().parent / "results"
-# Rows of a record that no one would use instead: a yardstick, a part of the work, our own other paths.
+# Rows of a record that are no alternatives: a yardstick, a part of the work, our own other paths.
 NOT_ALTERNATIVES = ("minrnn-gen", "copy", "projection alone", "CPU")
-# Contenders whose names in a record need their table beside them.
+# Contenders whose names in a record are clear only in their table.
 NAMES = {"torch, log-space": "torch, log-space form", "torch.compile of it": "torch.compile, log-space form"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """A problem of the summary: the record it is in, what its row in that record has, and the measure that is compared."""
+    """Problem of the summary: its record, the fields of its rows there, and the measure that is compared."""
 
     label: str
     record: str
@@ -31,7 +31,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Ours and the fastest correct alternative at one problem, in the unit of `measure`."""
+    """Times of ours and of the fastest correct alternative at one problem, in the unit of `measure`."""
 
     label: str
     measure: str
@@ -94,7 +94,7 @@ def summary_text() -> str:
 
 
 def summary_svg() -> str:
-    """Return the figure of README.md: for each row the time of ours as a share of the fastest alternative's."""
+    """Return the figure of README.md as SVG: the times of ours as shares of the fastest alternatives'."""
     rows, row_height, top, left, width = answers(), 46, 58, 300, 340
     height = top + row_height * len(rows) + 8
     parts = [
@@ -152,7 +152,7 @@ def _answer(question: Question) -> Answer:
 
 
 def _is_about(problem: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a row's problem is the wanted one; records leave out defaults, of which one head is the one that matters."""
+    """Return whether a row's problem is the wanted one; records leave out defaults, such as a single head."""
     return all(problem.get(key) == value for key, value in wanted.items()) and problem.get("heads", 1) == wanted.get("heads", 1)
 
 
@@ -176,5 +176,5 @@ def _with_unit(value: float, measure: str) -> str:
 
 
 def _times(answer: Answer) -> str:
-    """Return how many times faster ours is, in two or three significant digits."""
+    """Return the quotient of the times, in two or three significant digits."""
     return f"{answer.times_faster:.2f}" if answer.times_faster < 9.95 else f"{answer.times_faster:.0f}"

@@ -1,4 +1,4 @@
-"""Write the measured tables and the plots from the committed records: `python benchmarks/write_pages.py`, from the checkout."""
+"""Writer of the measured tables and plots from the committed records: `python benchmarks/write_pages.py`, from the checkout."""
 
 from __future__ import annotations
 

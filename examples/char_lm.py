@@ -26,14 +26,14 @@ from training.record import Line, finish, new_record, save
 
 # Every built-in cell.
 OF_HERE = "lstm gru slstm elman min_gru min_gru_log min_gru_tanh min_lstm min_lstm_log hgrn rg_lru qrnn ind_rnn"
-# Every 20th block of the text is for testing.
+# Every 20th block of the text is held out for testing.
 BLOCK_BYTES = 8192
 TESTED_EVERY = 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`width` is that of every layer; `heads` those of attention and of cells with a recurrent product. bf16 on a GPU."""
+    """Settings of a run: `width` of every layer, `heads` of attention and of cells with a recurrent product."""
 
     models: tuple[str, ...] = (*OF_HERE.split(), *OF_TORCH, *IN_BF16, ATTENTION)
     width: int = 768
@@ -67,7 +67,7 @@ def text() -> bytes:
 
 
 def split(whole: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is trained on and what is tested on, as bytes."""
+    """Return the bytes of training and those of testing."""
     blocks = [whole[start : start + BLOCK_BYTES] for start in range(0, len(whole), BLOCK_BYTES)]
     tested = b"".join(blocks[TESTED_EVERY - 1 :: TESTED_EVERY])
     trained = b"".join(block for number, block in enumerate(blocks, start=1) if number % TESTED_EVERY)
@@ -77,7 +77,7 @@ def split(whole: bytes) -> tuple[torch.Tensor, torch.Tensor]:
 def batches(
     data: torch.Tensor, settings: Settings, seed: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pieces from random places and, of every byte, the next; both [B, T]. The same for every model."""
+    """Yield pieces from random places and their next bytes, both [B, T], the same for every model."""
     generator = torch.Generator().manual_seed(seed)
     data = data.to(device)
     steps = torch.arange(settings.time + 1, device=device)
@@ -88,14 +88,14 @@ def batches(
 
 
 def arithmetic(name: str, in_bf16: bool) -> str:
-    """Return what the layers compute in, which for torch's recurrent ones is not what autocast is asked for."""
+    """Return the precision of the layers; autocast runs torch's recurrent layers in fp16, whatever it is set to."""
     if name in IN_BF16:
         return "bf16"
     return "fp32" if not in_bf16 else "fp16" if name in OF_TORCH else "bf16"
 
 
 def example(command: Command[Settings]) -> None:
-    """Train every model on the same pieces; record the loss on what was not trained on, and how fast it went."""
+    """Train every model on the same pieces, and record its loss on held-out text and its speed."""
     settings, device = command.settings, command.device
     whole = text()
     trained, tested = split(whole)
@@ -124,9 +124,9 @@ def example(command: Command[Settings]) -> None:
                 in_bf16=in_bf16,
             )
             # Another seed than that of training, and another text.
-            asked = batches(tested, settings, settings.seed + 1, device)
+            held_out = batches(tested, settings, settings.seed + 1, device)
             with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bf16):
-                loss = sum(loss_of(model, *next(asked)).item() for _ in range(settings.tests)) / settings.tests
+                loss = sum(loss_of(model, *next(held_out)).item() for _ in range(settings.tests)) / settings.tests
             row = {
                 "model": name,
                 "heads": settings.heads if name in (*WITH_HEADS, ATTENTION) else 1 if name in (*OF_TORCH, *IN_BF16) else "",

@@ -15,14 +15,14 @@ import training  # noqa: F401
 # isort: split
 import torch
 from training.command import Command, run_command
-from training.loop import progress_bar, right, train
+from training.loop import predictions, progress_bar, train
 from training.model import SequenceModel
 from training.record import Line, finish, new_record, save
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`time` is the longest in training; `longer` the lengths that are asked about, in multiples of it."""
+    """Settings of a run: `time` is the longest in training, `longer` the lengths of the test in multiples of it."""
 
     cells: tuple[str, ...] = ("lstm", "gru", "elman", "slstm", "min_gru", "min_lstm")
     time: int = 40
@@ -40,13 +40,13 @@ SMALL = Settings(width=32, layers=1, batch=64, steps=400, learning_rate=1e-2, te
 
 
 def parities(batch: int, time: int, generator: torch.Generator, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random bits and, of every step, the parity up to and with it; both [B, T]."""
+    """Return random bits and the parities of all their prefixes, both [B, T]."""
     bits = torch.randint(2, (batch, time), generator=generator).to(device)
     return bits, bits.cumsum(1) % 2
 
 
 def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield what is trained on, the same for every cell: every step of sequences of any length up to `time`."""
+    """Yield batches of random lengths up to `time`, the same for every cell; all steps have a target."""
     generator = torch.Generator().manual_seed(settings.seed)
     while True:
         time = int(torch.randint(1, settings.time + 1, (), generator=generator))
@@ -54,7 +54,7 @@ def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Te
 
 
 def example(command: Command[Settings]) -> None:
-    """Train one model per cell and record its accuracy at the last step of each length."""
+    """Train a model for every cell and record its accuracies at the last steps of all lengths."""
     settings, device = command.settings, command.device
     lengths = [settings.time * times for times in settings.longer]
     # Another seed than that of training.
@@ -72,7 +72,7 @@ def example(command: Command[Settings]) -> None:
                 steps=settings.steps,
                 learning_rate=settings.learning_rate,
             )
-            is_right = (right(model, bits) == wanted).double().mean(0)
+            is_right = (predictions(model, bits) == wanted).double().mean(0)
             accuracies = [is_right[length - 1].item() for length in lengths]
             row = {"cell": cell, **{f"length {length}": value for length, value in zip(lengths, accuracies, strict=True)}}
             details = {"cell": cell, "last loss": course.losses[-1], "step ms": course.step_ms}

@@ -15,7 +15,7 @@ import training  # noqa: F401
 # isort: split
 import torch
 from training.command import Command, run_command
-from training.loop import IGNORED, progress_bar, right, train
+from training.loop import IGNORED, predictions, progress_bar, train
 from training.model import SequenceModel
 from training.record import Line, finish, new_record, save
 
@@ -26,7 +26,7 @@ NOISE = 0
 
 @dataclass(frozen=True)
 class Settings:
-    """`copied` letters of `letters` kinds lie among `time` steps, after which as many steps ask for them."""
+    """Settings of a run: `copied` letters of `letters` kinds lie among `time` steps, and as many steps behind ask for them."""
 
     cells: tuple[str, ...] = ("min_gru", "min_lstm")
     layers: tuple[int, ...] = (1, 2, 3)
@@ -47,7 +47,7 @@ SMALL = Settings(time=24, copied=4, letters=4, width=64, batch=64, steps=400, le
 def copies(
     batch: int, settings: Settings, generator: torch.Generator, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sequences and what is to be said at each step, [B, time + copied]; what does not count is IGNORED."""
+    """Return the sequences and the targets of their steps, both [B, time + copied]; steps without a target are IGNORED."""
     places = torch.rand(batch, settings.time, generator=generator).argsort(1)[:, : settings.copied].sort(1).values
     letters = torch.randint(1, settings.letters + 1, (batch, settings.copied), generator=generator)
     sequences = torch.full((batch, settings.time), NOISE).scatter(1, places, letters)
@@ -57,14 +57,14 @@ def copies(
 
 
 def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield what is trained on, the same for every model."""
+    """Yield batches of training, the same for every model."""
     generator = torch.Generator().manual_seed(settings.seed)
     while True:
         yield copies(settings.batch, settings, generator, device)
 
 
 def example(command: Command[Settings]) -> None:
-    """Train one model per cell and number of layers, and record how many of the letters it says rightly."""
+    """Train a model for every cell and number of layers, and record its share of correct letters."""
     settings, device = command.settings, command.device
     if settings.copied > settings.time:
         raise BadInput(f"--copied is {settings.copied}; at most --time, which is {settings.time}, is expected")
@@ -89,8 +89,8 @@ def example(command: Command[Settings]) -> None:
                     steps=settings.steps,
                     learning_rate=settings.learning_rate,
                 )
-                said = right(model, tokens)[:, -settings.copied :]
-                row[title.partition(", ")[2]] = (said == wanted[:, -settings.copied :]).double().mean().item()
+                letters = predictions(model, tokens)[:, -settings.copied :]
+                row[title.partition(", ")[2]] = (letters == wanted[:, -settings.copied :]).double().mean().item()
                 details[f"step ms, {layers}"] = course.step_ms
                 lines.append(Line(name=title, x=course.steps, y=course.losses))
             record = record.with_row(row, details, lines)

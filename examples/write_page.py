@@ -1,4 +1,4 @@
-"""Write the tables of the committed records into docs/examples.md: `python examples/write_page.py`, from the checkout."""
+"""Writer of the committed records' tables into docs/examples.md: `python examples/write_page.py`, from the checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = ("parity", "selective_copy", "char_lm")
 
 
 def filled(page: str, results: Path) -> str:
-    """Return the text of the page with every section made anew from the records in a folder."""
+    """Return the page with every section written anew from the records in a folder."""
     # Markers are words with blanks between them.
     sections = {name.replace("_", " "): partial(section, name, read_records(results, name), PLOTS) for name in EXAMPLES}
     return filled_sections(page, PAGE, sections)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.assemble import builder_of, kernel_from, target_of
-from minrnn_gen.build.builder import Target
+from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.kernel import Kernel
@@ -60,7 +60,12 @@ def compile(
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`, with what was measured before."""
-    return kernel_from(builder_of(spec, target, _remembered))
+    return kernel_from(builder_for(spec, target))
+
+
+def builder_for(spec: Spec, target: Target) -> Builder:
+    """Return the builder of the kernels of `spec` for `target`, with what was measured before."""
+    return builder_of(spec, target, _remembered)
 
 
 def _remembered() -> Preferred:

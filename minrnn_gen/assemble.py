@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 
 if TYPE_CHECKING:
@@ -36,15 +38,25 @@ def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | 
     return Builder(spec, target, Store(cache_folder()), preferred=preferred)
 
 
+def build_pass(builder: Builder, kernel_pass: Literal["forward", "step"]) -> BuiltKernel:
+    """Build the kernel of one pass of plain calls; raises BadInput for the step of a spec that has none."""
+    spec = builder.spec
+    if kernel_pass == "forward":
+        return builder.build("forward", replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0]))
+    if len(RUNS_REVERSED[spec.direction]) > 1:
+        raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
+    return builder.build("step", builder.hinted_step_specialization)
+
+
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    spec, regime = builder.spec, builder.hinted_regime
+    spec, specialization = builder.spec, builder.hinted_specialization
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([("forward", regime)]))
-    wanted: list[tuple[KernelPass, Regime]] = [
-        ("forward", replace(regime, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+        return Kernel(builder, builder.build_all([("forward", specialization)]))
+    wanted: list[tuple[KernelPass, Specialization]] = [
+        ("forward", replace(specialization, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
     ]
     if len(wanted) == 1:
-        wanted.append(("step", regime))
+        wanted.append(("step", specialization))
     return Kernel(builder, builder.build_all(wanted))

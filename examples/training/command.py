@@ -1,4 +1,4 @@
-"""The command line of an example: its settings, each an option, in full or small, and the device."""
+"""Command line of an example: an option for every setting, in full or small, and the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Command(Generic[S]):
-    """What was asked for. `text` is the command with everything that the results depend on, and nothing else."""
+    """Parsed command line of an example; `text` is the command with all options that the results depend on, and no others."""
 
     name: str
     text: str
@@ -33,7 +33,7 @@ class Command(Generic[S]):
 def run_command(
     name: str, purpose: str, full: S, small: S, example: Callable[[Command[S]], None], arguments: Sequence[str] | None
 ) -> int:
-    """Read the arguments, run the example and return the exit status; what is wrong is said in one sentence.
+    """Run the example with the parsed arguments and return the exit status; an error is reported in one sentence.
 
     `full` and `small` are frozen dataclasses of one type, whose fields (numbers, or tuples of numbers or words) become options.
     """
@@ -50,14 +50,15 @@ def run_command(
             kind = {"type": type(usual[0]), "nargs": "+"}
         help_text = f"{_typed(usual)}, small {_typed(getattr(small, field.name))}"
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=argparse.SUPPRESS, help=help_text, **kind)
-    given = vars(parser.parse_args(arguments))
-    if given["device"] == "cuda" and not torch.cuda.is_available():
+    options = vars(parser.parse_args(arguments))
+    if options["device"] == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda, but torch finds no GPU; give --device cpu")
-    is_small, device, folder = given.pop("small"), torch.device(given.pop("device")), given.pop("out")
+    is_small, device, folder = options.pop("small"), torch.device(options.pop("device")), options.pop("out")
     base = small if is_small else full
-    wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     for key, value in wanted.items():
-        numbers = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float)]
+        entries = value if isinstance(value, tuple) else (value,)
+        numbers = [entry for entry in entries if isinstance(entry, int | float)]
         if key != "seed" and any(number <= 0 for number in numbers):
             parser.error(f"--{key.replace('_', '-')} is {_typed(value)}; numbers above 0 are expected")
     changed = {key: value for key, value in wanted.items() if value != getattr(base, key)}
@@ -73,5 +74,5 @@ def run_command(
 
 
 def _typed(value: object) -> str:
-    """Return a value as one types it behind its option."""
+    """Return a value as it is typed behind its option."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,4 +1,4 @@
-"""The training loop of all examples, and a look at what was learned."""
+"""Training loop of all examples, and the predictions of a trained model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-# A target that does not count, as torch's cross entropy has it.
+# The target that torch's cross entropy ignores.
 IGNORED = -100
-# Of a run; the points of its loss curve, and the spans that its steps are timed in.
+# Spans of a run, in which its steps are timed, and which are the points of its loss curve.
 SPANS = 50
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -22,7 +22,7 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Training:
-    """How it went: the mean loss of each span, by its last step, and the median time of a step, the first span left out."""
+    """Course of a training: the mean losses of its spans, by their last steps, and the median time of a step."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
@@ -30,13 +30,13 @@ class Training:
 
 
 def progress_bar() -> Progress:
-    """Return a bar on stderr: stdout is for the table."""
+    """Return a progress bar on stderr; stdout is for the table."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"))
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy, in nats, of all targets [B, T] that count; in bfloat16 on a GPU inside of autocast."""
+    """Return the mean cross entropy, in nats, of all targets [B, T] but the ignored; inside autocast on a GPU in bfloat16."""
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
 
@@ -50,7 +50,7 @@ def train(
     learning_rate: float,
     in_bf16: bool = False,
 ) -> Training:
-    """Train with AdamW, a learning rate that rises over a tenth of the steps and then falls, gradients clipped at norm 1."""
+    """Train with AdamW, a one-cycle learning rate with a warm-up of a tenth of the steps, and gradients clipped at norm 1."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -84,6 +84,6 @@ def train(
 
 
 @torch.no_grad()
-def right(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the most likely class of every step, [B, T]."""
+def predictions(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the most likely classes of all steps, [B, T]."""
     return model(tokens).argmax(-1)

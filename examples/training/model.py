@@ -1,4 +1,4 @@
-"""One model for all examples: an embedding, blocks that differ in what mixes over time, and a readout of every step."""
+"""Model of all examples: an embedding, residual blocks with a mixer over time, and a readout of every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import minrnn_gen.torch
 from minrnn_gen.errors import BadInput
 
 ATTENTION = "attention"
-# torch's own layers, by the names that people know them by, and those in bfloat16: autocast runs them in float16 on a GPU.
+# torch's own layers by their names there, and the same in bfloat16: autocast runs them in float16 on a GPU.
 OF_TORCH = {"torch.nn.LSTM": nn.LSTM, "torch.nn.GRU": nn.GRU}
 IN_BF16 = {f"{name}-bf16": layer for name, layer in OF_TORCH.items()}
 # The cells whose recurrent product is split into heads; all others have none.
@@ -19,8 +19,8 @@ WITH_HEADS = ("elman", "gru", "lstm", "slstm")
 class SequenceModel(nn.Module):
     """Tokens [B, T] to logits [B, T, classes] through `layers` residual blocks of one width.
 
-    mixer: a cell of minrnn_gen, built in or a file, a key of OF_TORCH or IN_BF16, or ATTENTION. heads: of attention, and of the
-    cells that have a recurrent product. feed_forward: whether each block has one, of twice the width, behind its mixer.
+    mixer: a cell of minrnn_gen, built in or a file, a key of OF_TORCH or IN_BF16, or ATTENTION. heads: those of attention, and
+    of cells with a recurrent product. feed_forward: whether a feed-forward block of twice the width follows every mixer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SequenceModel(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + part(norm(x)); of a recurrent part the output, without its states."""
+    """Residual block x + part(norm(x)); a recurrent part contributes its output, without its states."""
 
     def __init__(self, width: int, part: nn.Module) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Residual(nn.Module):
 
 
 class InBfloat16(nn.Module):
-    """A layer of torch with parameters in bfloat16, called with what is not, whatever autocast says."""
+    """Layer of torch with parameters in bfloat16, which casts its input and runs outside autocast."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class InBfloat16(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Attention of torch over what was before, with rotary positions (arXiv 2104.09864); [B, T, width] to the same."""
+    """Causal attention of torch with rotary positions (arXiv 2104.09864), from [B, T, width] to the same shape."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class CausalAttention(nn.Module):
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Turn pairs of the channels of x [B, heads, T, channels] by angles that grow with time, in the dtype of x."""
+    """Rotate pairs of the channels of x [B, heads, T, channels] by angles that grow with time, in the dtype of x."""
     time, half = x.shape[-2], x.shape[-1] // 2
     # 10000: the longest wavelength of the paper.
     speeds = 10000.0 ** (-torch.arange(half, device=x.device) / half)
@@ -97,7 +97,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixer_of(name: str, width: int, heads: int) -> nn.Module:
-    """Return one layer over time; BadInput for a cell that there is not."""
+    """Return the layer over time called `name`; BadInput for an unknown cell."""
     if name == ATTENTION:
         return CausalAttention(width, heads)
     if name in OF_TORCH:

@@ -1,4 +1,4 @@
-"""What an example measured: a JSON file with what made it, a table and a plot of it, and its part of the page."""
+"""Record of an example: a JSON file with command and versions, its table and plot, and its section of the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Value = str | int | float
 
 
 class Line(pydantic.BaseModel):
-    """A curve of the plot."""
+    """Curve of the plot."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +30,7 @@ class Line(pydantic.BaseModel):
 
 
 class Record(pydantic.BaseModel):
-    """A run of an example; `rows` are those of the table, with what is not shown in it under `details`."""
+    """Run of an example; `rows` are the rows of its table, `details` the values that the table does not show."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -57,12 +57,12 @@ class Record(pydantic.BaseModel):
         )
 
     def completed(self) -> Record:
-        """Return the record of a run that came to its end."""
+        """Return this record marked as complete."""
         return self.model_copy(update={"is_complete": True})
 
     @property
     def provenance(self) -> str:
-        """In one sentence what made it, with which versions, and where."""
+        """The command, the versions and the device as a sentence."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         cut = "" if self.is_complete else "; the run was not completed"
         return f"Made by `{self.command}` on {self.device} ({versions}){cut}."
@@ -82,7 +82,7 @@ def _shown(value: Value) -> str:
 
 
 def new_record(command: Command, x_name: str, y_name: str) -> Record:
-    """Return a record without rows yet. `x_name` and `y_name` are the axes of its plot."""
+    """Return a record without rows; `x_name` and `y_name` are the axes of its plot."""
     versions = {"minrnn-gen": minrnn_gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
     return Record(
         name=command.name,
@@ -96,7 +96,7 @@ def new_record(command: Command, x_name: str, y_name: str) -> Record:
 
 
 def save(record: Record, command: Command) -> Path:
-    """Write the record into the command's folder, and its plot where there is matplotlib; return the path of the former."""
+    """Write the record into the command's folder, and its plot where matplotlib is installed; return the record's path."""
     short = "cpu" if command.device.type == "cpu" else record.device.removeprefix("an NVIDIA ")
     command.folder.mkdir(parents=True, exist_ok=True)
     path = command.folder / f"{record.name}_{re.sub('[^a-z0-9]+', '_', short.lower())}.json"
@@ -107,13 +107,13 @@ def save(record: Record, command: Command) -> Path:
 
 
 def svg_of(record: Record) -> str:
-    """Draw the record's curves, the same text for the same record and the same matplotlib."""
+    """Return the record's curves as SVG, the same text for the same record and the same matplotlib."""
     curves = tuple(Curve(line.name, line.x, line.y) for line in record.lines)
     return svg_text([Panel(record.name, record.y_name, False, curves, record.x_name, is_size_log=False)], record.device)
 
 
 def finish(record: Record, command: Command) -> None:
-    """Save the record of a run that came to its end, and print its table."""
+    """Save the record as complete, and print its table."""
     path = save(record.completed(), command)
     print(f"{record.completed().provenance}\n\n{record.table}\nWritten: {path}")
     if not importlib.util.find_spec("matplotlib"):
@@ -121,13 +121,13 @@ def finish(record: Record, command: Command) -> None:
 
 
 def read_records(folder: Path, name: str) -> dict[str, Record]:
-    """Return the records of one example by the names of their files, without the suffix."""
+    """Return {file name without its suffix: record} of one example."""
     paths = sorted(folder.glob(f"{name}_*.json"))
     return {path.stem: Record.model_validate_json(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def section(name: str, records: Mapping[str, Record], plots: Path) -> str:
-    """Return what the page says about one example: of each record provenance, table and plot; `plots` as the page links it."""
+    """Return the section of one example: provenance, table and plot of every record; `plots` is their folder from the page."""
     command = f"`python examples/{name}.py`"
     if not records:
         return f"Not measured yet; {command} does.\n"

@@ -1,4 +1,4 @@
-"""The measured tables in the project's own pages, between markers: what committed records give, and nothing else."""
+"""Measured tables of the project's own pages, written between markers from the committed records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
 from minrnn_gen.bench.suites import CALLS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
-# By the commands that make them; from the top of the checkout. What was not measured yet has no record.
+# {command: path from the top of the checkout}; a command that was not measured yet has no file there.
 PUBLISHED_RECORDS = {
     SCAN.command: "benchmarks/results/scan_h200.json",
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
@@ -35,30 +35,29 @@ _SECTION = re.compile(
 
 
 def filled(page: str, records: Records, name: str) -> str:
-    """Return the text of a page with every section between its markers made anew; BadInput for a section nobody knows.
+    """Return a page with every section between its markers written anew; BadInput for an unknown section.
 
-    A section begins with `<!-- measured: NAME -->` and ends with `<!-- end of measured -->`, each on a line of its own. Those
-    of another command than `scan` begin with its name. `records` are by command.
+    A section begins with `<!-- measured: NAME -->` and ends with `<!-- end of measured -->`, both on lines of their own.
+    Names of sections of another command than `scan` begin with that command. `records` are by command.
     """
     sections = {section: partial(text, records.get(command)) for section, (command, text) in SECTIONS.items()}
     return filled_sections(page, name, sections)
 
 
 def filled_functions(page: str, record: FunctionRecord | None, name: str) -> str:
-    """Return the text of a page with its section `functions` made anew, in the same way."""
+    """Return a page with its section `functions` written anew, between the same markers."""
     return filled_sections(page, name, {"functions": partial(functions_text, record)})
 
 
 def filled_sections(page: str, name: str, sections: Mapping[str, Callable[[], str]]) -> str:
-    """Return the text of a page with every section between its markers made anew by the function of its name."""
+    """Return a page with every section between its markers written anew by the function of its name."""
 
-    def section(found: re.Match[str]) -> str:
-        if found["name"] not in sections:
+    def section(match: re.Match[str]) -> str:
+        title = match["name"]
+        if title not in sections:
             allowed = ", ".join(sections)
-            raise BadInput(
-                f"{name}: measured: '{found['name']}' is given{nearest_name(found['name'], sections)}; allowed: {allowed}"
-            )
-        return f"{found['name']}{found['opened']}\n{sections[found['name']]()}\n"
+            raise BadInput(f"{name}: measured: '{title}' is given{nearest_name(title, sections)}; allowed: {allowed}")
+        return f"{title}{match['opened']}\n{sections[title]()}\n"
 
     return _SECTION.sub(section, page)
 
@@ -67,7 +66,7 @@ def _table(command: str, table: TableName, record: Record) -> str:
     rows: Sequence[Row] = record.of_table(table)
     if not rows:
         return f"Not measured yet; `minrnn-gen bench {command} --only {table}` does.\n"
-    # Over many shapes first calls are more of the same.
+    # Over many shapes a table of first calls would repeat that of the table `cells`.
     return table_text(rows) if table == "sweep" else whole_text(rows)
 
 
@@ -80,7 +79,7 @@ def _of_record(command: str, text: Callable[[Record], str], record: Record | Non
 
 
 def _sections(command: str) -> dict[str, Callable[[Record | None], str]]:
-    """Return the text of every section about one command's record, None where there is none yet."""
+    """Return {section: text of a record} for one command; the text takes None where there is no record yet."""
     texts: dict[str, Callable[[Record], str]] = {
         "provenance": lambda record: provenance(record) + "\n",
         "method": lambda record: "".join(f"- **{name}**: {text}.\n" for name, text in record.method.items()),
@@ -91,7 +90,7 @@ def _sections(command: str) -> dict[str, Callable[[Record | None], str]]:
     return {name: partial(_of_record, command, text) for name, text in texts.items()}
 
 
-# {name: (the command whose record it is about, its text)}
+# {section: (the command whose record it shows, the text of that record)}
 SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{name: (SCAN.command, text) for name, text in _sections(SCAN.command).items()},
     **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},

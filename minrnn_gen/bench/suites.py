@@ -1,4 +1,4 @@
-"""What the three commands measure: scans, dense cells, and single calls."""
+"""Suites of the three commands: scans, dense cells, and single calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
     match problem.table:
         case "raw":
-            return raw_scans.contenders(problem, gpu, [peer for peer in baselines.PEERS if peer.name in chosen], refused)
+            return raw_scans.contenders(
+                problem, gpu, [baseline for baseline in baselines.BASELINES if baseline.name in chosen], refused
+            )
         case "cells":
             return fused_cells.contenders(problem, gpu)
         case "layers":
@@ -40,7 +42,7 @@ def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
 def _scan_refusals(_: Gpu, chosen: Sequence[str], asked: Sequence[Problem], seconds: float) -> dict[str, str]:
     if all(problem.table != "raw" for problem in asked):
         return {}
-    return baselines.refusals([peer for peer in baselines.PEERS if peer.name in chosen], seconds)
+    return baselines.refusals([baseline for baseline in baselines.BASELINES if baseline.name in chosen], seconds)
 
 
 def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
@@ -52,7 +54,7 @@ SCAN = Suite(
     command="scan",
     titles=scan_problems.TITLES,
     problems=scan_problems.problems_of,
-    peers=tuple(peer.name for peer in baselines.PEERS),
+    baselines=tuple(baseline.name for baseline in baselines.BASELINES),
     refusals=_scan_refusals,
     contenders=_scan_contenders,
     method={"inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1"},
@@ -61,7 +63,7 @@ RECURRENT = Suite(
     command="recurrent",
     titles=dense_problems.TITLES,
     problems=dense_problems.problems_of,
-    peers=(*flash.BACKENDS, torch_cells.NAME),
+    baselines=(*flash.BACKENDS, torch_cells.NAME),
     refusals=flash.refusals,
     contenders=dense.contenders,
     method={
@@ -71,14 +73,14 @@ RECURRENT = Suite(
         "torch.nn": "cuDNN, its projection from the width of the cell included; fp32 without TF32; a column for each precision",
         "flashrnn": flash.CHANGED,
     },
-    # Some take 50 ms for a call, and there are a hundred problems.
+    # Some problems take 50 ms for a call, and there are a hundred of them.
     limits=Limits(seconds=0.75),
 )
 CALLS = Suite(
     command="calls",
     titles=call_problems.TITLES,
     problems=call_problems.problems_of,
-    peers=(torch_cells.NAME,),
+    baselines=(torch_cells.NAME,),
     refusals=lambda *_: {},
     contenders=_call_contenders,
     method={
@@ -89,7 +91,7 @@ CALLS = Suite(
         "torch.nn": "one head, flatten_parameters() called; the record says where that left the weights apart, so that every "
         "call copies them",
     },
-    # What Python takes varies from call to call, and a call takes no time.
+    # Python's time varies from call to call, and many calls are cheap.
     limits=Limits(rounds_least=61, rounds_most=61),
 )
 SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS)}

@@ -35,7 +35,7 @@ class BuiltKernel:
 
 
 def built_from(request: Mapping[str, Any], entry: Entry, seconds: float) -> BuiltKernel:
-    """Return the kernel of a request that `kept` wrote and of the entry it points to."""
+    """Return the kernel of a request that `put_kernel` wrote and of the entry it points to."""
     plan = KernelPlan.from_json(request["plan"])
     return BuiltKernel(
         plan=plan,
@@ -52,7 +52,7 @@ def built_from(request: Mapping[str, Any], entry: Entry, seconds: float) -> Buil
     )
 
 
-def kept(store: Store, key: str, built: BuiltKernel, toolchain: str | None) -> BuiltKernel:
+def put_kernel(store: Store, key: str, built: BuiltKernel, toolchain: str | None) -> BuiltKernel:
     """Put a compiled kernel into the store under its digest and the request `key`, and return it with its folder there."""
     if built.cubin is None or built.resources is None:
         return built

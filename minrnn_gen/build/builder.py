@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from minrnn_gen.build.artifact import BuiltKernel, built_from, kept
+from minrnn_gen.build.artifact import BuiltKernel, built_from, put_kernel
 from minrnn_gen.build.nvrtc import OPTIONS, broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
@@ -20,7 +20,7 @@ from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
@@ -60,7 +60,7 @@ class Builder:
     """Builds the kernels of one spec for one GPU; may be used from several threads.
 
     `waits_are_bounded`: a debug build, as the environment asks for when the builder is made; the same kernels otherwise.
-    `preferred` opens what knows faster candidates than the first pick; it is asked only for what the cache does not have.
+    `preferred` opens the source of candidates that were measured as faster; it is read only for what the cache does not have.
     """
 
     spec: Spec
@@ -75,13 +75,18 @@ class Builder:
         return cell_source_of(self.spec)
 
     @cached_property
-    def _proved(self) -> tuple[Cell, Recurrence]:
-        """The cell, parsed and classified."""
-        from minrnn_gen.cell.analysis import classify
+    def cell(self) -> Cell:
+        """The cell, parsed; raises BadInput for a text that is no cell."""
         from minrnn_gen.cell.language import parse_cell
 
-        cell = parse_cell(self.cell_source)
-        return cell, classify(cell)
+        return parse_cell(self.cell_source)
+
+    @cached_property
+    def recurrence(self) -> Recurrence:
+        """The class of the cell, with its proof."""
+        from minrnn_gen.cell.analysis import classify
+
+        return classify(self.cell)
 
     @cached_property
     def lowered(self) -> Lowered:
@@ -89,7 +94,7 @@ class Builder:
         from minrnn_gen.cell.lowering import lower_scan
         from minrnn_gen.cell.lowering_steps import lower_steps
 
-        cell, recurrence = self._proved
+        cell, recurrence = self.cell, self.recurrence
         if recurrence.kind != "affine-diagonal":
             if self.spec.scan_arithmetic == "log":
                 why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
@@ -106,7 +111,7 @@ class Builder:
         from minrnn_gen.cell.lowering import lower_scan_backward
         from minrnn_gen.cell.lowering_steps import lower_steps_backward
 
-        cell, recurrence = self._proved
+        cell, recurrence = self.cell, self.recurrence
         return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
 
     @property
@@ -118,8 +123,8 @@ class Builder:
     @property
     def kind(self) -> CellKind:
         """The class of the cell."""
-        found = self._find("forward", self.hinted_regime)
-        return found.cell.kind if found else self._proved[1].kind
+        cached = self.find("forward", self.hinted_specialization)
+        return cached.cell.kind if cached else self.recurrence.kind
 
     @property
     def hinted_sizes(self) -> Sizes:
@@ -127,62 +132,71 @@ class Builder:
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
 
     @property
-    def hinted_regime(self) -> Regime:
-        """The regime of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
+    def hinted_step_specialization(self) -> Specialization:
+        """The specialization of a step of the spec's typical batch: as whole rows of a dense cell's state are aligned."""
+        if self.kind != "dense":
+            return self.hinted_specialization
+        alignment_bytes = alignment_of(self.spec.head_dim * precision_of(self.spec.precision).storage_bytes)
+        return self.specialization_of(Sizes(self.hinted_sizes.batch, 1), alignment_bytes)
+
+    @property
+    def hinted_specialization(self) -> Specialization:
+        """The specialization of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
         spec, sizes = self.spec, self.hinted_sizes
         contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
         alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
-        return self.regime_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
+        return self.specialization_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
 
-    def regime_of(
+    def specialization_of(
         self,
         sizes: Sizes,
         alignment_bytes: int,
         reverse: bool = False,
         resets: bool = False,
-        kept_states: KeptStates = "none",
+        states_out: StatesOut = "none",
         packed: bool = False,
-    ) -> Regime:
-        """Return the regime of a call. Of these there are few: four by the sizes, whatever they are.
+    ) -> Specialization:
+        """Return the specialization of a call. Of these there are few: four by the sizes, whatever they are.
 
         Where sequences are `packed` their tiles are not known before the launch, so that time is not split over any blocks.
         """
-        few_channels = not packed and sizes.are_few_channels(self.spec.hidden_size, self.target.profile)
-        return Regime(alignment_bytes, reverse, resets, kept_states, few_channels, sizes.are_short)
+        underfills_gpu = not packed and sizes.underfill(self.spec.hidden_size, self.target.profile)
+        return Specialization(alignment_bytes, reverse, resets, states_out, underfills_gpu, sizes.are_short)
 
-    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
         """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
-        return solutions(self._problem(kernel_pass, regime))
+        return solutions(self.problem(kernel_pass, specialization))
 
-    def solve(self, kernel_pass: KernelPass, regime: Regime) -> Solution:
+    def solve(self, kernel_pass: KernelPass, specialization: Specialization) -> Solution:
         """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
-        return next(self.solutions(kernel_pass, regime))
+        return next(self.solutions(kernel_pass, specialization))
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
-        found = [self._find(*one) for one in wanted]
-        if all(found):
-            return tuple(one for one in found if one)
+        cached = [built for request in wanted if (built := self.find(*request))]
+        if len(cached) == len(wanted):
+            return tuple(cached)
         _ = self.lowered  # before the threads, so that it is made once
         with ThreadPoolExecutor(len(wanted)) as pool:
-            return tuple(pool.map(lambda one: self.build(*one), wanted))
+            return tuple(pool.map(lambda request: self.build(*request), wanted))
 
-    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `regime`, from the cache where it is there.
+    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        """Return the kernel for `kernel_pass` and `specialization`, from the cache where it is there.
 
         Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
-        if found := self._find(kernel_pass, regime):
-            return found
-        key = self._request_key(kernel_pass, regime)
+        if cached := self.find(kernel_pass, specialization):
+            return cached
+        key = self.request_key(kernel_pass, specialization)
         with self.store.lock(key):
-            return self._find(kernel_pass, regime) or self._make(key, kernel_pass, regime)
+            return self.find(kernel_pass, specialization) or self._make(key, kernel_pass, specialization)
 
-    def _find(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+    def find(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
+        """Return the kernel as the cache has it, None where it does not."""
         started = time.perf_counter()
-        request = self.store.find_request(self._request_key(kernel_pass, regime))
+        request = self.store.find_request(self.request_key(kernel_pass, specialization))
         entry = self.store.find(request["content"]) if request else None
         return built_from(request, entry, time.perf_counter() - started) if request and entry else None
 
@@ -198,7 +212,7 @@ class Builder:
         plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
         spec = self._spec_without_paths(plan)
         header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
-        text = render(plan, self._lowered_for(solution.problem.kernel_pass), header)
+        text = render(plan, self.lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
         try:
             compiled = compile_source(text, plan)
@@ -228,12 +242,12 @@ class Builder:
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
-    def _make(self, key: str, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def _make(self, key: str, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         started = time.perf_counter()
-        if chosen := self._make_preferred(kernel_pass, regime):
+        if chosen := self._make_preferred(kernel_pass, specialization):
             return self.keep(kernel_pass, replace(chosen, seconds=time.perf_counter() - started))
         dropped: list[str] = []
-        for solution in self.solutions(kernel_pass, regime):
+        for solution in self.solutions(kernel_pass, specialization):
             for ranks in solution.attempts(ATTEMPTS):
                 for built in self._build_candidates(solution, ranks):
                     if isinstance(built, PromiseBroken):
@@ -242,14 +256,14 @@ class Builder:
                     if built.plan.passed_over:
                         LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
                     built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
-                    return kept(self.store, key, built, toolchain_version())
+                    return put_kernel(self.store, key, built, toolchain_version())
         raise CompileFailed(
             f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
         )
 
     def keep(self, kernel_pass: KernelPass, built: BuiltKernel) -> BuiltKernel:
-        """Make `built` what is found in the cache for its pass and regime from now on, and return it as it is there."""
-        return kept(self.store, self._request_key(kernel_pass, built.plan.regime), built, toolchain_version())
+        """Make `built` what is found in the cache for its pass and specialization from now on, and return it as it is there."""
+        return put_kernel(self.store, self.request_key(kernel_pass, built.plan.specialization), built, toolchain_version())
 
     @property
     def recipe(self) -> str:
@@ -258,22 +272,22 @@ class Builder:
 
     @property
     def cell_digest(self) -> str:
-        """What tells the equations of one cell from those of another, and how they are composed."""
+        """Digest of the cell's equations and of how they are composed."""
         return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
 
-    def _make_preferred(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel | None:
+    def _make_preferred(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
         """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
         known = self.preferred() if self.preferred else None
-        choice = known.choice(self._problem(kernel_pass, regime), self.cell_digest) if known else None
+        choice = known.choice(self.problem(kernel_pass, specialization), self.cell_digest) if known else None
         if not known or not choice:
             return None
-        from minrnn_gen.build.tuned_choice import Trial, place_of
+        from minrnn_gen.build.tuned_choice import Trial, find_choice
 
         try:
-            place = place_of(choice, self.solutions(kernel_pass, regime))
-            if place is None:
+            ranked = find_choice(choice, self.solutions(kernel_pass, specialization))
+            if ranked is None:
                 raise CompileFailed("it does not fit")
-            built = self.build_candidate(*place)
+            built = self.build_candidate(*ranked)
             if built.cubin and not known.accepts(Trial(self.recipe, built.cell, built.plan, built.cubin)):
                 raise CompileFailed("its results are wrong")
         except CompileFailed as why:
@@ -295,8 +309,9 @@ class Builder:
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(attempt, ranks))
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(self._common_key, kernel_pass, json.dumps(asdict(regime), sort_keys=True))
+    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        """Return the key of a kernel in the cache; a builder that chooses otherwise gives its own."""
+        return digest(self._common_key, kernel_pass, json.dumps(asdict(specialization), sort_keys=True))
 
     @cached_property
     def _common_key(self) -> str:
@@ -309,18 +324,20 @@ class Builder:
             "debug build" if self.waits_are_bounded else "",
         )
 
-    def _lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
+    def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
+        """Return the program of a pass: a step computes what a forward does."""
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
-    def _problem(self, kernel_pass: KernelPass, regime: Regime) -> Problem:
-        spec, lowered, program = self.spec, self.lowered, self._lowered_for(kernel_pass)
-        kind = self._proved[1].kind
+    def problem(self, kernel_pass: KernelPass, specialization: Specialization) -> Problem:
+        """Return the problem to plan for a pass and a specialization, at sizes that are typical of it."""
+        spec, lowered, program = self.spec, self.lowered, self.lowered_for(kernel_pass)
+        kind = self.recurrence.kind
         gates, precision = len(lowered.gates), precision_of(spec.precision).with_functions(spec.functions)
         words = {
             "none": 0,
             "storage": 1,
             "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
-        }[regime.kept_states]
+        }[specialization.states_out]
         read_count, written_count = gates, 1 + words * len(lowered.states)
         saved_values: tuple[str, ...] = ()
         recomputed_values: tuple[str, ...] = ()
@@ -330,14 +347,14 @@ class Builder:
             states_read = len(backward.previous_states) + len(backward.current_states)
             read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
             saved_values, recomputed_values = backward.saved_values, backward.recomputed_values
-        sizes = typical_sizes(regime, self.hinted_sizes, spec.hidden_size, self.target.profile)
+        sizes = typical_sizes(specialization, self.hinted_sizes, spec.hidden_size, self.target.profile)
         return Problem(
             kernel_pass=kernel_pass,
             cell=CellShape(
                 name=lowered.name,
                 kind=kind,
                 gates=lowered.gates,
-                recurrent_gates=self._proved[0].recurrent_gates,
+                recurrent_gates=self.cell.recurrent_gates,
                 states=lowered.states,
                 parameters=lowered.parameters,
                 carried_count=len(lowered.carried),
@@ -353,7 +370,7 @@ class Builder:
             layout=spec.layout,
             batch=sizes.batch,
             time=1 if kernel_pass == "step" else sizes.time,
-            regime=regime,
+            specialization=specialization,
             gpu=self.target.profile,
             heads=spec.heads if kind == "dense" else 1,
             fp32_product=spec.fp32_product,

@@ -7,7 +7,7 @@ from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 # What multiplies R, by KernelPlan.matrix_product.
 PRODUCTS = {
-    "narrow": "tensor cores",
+    "mma_16bit": "tensor cores",
     "tf32x3": "tensor cores, three products in tf32 for each of fp32",
     "fma": "fused multiply-adds",
 }
@@ -36,8 +36,8 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
             *_build(plan),
-            *_walk(plan),
-            f"  regime     {_regime(plan)}",
+            *_strategy(plan),
+            f"  calls      {_specialization(plan)}",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
@@ -51,29 +51,37 @@ def _build(plan: KernelPlan) -> tuple[str, ...]:
     return ("  build      debug (MINRNN_DEBUG=1): every wait is bounded",) if plan.waits_are_bounded else ()
 
 
-def _walk(plan: KernelPlan) -> tuple[str, ...]:
-    """How a dense cell's steps are taken, and why not in one launch."""
-    if plan.is_persistent:
-        by = PRODUCTS[plan.matrix_product]
-        return (f"  walk       persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
-    return (f"  walk       step by step, not persistent: {plan.passed_over}",) if plan.passed_over else ()
+def _strategy(plan: KernelPlan) -> tuple[str, ...]:
+    """Strategy of a dense cell's kernel: how its steps are taken, and why not in one launch."""
+    match plan.strategy:
+        case "persistent":
+            by = PRODUCTS[plan.matrix_product]
+            return (f"  strategy   persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
+        case "decode":
+            return ("  strategy   decode: one step in one launch, the recurrent matrix read once by all SMs together",)
+        case "stepwise" if plan.kernel_pass == "step":
+            return (f"  strategy   one step as a product and a pointwise kernel: {plan.passed_over}",)
+        case "stepwise":
+            return (f"  strategy   step by step, not persistent: {plan.passed_over}",)
+        case _:
+            return ()
 
 
 def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return (f"  {label}{', '.join(names)}",) if names else ()
 
 
-def _regime(plan: KernelPlan) -> str:
-    regime = plan.regime
+def _specialization(plan: KernelPlan) -> str:
+    specialization = plan.specialization
     words = {
-        f"rows aligned to {regime.alignment_bytes} bytes": True,
+        f"rows aligned to {specialization.alignment_bytes} bytes": True,
         "asynchronous copies": plan.copies_are_asynchronous,
         "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
-        "reverse": regime.reverse,
-        "resets": regime.resets,
-        f"states kept in {regime.kept_states} dtype": regime.kept_states != "none",
-        "few channels": regime.few_channels,
-        "short sequences": regime.short,
+        "reverse": specialization.reverse,
+        "resets": specialization.resets,
+        f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
+        "underfills the GPU": specialization.underfills_gpu,
+        "short sequences": specialization.short_sequences,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 

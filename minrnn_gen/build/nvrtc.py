@@ -41,13 +41,13 @@ class CompiledSource:
 
 def toolchain_version() -> str | None:
     """Return the versions of the installed NVRTC distributions, read from metadata alone; None without CuPy."""
-    found = []
+    installed = []
     for name in _DISTRIBUTIONS:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            installed.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ", ".join(found) if any(entry.startswith("cupy") for entry in found) else None
+    return ", ".join(installed) if any(entry.startswith("cupy") for entry in installed) else None
 
 
 def nvrtc_version() -> str:

@@ -1,4 +1,4 @@
-"""What was found to be faster than the solver's first pick: the seam through which a builder is told."""
+"""Choices that were measured as faster than the solver's first pick: the seam through which a builder takes them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Trial:
     @property
     def kernel(self) -> tuple[Any, ...]:
         """What the candidates of one kernel have in common."""
-        return self.recipe, self.plan.kernel_pass, self.plan.regime, self.plan.batch, self.plan.time
+        return self.recipe, self.plan.kernel_pass, self.plan.specialization, self.plan.batch, self.plan.time
 
 
 class Preferred(Protocol):
-    """Knows candidates that are faster than the first pick."""
+    """Source of candidates that are faster than the first pick."""
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the candidate to take for `problem`, of the cell with this digest, or None."""
@@ -47,7 +47,7 @@ class Preferred(Protocol):
         """Say whether a choice is right, before it is used here for the first time."""
 
 
-def place_of(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution, int] | None:
+def find_choice(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution, int] | None:
     """Return the solution that `choice` is of and its rank there, or None where it is not feasible."""
     for solution in as_measured(solutions):
         if solution.family.name == choice.family:

@@ -20,6 +20,7 @@ from minrnn_gen.gpu import device, memory
 from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.gpu.timer import ColdClock
+from minrnn_gen.plan.limits import WARP_LANES
 
 RUNS = 5
 # Turns of a short and of a long run: their difference has neither the launch nor the first misses in it.
@@ -31,7 +32,6 @@ LINE_BYTES = 128
 GRID_BLOCKS = 64
 # Multiply-adds of one tile, m16n8k16.
 PRODUCTS_PER_TILE = 16 * 8 * 16
-WARP_LANES = 32
 # What is copied, and what a chase wanders over, is so much, or a sixteenth of a smaller memory: more than any cache.
 COPIED_BYTES, CHASED_BYTES, SHARE_OF_MEMORY = 2 << 30, 1 << 30, 16
 

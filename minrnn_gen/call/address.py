@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class Address(int):
-    """An address in memory, `offset_bytes` behind the start of the array `number` of a call; None: of no known array."""
+    """An address in memory, `offset_bytes` behind the start of the array in `slot` of a call; None: of no known array."""
 
-    number: int | None
+    slot: int | None
     offset_bytes: int
 
-    def __new__(cls, address: int, number: int | None = None, offset_bytes: int = 0) -> Address:
+    def __new__(cls, address: int, slot: int | None = None, offset_bytes: int = 0) -> Address:
         self = super().__new__(cls, address)
-        self.number, self.offset_bytes = number, offset_bytes
+        self.slot, self.offset_bytes = slot, offset_bytes
         return self
 
     def __add__(self, step_bytes: int) -> Address:
-        return Address(int(self) + step_bytes, self.number, self.offset_bytes + step_bytes)
+        return Address(int(self) + step_bytes, self.slot, self.offset_bytes + step_bytes)
 
-    def among(self, starts: Sequence[int]) -> int:
-        """Return the same place in arrays that start elsewhere; only for an address of a known array."""
-        assert self.number is not None
-        return starts[self.number] + self.offset_bytes
+    def rebound(self, addresses: Sequence[int]) -> int:
+        """Return the same place in arrays that start at `addresses`, by slot; only for an address of a known array."""
+        assert self.slot is not None
+        return addresses[self.slot] + self.offset_bytes
 
 
-class Gap(int):
+class PointerDifference(int):
     """How many elements it is from one address to another: a stride between two arrays, which may be anywhere."""
 
     first: Address
     second: Address
     itemsize: int
 
-    def __new__(cls, first: int, second: int, itemsize: int) -> Gap:
+    def __new__(cls, first: int, second: int, itemsize: int) -> PointerDifference:
         self = super().__new__(cls, (second - first) // itemsize)
         self.first, self.second, self.itemsize = address_of(first), address_of(second), itemsize
         return self
 
-    def among(self, starts: Sequence[int]) -> int:
-        """Return the gap between the same places in arrays that start elsewhere; only for addresses of known arrays."""
-        return (self.second.among(starts) - self.first.among(starts)) // self.itemsize
+    def rebound(self, addresses: Sequence[int]) -> int:
+        """Return the difference in arrays that start at `addresses`, by slot; only for addresses of known arrays."""
+        return (self.second.rebound(addresses) - self.first.rebound(addresses)) // self.itemsize
 
 
 def address_of(pointer: int) -> Address:
@@ -47,8 +48,13 @@ def address_of(pointer: int) -> Address:
     return pointer if isinstance(pointer, Address) else Address(pointer)
 
 
-def is_known(argument: Address | Gap) -> bool:
+def has_slots(argument: Address | PointerDifference) -> bool:
     """Say whether the arrays are known."""
-    if isinstance(argument, Gap):
-        return is_known(argument.first) and is_known(argument.second)
-    return argument.number is not None
+    if isinstance(argument, PointerDifference):
+        return has_slots(argument.first) and has_slots(argument.second)
+    return argument.slot is not None
+
+
+def plain_numbers(arguments: Iterable[Any]) -> list[Any]:
+    """Return the arguments of a launch with addresses and differences as plain integers."""
+    return [int(argument) if isinstance(argument, (Address, PointerDifference)) else argument for argument in arguments]

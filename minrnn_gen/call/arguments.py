@@ -1,29 +1,84 @@
-"""The arrays of one call: as a caller gives them, checked, and those that a forward or a backward writes."""
+"""The arrays of one call: as a caller gives them, checked, and those that a forward or a backward writes.
+
+They have one order, that of `CallArguments.flat`: a *slot* is a position in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.key import Reading
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.sequences import Sequences
 
 
-class Given(NamedTuple):
-    """What a caller gave, not checked yet; None where nothing was given."""
+class CallArguments(NamedTuple):
+    """What a call is given, not checked yet; None where an argument is absent."""
 
     x: Any
     R: Any = None
     weight: Any = None
     bias: Any = None
     recurrent_bias: Any = None
-    parameters: Mapping[str, Any] | None = None
-    state: Mapping[str, Any] | None = None
     resets: Any = None
     lengths: Any = None
     cu_seqlens: Any = None
+    parameters: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
+        """Return the arguments whose arrays, in the order of slots, these are."""
+        states_from = PARAMETERS_FROM + len(interface.parameters)
+        parameters = dict(zip(interface.parameters, arrays[PARAMETERS_FROM:states_from], strict=True))
+        states = dict(zip(interface.states, arrays[states_from:], strict=True))
+        has_state = any(array is not None for array in states.values())
+        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[:PARAMETERS_FROM]
+        named = (parameters or None, states if has_state else None)
+        return cls(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named)
+
+    def flat(self, interface: Interface) -> list[Any] | None:
+        """Return the arrays in the order of slots: as above, then the parameters, then the initial states.
+
+        None where a mapping has other names than the interface, or none of an array's.
+        """
+        *arrays, parameters, state = self
+        fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
+        return arrays if fits else None
+
+
+# Slots. Those of arrays without gradients lie from `SEQUENCES_FROM` to `PARAMETERS_FROM`; states come behind parameters.
+SEQUENCES_FROM = CallArguments._fields.index("resets")
+PARAMETERS_FROM = CallArguments._fields.index("parameters")
+LENGTHS = CallArguments._fields.index("lengths")
+CU_SEQLENS = CallArguments._fields.index("cu_seqlens")
+
+
+def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
+    """Return what a backward is given beside its forward, whose slots come behind: dy, and gradients of the final states.
+
+    None where the mapping has other names than the interface.
+    """
+    arrays = [dy]
+    return arrays if _extend(arrays, dstate, interface.states) else None
+
+
+def _extend(arrays: list[Any], mapping: object, names: tuple[str, ...]) -> bool:
+    """Append the arrays of `names`, each None without a mapping; say whether it has these names and no others."""
+    if mapping is None:
+        arrays += [None] * len(names)
+    elif type(mapping) is dict and len(mapping) == len(names):
+        for name in names:
+            array = mapping.get(name)
+            if array is None:
+                return False
+            arrays.append(array)
+    else:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +87,8 @@ class Call:
 
     `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
-    direction: time runs from the last step of each sequence to its first. `reading`: how these arrays were read, which then
-    have the numbers that they have there. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given.
+    direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key, whose slots
+    they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given.
     """
 
     x: Array
@@ -46,7 +101,7 @@ class Call:
     initial: tuple[Array | None, ...]
     sequences: Sequences
     reverse: bool = False
-    reading: Reading | None = None
+    keyed: KeyedArrays | None = None
     R: Array | None = None
     recurrent_bias: Array | None = None
 
@@ -54,6 +109,37 @@ class Call:
     def batch(self) -> int:
         """How many sequences there are, which states have one row each for."""
         return self.sequences.count
+
+    def flat(self) -> list[Array | None]:
+        """Return the arrays in the order of slots, that of `CallArguments.flat`."""
+        sequences = self.sequences
+        boundaries = (sequences.resets, sequences.lengths, sequences.cu_seqlens)
+        vectors = (self.R, self.weight, self.bias, self.recurrent_bias)
+        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial]
+
+    def with_slots(self, keyed: KeyedArrays | None) -> Call:
+        """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
+        if keyed is None:
+            return self
+        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named = with_slots(self.flat())
+        assert x is not None
+        return replace(
+            self,
+            x=x,
+            R=R,
+            weight=weight,
+            bias=bias,
+            recurrent_bias=recurrent_bias,
+            sequences=replace(self.sequences, resets=resets, lengths=lengths, cu_seqlens=cu_seqlens),
+            parameters=tuple(array for array in named[: len(self.parameters)] if array is not None),
+            initial=tuple(named[len(self.parameters) :]),
+            keyed=keyed,
+        )
+
+
+def with_slots(arrays: Iterable[Array | None], first: int = 0) -> list[Array | None]:
+    """Return arrays in slots from `first` on, in their order."""
+    return [None if array is None else array.with_slot(slot) for slot, array in enumerate(arrays, first)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +155,20 @@ class Outputs:
 class IncomingGradient:
     """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros.
 
-    `reading`: how they and the arrays of the forward were read.
+    `keyed`: they and the arrays of the forward with their key, whose slots they have then.
     """
 
     dy: Array
     dfinal: tuple[Array | None, ...]
-    reading: Reading | None = None
+    keyed: KeyedArrays | None = None
+
+    def with_slots(self, keyed: KeyedArrays | None) -> IncomingGradient:
+        """Return the gradients of the same arrays as the last of `keyed`, each in its slot; itself where they have no key."""
+        if keyed is None:
+            return self
+        dy, *dfinal = with_slots((self.dy, *self.dfinal), len(keyed.arrays) - 1 - len(self.dfinal))
+        assert dy is not None
+        return IncomingGradient(dy, tuple(dfinal), keyed)
 
 
 @dataclass(frozen=True, slots=True)

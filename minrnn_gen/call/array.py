@@ -21,7 +21,7 @@ DTYPE_BYTES |= {"complex64": 8, "complex128": 16}
 class Array:
     """One array of the caller.
 
-    `pointer` is an `Address` where the array has a number in its call. `strides` count elements. `device` is the CUDA device's
+    `pointer` is an `Address` where the array has a slot in its call. `strides` count elements. `device` is the CUDA device's
     number, or None for host memory. `owner` is the caller's object (or what it was converted to) and keeps the memory alive; of
     a view it is the whole.
     """
@@ -45,19 +45,19 @@ class Array:
 
     @property
     def address(self) -> Address:
-        """The pointer, with the number of the array if it has one."""
+        """The pointer, with the slot of the array if it has one."""
         return address_of(self.pointer)
 
-    def numbered(self, number: int) -> Array:
-        """Return the array under its number in its call."""
-        return replace(self, pointer=Address(self.pointer, number))
+    def with_slot(self, slot: int) -> Array:
+        """Return the array in a slot of its call."""
+        return replace(self, pointer=Address(self.pointer, slot))
 
-    def moved(self, owners: Sequence[Any], starts: Sequence[int]) -> Array:
-        """Return the same view of what has this array's number among others, whose memory starts elsewhere."""
+    def rebound(self, owners: Sequence[Any], addresses: Sequence[int]) -> Array:
+        """Return the same view of what is in this array's slot of another call, by slot its `owners` and their `addresses`."""
         address = self.address
-        assert address.number is not None
-        pointer = Address(address.among(starts), address.number, address.offset_bytes)
-        return replace(self, owner=owners[address.number], pointer=pointer)
+        assert address.slot is not None
+        pointer = Address(address.rebound(addresses), address.slot, address.offset_bytes)
+        return replace(self, owner=owners[address.slot], pointer=pointer)
 
     def selected(self, axis: int, index: int) -> Array:
         """View the array at `index` of `axis`, without that axis."""

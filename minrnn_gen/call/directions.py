@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.interface import Y_AXES, Contract
+from minrnn_gen.call.interface import Y_AXES, Interface
 
 
-def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
+def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
     """Yield each run's number and its part of a call with pre-activations; the part is a call of one direction."""
-    for run, reverse in enumerate(contract.runs_reversed):
-        if contract.directions:
+    for run, reverse in enumerate(interface.runs_reversed):
+        if interface.directions:
             bias = call.bias
             if bias is not None:
                 # One axis, or three.
                 bias = bias.narrowed(0, run * (bias.shape[0] // 2), bias.shape[0] // 2)
-            R, recurrent_bias = _selected_given((call.R, call.recurrent_bias), run)
+            R, recurrent_bias = _selected_present((call.R, call.recurrent_bias), run)
             yield (
                 run,
                 replace(
@@ -27,7 +27,7 @@ def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
                     x_axes=call.x_axes.replace("d", ""),
                     bias=bias,
                     parameters=_selected(call.parameters, run),
-                    initial=_selected_given(call.initial, run),
+                    initial=_selected_present(call.initial, run),
                     reverse=reverse,
                     R=R,
                     recurrent_bias=recurrent_bias,
@@ -37,41 +37,41 @@ def runs_of(contract: Contract, call: Call) -> Iterator[tuple[int, Call]]:
             yield run, replace(call, reverse=reverse)
 
 
-def outputs_of_run(contract: Contract, outputs: Outputs, run: int) -> Outputs:
+def outputs_of_run(interface: Interface, outputs: Outputs, run: int) -> Outputs:
     """Return one run's part of what a forward writes."""
-    if not contract.directions:
+    if not interface.directions:
         return outputs
     return Outputs(
-        y=channels_of_run(contract, outputs.y, run),
-        kept=tuple(channels_of_run(contract, one, run) for one in outputs.kept),
+        y=channels_of_run(interface, outputs.y, run),
+        kept=tuple(channels_of_run(interface, states, run) for states in outputs.kept),
         final=_selected(outputs.final, run),
     )
 
 
-def incoming_of_run(contract: Contract, incoming: IncomingGradient, run: int) -> IncomingGradient:
+def incoming_of_run(interface: Interface, incoming: IncomingGradient, run: int) -> IncomingGradient:
     """Return one run's part of the gradients that a backward starts from."""
-    if not contract.directions:
+    if not interface.directions:
         return incoming
-    return IncomingGradient(channels_of_run(contract, incoming.dy, run), _selected_given(incoming.dfinal, run))
+    return IncomingGradient(channels_of_run(interface, incoming.dy, run), _selected_present(incoming.dfinal, run))
 
 
-def gradients_of_run(contract: Contract, x_axes: str, gradients: Gradients, run: int) -> Gradients:
+def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, run: int) -> Gradients:
     """Return one run's part of what a backward writes, whose `sums` have the runs in front; `x_axes` are those of dx."""
     sums = None if gradients.sums is None else gradients.sums.selected(0, run)
-    if not contract.directions:
+    if not interface.directions:
         return replace(gradients, sums=sums)
     return Gradients(gradients.dx.selected(x_axes.index("d"), run), _selected(gradients.dinitial, run), sums)
 
 
-def channels_of_run(contract: Contract, y: Array, run: int) -> Array:
+def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
     """Return one run's channels of an array with the axes of y."""
-    axis = Y_AXES[contract.layout].index("h")
-    return y.narrowed(axis, run * contract.hidden_size, contract.hidden_size) if contract.directions else y
+    axis = Y_AXES[interface.layout].index("h")
+    return y.narrowed(axis, run * interface.hidden_size, interface.hidden_size) if interface.directions else y
 
 
-def _selected_given(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:
-    return tuple(None if one is None else one.selected(0, run) for one in arrays)
+def _selected_present(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:
+    return tuple(None if array is None else array.selected(0, run) for array in arrays)
 
 
 def _selected(arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
-    return tuple(one.selected(0, run) for one in arrays)
+    return tuple(array.selected(0, run) for array in arrays)

@@ -8,7 +8,7 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class RawGradients:
 
 
 def gradients_by_name(
-    contract: Contract, call: Call, raw: RawGradients, in_form_of: Callable[[Array, Any], Any]
+    interface: Interface, call: Call, raw: RawGradients, in_form_of: Callable[[Array, Any], Any]
 ) -> dict[str, Any]:
     """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters"}.
 
     `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
     """
-    named: dict[str, Any] = {"x": raw.x, "state": dict(zip(contract.states, raw.initial, strict=True))}
+    named: dict[str, Any] = {"x": raw.x, "state": dict(zip(interface.states, raw.initial, strict=True))}
     if call.weight is not None:
         named["weight"] = in_form_of(call.weight, raw.weight)
-    gates = len(contract.gates)
-    parameters_from = gates + len(contract.recurrent_gates)
+    gates = len(interface.gates)
+    parameters_from = gates + len(interface.recurrent_gates)
     if call.bias is not None:
-        named["bias"] = in_form_of(call.bias, raw.sums if contract.summed_count == gates else raw.sums[:, :gates])
+        named["bias"] = in_form_of(call.bias, raw.sums if interface.summed_count == gates else raw.sums[:, :gates])
     if call.R is not None:
         named["R"] = in_form_of(call.R, raw.dR)
     if call.recurrent_bias is not None:
         named["recurrent_bias"] = in_form_of(call.recurrent_bias, raw.sums[:, gates:parameters_from])
     if call.parameters:
-        pairs = enumerate(zip(contract.parameters, call.parameters, strict=True), parameters_from)
-        named["parameters"] = {name: in_form_of(one, raw.sums[:, index]) for index, (name, one) in pairs}
+        pairs = enumerate(zip(interface.parameters, call.parameters, strict=True), parameters_from)
+        named["parameters"] = {name: in_form_of(vector, raw.sums[:, index]) for index, (name, vector) in pairs}
     return named

@@ -16,7 +16,7 @@ RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (Fals
 
 
 @dataclass(frozen=True)
-class Contract:
+class Interface:
     """What a kernel accepts: the spec's sizes and the cell's names.
 
     Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in

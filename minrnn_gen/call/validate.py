@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.call.arguments import Call, Given, IncomingGradient
+from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.errors import BadInput, nearest_name
 
@@ -27,22 +27,24 @@ ReadBack = Callable[[Array], Any]
 """Gives the values of an array on a GPU as a NumPy array, or None where they cannot be had now."""
 
 
-def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given: Given, *, single_step: bool = False) -> Call:
+def check_call(
+    interface: Interface, inspect: Inspect, read_back: ReadBack, arguments: CallArguments, *, single_step: bool = False
+) -> Call:
     """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
 
     A single step has no time axis and no sequences.
     """
-    axes = contract.x_axes
+    axes = interface.x_axes
     if single_step:
         # Without its time axis every layout is the same memory.
-        axes = "bi" if contract.input_size else "bgh"
-    x = inspect(given.x, "x")
-    check_dtype(x, (contract.precision.storage_dtype,))
-    sizes = dict(zip("dghi", contract.shape("dghi", 0, 0), strict=True))
-    found = check_axes(x, axes, sizes)
-    rows, time = found["b"], found.get("t", 1)
+        axes = "bi" if interface.input_size else "bgh"
+    x = inspect(arguments.x, "x")
+    check_dtype(x, (interface.precision.storage_dtype,))
+    sizes = dict(zip("dghi", interface.shape("dghi", 0, 0), strict=True))
+    free = check_axes(x, axes, sizes)
+    rows, time = free["b"], free.get("t", 1)
     if not single_step:
-        check_innermost_axis(x, axes, contract.layout)
+        check_innermost_axis(x, axes, interface.layout)
     if single_step:
         sequences = Sequences(rows)
     else:
@@ -52,23 +54,23 @@ def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given:
             x,
             rows,
             time,
-            contract.layout,
-            resets=given.resets,
-            lengths=given.lengths,
-            cu_seqlens=given.cu_seqlens,
+            interface.layout,
+            resets=arguments.resets,
+            lengths=arguments.lengths,
+            cu_seqlens=arguments.cu_seqlens,
         )
     call = Call(
         x=x,
         x_axes=axes,
         rows=rows,
         time=time,
-        weight=_weight(contract, inspect, x, given.weight),
-        bias=_bias(contract, inspect, given.bias),
-        parameters=_parameters(contract, inspect, given.parameters),
-        initial=_states(contract, inspect, given.state, sequences.count, "state", all_or_none=True),
+        weight=_weight(interface, inspect, x, arguments.weight),
+        bias=_bias(interface, inspect, arguments.bias),
+        parameters=_parameters(interface, inspect, arguments.parameters),
+        initial=_states(interface, inspect, arguments.state, sequences.count, "state", all_or_none=True),
         sequences=sequences,
-        R=_recurrent_matrix(contract, inspect, given.R),
-        recurrent_bias=_recurrent_bias(contract, inspect, given.recurrent_bias),
+        R=_recurrent_matrix(interface, inspect, arguments.R),
+        recurrent_bias=_recurrent_bias(interface, inspect, arguments.recurrent_bias),
     )
     for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial):
         if other is not None:
@@ -77,11 +79,11 @@ def check_call(contract: Contract, inspect: Inspect, read_back: ReadBack, given:
 
 
 def check_gradient(
-    contract: Contract, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
+    interface: Interface, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
 ) -> IncomingGradient:
     """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does."""
     checked = check_plain(inspect(dy, "dy"), (y.dtype,), y.shape)
-    dfinal = _states(contract, inspect, dstate, batch, "dstate")
+    dfinal = _states(interface, inspect, dstate, batch, "dstate")
     for other in (checked, *dfinal):
         if other is not None:
             check_place(other, replace(y, name="y"))
@@ -226,55 +228,55 @@ def _check_ends(values: Any, total: int) -> None:
         raise BadInput(f"cu_seqlens ends with {values[-1]}; {total}, the time of x, is expected")
 
 
-def _weight(contract: Contract, inspect: Inspect, x: Array, weight: Any) -> Array | None:
-    if not contract.input_size:
+def _weight(interface: Interface, inspect: Inspect, x: Array, weight: Any) -> Array | None:
+    if not interface.input_size:
         if weight is not None:
             raise BadInput("weight was given, but the spec has no input_size; set input_size, or pass pre-activations alone")
         return None
     if weight is None:
-        raise BadInput(f"weight is missing; input_size is {contract.input_size}, so pass weight [gates * hidden, input]")
-    storage = (contract.precision.storage_dtype,)
-    checked = check_plain(inspect(weight, "weight"), storage, (contract.weight_rows, contract.input_size))
+        raise BadInput(f"weight is missing; input_size is {interface.input_size}, so pass weight [gates * hidden, input]")
+    storage = (interface.precision.storage_dtype,)
+    checked = check_plain(inspect(weight, "weight"), storage, (interface.weight_rows, interface.input_size))
     check_contiguous(x)
     return checked
 
 
-def _vector_dtypes(contract: Contract) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((contract.precision.storage_dtype, "float32")))
+def _vector_dtypes(interface: Interface) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((interface.precision.storage_dtype, "float32")))
 
 
-def _bias(contract: Contract, inspect: Inspect, bias: Any) -> Array | None:
+def _bias(interface: Interface, inspect: Inspect, bias: Any) -> Array | None:
     if bias is None:
         return None
     checked = inspect(bias, "bias")
-    check_dtype(checked, _vector_dtypes(contract))
-    if checked.shape != (contract.weight_rows,):
-        check_exact_shape(checked, contract.shape(contract.gate_axes, 0, 0))
+    check_dtype(checked, _vector_dtypes(interface))
+    if checked.shape != (interface.weight_rows,):
+        check_exact_shape(checked, interface.shape(interface.gate_axes, 0, 0))
     check_contiguous(checked)
     return checked
 
 
-def _recurrent_matrix(contract: Contract, inspect: Inspect, R: Any) -> Array | None:
-    if not contract.recurrent_gates:
+def _recurrent_matrix(interface: Interface, inspect: Inspect, R: Any) -> Array | None:
+    if not interface.recurrent_gates:
         _refuse(R, "R")
         return None
     if R is None:
-        axes = ", ".join((*("directions" for _ in contract.directions), "gates", "heads", "out", "in"))
-        raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(contract.R_shape)}")
-    checked = _unflattened(inspect(R, "R"), (contract.recurrent_rows, contract.head_dim), contract.R_shape)
-    return check_plain(checked, (contract.precision.storage_dtype,), contract.R_shape)
+        axes = ", ".join((*("directions" for _ in interface.directions), "gates", "heads", "out", "in"))
+        raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(interface.R_shape)}")
+    checked = _unflattened(inspect(R, "R"), (interface.recurrent_rows, interface.head_dim), interface.R_shape)
+    return check_plain(checked, (interface.precision.storage_dtype,), interface.R_shape)
 
 
-def _recurrent_bias(contract: Contract, inspect: Inspect, recurrent_bias: Any) -> Array | None:
+def _recurrent_bias(interface: Interface, inspect: Inspect, recurrent_bias: Any) -> Array | None:
     if recurrent_bias is None:
         return None
-    if not contract.recurrent_gates:
+    if not interface.recurrent_gates:
         _refuse(recurrent_bias, "recurrent_bias")
-    if not contract.takes_recurrent_bias:
+    if not interface.takes_recurrent_bias:
         raise BadInput("recurrent_bias was given, but the spec has recurrent_bias: false; set it to true, or leave it out")
-    shape = contract.recurrent_bias_shape
-    checked = _unflattened(inspect(recurrent_bias, "recurrent_bias"), (contract.recurrent_rows,), shape)
-    return check_plain(checked, _vector_dtypes(contract), shape)
+    shape = interface.recurrent_bias_shape
+    checked = _unflattened(inspect(recurrent_bias, "recurrent_bias"), (interface.recurrent_rows,), shape)
+    return check_plain(checked, _vector_dtypes(interface), shape)
 
 
 def _unflattened(array: Array, flat: tuple[int, ...], shape: tuple[int, ...]) -> Array:
@@ -289,42 +291,42 @@ def _refuse(value: Any, name: str) -> None:
         raise BadInput(f"{name} was given, but the cell has no recurrent product; leave it out")
 
 
-def _parameters(contract: Contract, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
-    given = _named(parameters, contract.parameters, "parameters")
-    missing = [name for name in contract.parameters if name not in given]
+def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
+    vectors = _named(parameters, interface.parameters, "parameters")
+    missing = [name for name in interface.parameters if name not in vectors]
     if missing:
-        axes = "[2, hidden]" if contract.directions else "[hidden]"
-        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(contract.parameters)}, each {axes}")
+        axes = "[2, hidden]" if interface.directions else "[hidden]"
+        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(interface.parameters)}, each {axes}")
     return tuple(
-        check_plain(inspect(given[name], f"parameters['{name}']"), _vector_dtypes(contract), contract.parameter_shape)
-        for name in contract.parameters
+        check_plain(inspect(vectors[name], f"parameters['{name}']"), _vector_dtypes(interface), interface.parameter_shape)
+        for name in interface.parameters
     )
 
 
 def _states(
-    contract: Contract, inspect: Inspect, given: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
+    interface: Interface, inspect: Inspect, mapping: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
 ) -> tuple[Array | None, ...]:
-    states = _named(given, contract.states, what)
-    absent = [name for name in contract.states if name not in states]
+    states = _named(mapping, interface.states, what)
+    absent = [name for name in interface.states if name not in states]
     if all_or_none and states and absent:
-        raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(contract.states)}, or none for zeros")
-    carried, shape = (contract.precision.arithmetic_dtype,), contract.state_shape(batch)
+        raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
+    carried, shape = (interface.precision.arithmetic_dtype,), interface.state_shape(batch)
     return tuple(
         check_plain(inspect(states[name], f"{what}['{name}']"), carried, shape) if name in states else None
-        for name in contract.states
+        for name in interface.states
     )
 
 
-def _named(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
-    if given is None:
+def _named(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    if mapping is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise BadInput(f"{what} is a {type(given).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
-    for name in given:
+    if not isinstance(mapping, Mapping):
+        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+    for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
             raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
-    return dict(given)
+    return dict(mapping)
 
 
 def _place(array: Array) -> str:

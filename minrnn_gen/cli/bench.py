@@ -1,4 +1,4 @@
-"""`minrnn-gen bench`: the kernels beside other libraries and a copy, on the GPU here."""
+"""`minrnn-gen bench`: the kernels beside baselines and a copy, on the GPU here."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:  # imported where something is measured: other commands do wit
     from minrnn_gen.bench.problems.scan_problems import Problem
     from minrnn_gen.bench.report.record import Record, Row
 
-# One of them runs a compiler for more than a minute when it is imported for the first time.
-DEFAULT_PEER_SECONDS = 120.0
-# The other compiles each of two dozen shapes for a minute or more, as many at once as there are processors.
-DEFAULT_DENSE_PEER_SECONDS = 300.0
-NO_PEERS = "none"
+# A library of scans runs a compiler for more than a minute when it is imported for the first time.
+DEFAULT_BASELINE_SECONDS = 120.0
+# FlashRNN compiles two dozen shapes for a minute or more each, as many at once as there are processors.
+DEFAULT_DENSE_BASELINE_SECONDS = 300.0
+NO_BASELINES = "none"
 
 
 class Table(StrEnum):
-    """What can be measured of scans by itself."""
+    """Tables of scans."""
 
     RAW = "raw"
     CELLS = "cells"
@@ -33,7 +33,7 @@ class Table(StrEnum):
 
 
 class DenseTable(StrEnum):
-    """What can be measured of dense cells by itself."""
+    """Tables of dense cells."""
 
     CELLS = "cells"
     SWEEP = "sweep"
@@ -41,7 +41,7 @@ class DenseTable(StrEnum):
 
 
 class CallTable(StrEnum):
-    """What can be measured of single calls by itself."""
+    """Tables of single calls."""
 
     HOST = "host"
     DECODE = "decode"
@@ -58,17 +58,17 @@ Only = Annotated[list[Table] | None, _ONLY]
 OnlyDense = Annotated[list[DenseTable] | None, _ONLY]
 OnlyCalls = Annotated[list[CallTable] | None, _ONLY]
 Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
-Peers = Annotated[
+Baselines = Annotated[
     list[str] | None,
     typer.Option(
-        "--peer",
+        "--baseline",
         metavar="NAME",
-        help="Measure this library alone beside ours; may be repeated; 'none' for no other.",
+        help="Measure this baseline alone beside ours; may be repeated; 'none' for no baseline.",
         show_default=False,
     ),
 ]
-PeerSeconds = Annotated[
-    float, typer.Option("--peer-seconds", metavar="S", min=1.0, help="How long another library may build before the start.")
+BaselineSeconds = Annotated[
+    float, typer.Option("--baseline-seconds", metavar="S", min=1.0, help="How long baselines may build before the start.")
 ]
 
 app = typer.Typer(help="Measure the kernels on the GPU here.", rich_markup_mode=None)
@@ -85,13 +85,13 @@ def scan(
     plot_file: PlotFile = None,
     only: Only = None,
     quick: Quick = False,
-    peer_names: Peers = None,
-    peer_seconds: PeerSeconds = DEFAULT_PEER_SECONDS,
+    baseline_names: Baselines = None,
+    baseline_seconds: BaselineSeconds = DEFAULT_BASELINE_SECONDS,
 ) -> None:
-    """Measure scans, cells and layers beside a copy, other libraries and the CPU."""
+    """Measure scans, cells and layers beside a copy, baselines and the CPU."""
     from minrnn_gen.bench.suites import SCAN
 
-    _measure(SCAN, json_file, plot_file, only, quick, peer_names, peer_seconds)
+    _measure(SCAN, json_file, plot_file, only, quick, baseline_names, baseline_seconds)
 
 
 @app.command()
@@ -100,13 +100,13 @@ def recurrent(
     plot_file: PlotFile = None,
     only: OnlyDense = None,
     quick: Quick = False,
-    peer_names: Peers = None,
-    peer_seconds: PeerSeconds = DEFAULT_DENSE_PEER_SECONDS,
+    baseline_names: Baselines = None,
+    baseline_seconds: BaselineSeconds = DEFAULT_DENSE_BASELINE_SECONDS,
 ) -> None:
-    """Measure dense cells by both paths, beside other libraries."""
+    """Measure dense cells by both paths, beside baselines."""
     from minrnn_gen.bench.suites import RECURRENT
 
-    _measure(RECURRENT, json_file, plot_file, only, quick, peer_names, peer_seconds)
+    _measure(RECURRENT, json_file, plot_file, only, quick, baseline_names, baseline_seconds)
 
 
 @app.command()
@@ -114,12 +114,12 @@ def calls(
     json_file: JsonFile = None,
     only: OnlyCalls = None,
     quick: Quick = False,
-    peer_names: Peers = None,
+    baseline_names: Baselines = None,
 ) -> None:
     """Measure what a call costs the host, and a step in decoding, beside torch.nn."""
     from minrnn_gen.bench.suites import CALLS
 
-    _measure(CALLS, json_file, None, only, quick, peer_names, 0.0)
+    _measure(CALLS, json_file, None, only, quick, baseline_names, 0.0)
 
 
 def _measure(
@@ -128,8 +128,8 @@ def _measure(
     plot_file: str | None,
     only: Sequence[StrEnum] | None,
     quick: bool,
-    peer_names: list[str] | None,
-    peer_seconds: float,
+    baseline_names: list[str] | None,
+    baseline_seconds: float,
 ) -> None:
     """Measure the tables of `suite` and print, record and draw them."""
     from minrnn_gen.bench.harness.gpu import open_gpu
@@ -137,17 +137,17 @@ def _measure(
     from minrnn_gen.bench.report.plot import need_matplotlib, svg_of
     from minrnn_gen.bench.report.record import write_text
 
-    chosen = _peers(suite, peer_names)
+    chosen = _baselines(suite, baseline_names)
     if plot_file is not None:
         need_matplotlib()
     tables = [table for table in suite.tables if only is None or table in only]
     gpu = open_gpu()
     session = Session(suite, gpu, chosen)
     printer = _Printer(suite, json_file)
-    record = new_record(command_of(suite.command, only, quick, peer_names), gpu, suite)
+    record = new_record(command_of(suite.command, only, quick, baseline_names), gpu, suite)
     printer.keep(record, ())
-    with progress("trying the other libraries"):
-        session.try_peers([problem for table in tables for problem in suite.problems(table, quick)], peer_seconds)
+    with progress("trying the baselines"):
+        session.try_baselines([problem for table in tables for problem in suite.problems(table, quick)], baseline_seconds)
 
     def measure(problem: Problem) -> tuple[Row, ...]:
         with progress(f"{problem.table}: {problem.label}"):
@@ -162,7 +162,7 @@ def _measure(
 
 
 class _Printer:
-    """Writes the record after each problem, and prints each table once it is whole or the run has ended."""
+    """Printer of the tables, once they are whole or the run has ended; it writes the record after every problem."""
 
     def __init__(self, suite: Suite, json_file: str | None) -> None:
         self._suite, self._json_file = suite, json_file
@@ -170,7 +170,7 @@ class _Printer:
         self._record: Record | None = None
 
     def keep(self, record: Record, rows: tuple[Row, ...]) -> None:
-        """Take the rows of the next problem, which may begin the next table."""
+        """Add the rows of the next problem, which may begin the next table."""
         from minrnn_gen.bench.report.record import write_record
 
         self._record = record
@@ -181,7 +181,7 @@ class _Printer:
         self._pending += rows
 
     def finish(self) -> None:
-        """Print what is left, and what made it."""
+        """Print the last table and the provenance of the record."""
         from minrnn_gen.bench.report.tables import provenance
 
         self._print()
@@ -196,18 +196,18 @@ class _Printer:
         self._pending = []
 
 
-def command_of(command: str, only: Sequence[StrEnum] | None, quick: bool, peer_names: list[str] | None) -> str:
-    """Return the command, without the files that it wrote: they change nothing that is measured."""
+def command_of(command: str, only: Sequence[StrEnum] | None, quick: bool, baseline_names: list[str] | None) -> str:
+    """Return the command line without the files that it writes, which change nothing that is measured."""
     words = ["minrnn-gen", "bench", command]
     words += [word for table in only or () for word in ("--only", table.value)]
     words += ["--quick"] if quick else []
-    words += [word for name in peer_names or () for word in ("--peer", name)]
+    words += [word for name in baseline_names or () for word in ("--baseline", name)]
     return shlex.join(words)
 
 
-def _peers(suite: Suite, names: list[str] | None) -> tuple[str, ...]:
+def _baselines(suite: Suite, names: list[str] | None) -> tuple[str, ...]:
     from minrnn_gen.bench.contenders.baselines import known_name
 
     if names is None:
-        return suite.peers
-    return tuple(known_name(name, suite.peers) for name in names if name != NO_PEERS)
+        return suite.baselines
+    return tuple(known_name(name, suite.baselines) for name in names if name != NO_BASELINES)

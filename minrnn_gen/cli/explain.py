@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, kernel_of_pass, read_request
+from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, read_request
 
 
 def explain(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
@@ -12,5 +12,5 @@ def explain(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None
     from minrnn_gen.build.explain import explain as in_words
 
     request = read_request(spec, gpu, assignments)
-    built = kernel_of_pass(request.compile(), which)
+    built = request.compile_pass(which)
     sys.stdout.write(in_words(built, note=f", {request.gpu_choice}") + "\n")

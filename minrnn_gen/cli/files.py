@@ -19,7 +19,7 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     """
     plan = built.plan
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
-    direction = "_reverse" if plan.regime.reverse else ""
+    direction = "_reverse" if plan.specialization.reverse else ""
     paths = [Path(folder) / f"{plan.model}_{plan.kernel_pass}{direction}_{plan.arch}.{suffix}" for suffix in contents]
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, kernel_of_pass, read_request
+from minrnn_gen.cli.request import Assignments, GpuName, Pass, SpecPath, WhichPass, read_request
 
 
 def render(spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, which: WhichPass = Pass.FORWARD) -> None:
     """Print the generated CUDA; needs neither GPU nor NVRTC."""
     request = read_request(spec, gpu, assignments)
-    kernel = request.compile()
+    built = request.compile_pass(which)
     request.say_default()
-    sys.stdout.write(kernel_of_pass(kernel, which).source)
+    sys.stdout.write(built.source)

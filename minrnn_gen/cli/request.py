@@ -69,6 +69,14 @@ class Request:
         with progress(f"compiling for {self.target.profile.name}", quiet):
             return kernel_of(self.spec, self.target)
 
+    def compile_pass(self, which: Pass) -> BuiltKernel:
+        """Compile the kernel of one pass, or find it in the cache; raises BadInput for a step of a spec that has none."""
+        from minrnn_gen.api import builder_for
+        from minrnn_gen.assemble import build_pass
+
+        with progress(f"compiling for {self.target.profile.name}"):
+            return build_pass(builder_for(self.spec, self.target), which.value)
+
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:
     """Read the spec at `path` with `assignments` ("key=value", values as in YAML) and for `gpu`, where given.
@@ -91,11 +99,6 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
     spec = load_spec(path, **{**overrides, "gpu": None})
     profile = load_profile(gpu, lambda message: BadInput(f"--gpu: {message}"))
     return Request(spec, Target(profile, profile_bytes(gpu), "spec"))
-
-
-def kernel_of_pass(kernel: Kernel, wanted: Pass) -> BuiltKernel:
-    """Return the kernel that was built for `wanted`."""
-    return next(built for built in kernel.built if built.plan.kernel_pass == wanted.value)
 
 
 def why_no_gpu() -> str:

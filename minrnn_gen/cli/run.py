@@ -122,7 +122,7 @@ def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Ou
             y, state = memory.to_host(y), _mapped(memory.to_host, state)
         else:
             (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
-        accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.contract.recurrent_gates))
+        accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.interface.recurrent_gates))
     # Each input is read once and each output written once; the states are the size of one step.
     moved = sum(array.nbytes for array in (y, *state.values(), *_leaves(arguments)))
     return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved)
@@ -134,11 +134,11 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
 
     from minrnn_gen.call.array import numpy_dtype
 
-    contract = kernel.contract
-    precision = contract.precision
+    interface = kernel.interface
+    precision = interface.precision
     storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
-    shape = contract.shape(contract.x_axes, batch, steps)
-    elements = batch * steps * contract.weight_rows
+    shape = interface.shape(interface.x_axes, batch, steps)
+    elements = batch * steps * interface.weight_rows
     if max(elements, math.prod(shape)) > ELEMENTS_MAX:
         raise BadInput(
             f"--batch and --time: {batch} sequences of {steps} steps have {elements} pre-activations; "
@@ -150,17 +150,17 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
         return generator.standard_normal(shape, dtype=numpy.float32).astype(dtype)
 
     arguments: dict[str, Any] = {"x": normal(shape, storage)}
-    if contract.input_size:
-        weight = normal((contract.weight_rows, contract.input_size), numpy.float32)
-        arguments["weight"] = (weight / math.sqrt(contract.input_size)).astype(storage)
-    if contract.recurrent_gates:
-        R = normal(contract.R_shape, numpy.float32)
-        arguments["R"] = (R / math.sqrt(contract.head_dim)).astype(storage)
-        if contract.takes_recurrent_bias:
-            arguments["recurrent_bias"] = normal(contract.recurrent_bias_shape, storage)
+    if interface.input_size:
+        weight = normal((interface.weight_rows, interface.input_size), numpy.float32)
+        arguments["weight"] = (weight / math.sqrt(interface.input_size)).astype(storage)
+    if interface.recurrent_gates:
+        R = normal(interface.R_shape, numpy.float32)
+        arguments["R"] = (R / math.sqrt(interface.head_dim)).astype(storage)
+        if interface.takes_recurrent_bias:
+            arguments["recurrent_bias"] = normal(interface.recurrent_bias_shape, storage)
     if kernel.parameters:
-        arguments["parameters"] = {name: normal(contract.parameter_shape, storage) for name in kernel.parameters}
-    arguments["state"] = {name: normal(contract.state_shape(batch), carried) for name in kernel.states}
+        arguments["parameters"] = {name: normal(interface.parameter_shape, storage) for name in kernel.parameters}
+    arguments["state"] = {name: normal(interface.state_shape(batch), carried) for name in kernel.states}
     return arguments
 
 

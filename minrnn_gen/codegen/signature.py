@@ -76,7 +76,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
     variant = _Variant(
-        plan.layout, plan.regime.resets, plan.regime.kept_states, bool(variables.get("lookback")),
+        plan.layout, plan.specialization.resets, plan.specialization.states_out, bool(variables.get("lookback")),
         variables.get("cluster_blocks", 1) > 1, variables.get("grid_blocks", 1) > 1,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
@@ -102,14 +102,14 @@ class _Variant(NamedTuple):
 
     layout: str
     resets: bool
-    kept_states: str
+    states_out: str
     lookback: bool
     in_clusters: bool
     in_grid: bool
 
     @property
     def kept_type(self) -> str:
-        return "storage_t" if self.kept_states == "storage" else "compute_t"
+        return "storage_t" if self.states_out == "storage" else "compute_t"
 
 
 _Parameters = Iterable[Parameter]
@@ -205,7 +205,7 @@ def _scan_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _scan_inputs(variant, names)
     yield _output("y", "storage_t", _rows("y", variant.layout), "outputs.y")
     yield from _strides("y", SCAN_Y_AXES[variant.layout], "outputs.y")
-    if variant.kept_states != "none":
+    if variant.states_out != "none":
         for name in named_arrays("kept", names.states):
             yield _output(name, variant.kept_type, "[as y], the state after each step, strides as y", "outputs.kept")
     yield from _states_out("final", names, "outputs.final")

@@ -1,4 +1,4 @@
-"""Launches recorded once as a CUDA graph, with memory of their own, and run again on any stream."""
+"""CUDA graphs: launches captured once, with memory of their own, and launched together on any stream."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ class Scratch:
         """Return where a piece starts."""
         return self._pointers[name]
 
-    def clear(self, device: int | None, stream: int, name: str) -> None:
-        """Enqueue zeros for a piece."""
-        with on_device(device):
-            cupy_module().cuda.runtime.memsetAsync(self._pointers[name], 0, self.sizes_bytes[name], stream)
-
 
 def scratch_bytes_of(sizes_bytes: Mapping[str, int]) -> int:
     """Return how much memory the pieces take together, each at a multiple of `ALIGNMENT_BYTES`."""
@@ -69,14 +64,20 @@ def copy_heads_first(device: int | None, stream: int, R: Array, source: int, tar
         at(target, (heads, gates, *matrix))[...] = at(source, (gates, heads, *matrix)).swapaxes(0, 1)
 
 
-class Recorded:
-    """What `record(scratch, stream)` enqueues, as a graph of one device that owns the scratch it works on.
+def clear(device: int, stream: int, pointer: int, size_bytes: int) -> None:
+    """Enqueue zeros."""
+    with on_device(device):
+        cupy_module().cuda.runtime.memsetAsync(pointer, 0, size_bytes, stream)
 
-    It is enqueued once besides, on a scratch of zeros. All runs of the graph share that memory: on the GPU they wait for each
+
+class CapturedGraph:
+    """What `enqueue(scratch, stream)` enqueues, as a graph of one device that owns the scratch it works on.
+
+    It is enqueued once before, on a scratch of zeros. All runs of the graph share that memory: on the GPU they wait for each
     other, whatever streams they are on; the host does not. May be used from several threads.
     """
 
-    def __init__(self, device: int, sizes_bytes: Mapping[str, int], record: Callable[[Scratch, int], None]) -> None:
+    def __init__(self, device: int, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, int], None]) -> None:
         cupy = cupy_module()
         self._device = device
         self._lock = threading.Lock()
@@ -88,18 +89,18 @@ class Recorded:
             stream = cupy.cuda.Stream(non_blocking=True)
             cupy.cuda.runtime.memsetAsync(self._memory.ptr, 0, scratch_bytes_of(sizes_bytes), stream.ptr)
             # Once outside: whatever is loaded on first use cannot be while a graph is recorded.
-            record(self.scratch, stream.ptr)
+            enqueue(self.scratch, stream.ptr)
             stream.synchronize()
             with stream:
                 stream.begin_capture()
                 try:
-                    record(self.scratch, stream.ptr)
+                    enqueue(self.scratch, stream.ptr)
                 finally:
                     self._graph = stream.end_capture()
 
     @contextmanager
     def on(self, stream: int) -> Iterator[Callable[[], None]]:
-        """Give what launches the graph on `stream`, and nobody else until the block ends.
+        """Give what launches the graph on `stream`, to no other thread until the block ends.
 
         Whatever else the block enqueues there may use the scratch as well.
         """
@@ -107,8 +108,8 @@ class Recorded:
         with self._lock, on_device(self._device):
             if self._last_stream not in (None, stream):
                 runtime.streamWaitEvent(stream, self._event.ptr)
-            its_stream = external_stream(stream)
-            yield lambda: self._graph.launch(its_stream)
+            external = external_stream(stream)
+            yield lambda: self._graph.launch(external)
             runtime.eventRecord(self._event.ptr, stream)
             self._last_stream = stream
 

@@ -49,8 +49,8 @@ def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | No
     """Allocate an array of the library and on the device of `like`; uninitialised without `fill`, see `Allocation`."""
     if like.library == "numpy":
         return new_numpy(shape, dtype, fill)
-    its_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
-    return inspect(allocate(like.owner, like, Allocation(shape, contiguous_strides(shape), its_dtype, fill))[0], "result")
+    own_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
+    return inspect(allocate(like.owner, like, Allocation(shape, contiguous_strides(shape), own_dtype, fill))[0], "result")
 
 
 def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:

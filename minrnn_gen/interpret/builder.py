@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import digest
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 
 if TYPE_CHECKING:
@@ -27,54 +27,54 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    Of each pass and regime it takes what the cache has for the GPU, else the best predicted candidate; or, counted by `other`
-    from 1 on, one whose blocks and warps cooperate in another way. With `sizes` every call has the regime of these sizes,
-    whatever its own.
+    For each pass and specialization it takes the GPU's kernel from the cache, else the best predicted candidate; with `other`,
+    counted from 1, one whose blocks and warps cooperate in another way. With `sizes` every call has the specialization of
+    these sizes.
     """
 
     other: int = 0
     sizes: Sizes | None = None
 
-    def regime_of(
+    def specialization_of(
         self,
         sizes: Sizes,
         alignment_bytes: int,
         reverse: bool = False,
         resets: bool = False,
-        kept_states: KeptStates = "none",
+        states_out: StatesOut = "none",
         packed: bool = False,
-    ) -> Regime:
-        """Return the regime of a call."""
-        return super().regime_of(self.sizes or sizes, alignment_bytes, reverse, resets, kept_states, packed)
+    ) -> Specialization:
+        """Return the specialization of a call."""
+        return super().specialization_of(self.sizes or sizes, alignment_bytes, reverse, resets, states_out, packed)
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Regime]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
-        return tuple(self.build(kernel_pass, regime) for kernel_pass, regime in wanted)
+        return tuple(self.build(kernel_pass, specialization) for kernel_pass, specialization in wanted)
 
-    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `regime`; raises Infeasible where there is none, BadInput for the cell."""
+    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        """Return the kernel of a pass and specialization; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
-            if (kernel_pass, regime) not in self._built:
-                cached = None if self.other else self._find(kernel_pass, regime)
-                self._built[kernel_pass, regime] = cached or self._rendered(kernel_pass, regime)
-            return self._built[kernel_pass, regime]
+            if (kernel_pass, specialization) not in self._built:
+                cached = None if self.other else self.find(kernel_pass, specialization)
+                self._built[kernel_pass, specialization] = cached or self._rendered(kernel_pass, specialization)
+            return self._built[kernel_pass, specialization]
 
     @cached_property
-    def _built(self) -> dict[tuple[KernelPass, Regime], BuiltKernel]:
+    def _built(self) -> dict[tuple[KernelPass, Specialization], BuiltKernel]:
         return {}
 
     @cached_property
     def _lock(self) -> threading.RLock:
         return threading.RLock()
 
-    def _rendered(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def _rendered(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
-        solution = self.solve(kernel_pass, regime)
+        solution = self.solve(kernel_pass, specialization)
         plan = self._chosen(solution)
         plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
-        text = render(plan, self._lowered_for(kernel_pass), ())
+        text = render(plan, self.lowered_for(kernel_pass), ())
         return BuiltKernel(
             plan=plan,
             cell=solution.problem.cell,

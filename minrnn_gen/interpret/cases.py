@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Steps of a dense cell: more than the most stages of copies, and twice as many as operands alternate.
@@ -42,7 +42,7 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
 
     It is one call with both where `at_once`.
     """
-    if plans[0].entry.startswith(("persistent", "decode", "stepwise")):
+    if plans[0].family == "dense":
         tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
         if at_once:
             return (Case(tile + 1, DENSE_STEPS - 1, True),)
@@ -80,14 +80,14 @@ class Inputs:
         return Inputs(*map(_in_float64, (self.forward, self.dy, self.dstate, self.step)))
 
 
-def inputs_of(contract: Contract, case: Case, slow: float = 0.0) -> Inputs:
+def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
     """Return random arrays for a call, with states between 1 and 2, since some cells take their logarithm or divide by them.
 
     The bias of a gate and channel has -`slow`, 0 or `slow` added by lot, so that some channels keep their states.
     """
     random = numpy.random.default_rng([case.batch, case.time])
-    storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
-    lead = contract.directions
+    storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
+    lead = interface.directions
     is_complex = storage.kind == "c"
 
     def uniform(shape: tuple[int, ...], scale: float = 1.0, dtype: Any = storage) -> Any:
@@ -95,27 +95,27 @@ def inputs_of(contract: Contract, case: Case, slow: float = 0.0) -> Inputs:
         return (values + 1j * scale * random.uniform(-1, 1, shape) if is_complex else values).astype(dtype)
 
     batch, time = case.batch, case.time
-    bias = uniform((*lead, len(contract.gates), contract.hidden_size))
+    bias = uniform((*lead, len(interface.gates), interface.hidden_size))
     vectors: dict[str, Any] = {"bias": (bias + slow * random.integers(-1, 2, bias.shape)).astype(storage) if slow else bias}
-    if contract.recurrent_gates:
-        vectors["R"] = uniform(contract.R_shape, math.sqrt(3 / contract.head_dim))
-        if contract.takes_recurrent_bias:
-            vectors["recurrent_bias"] = uniform(contract.recurrent_bias_shape)
-    if contract.parameters:
-        vectors["parameters"] = {name: uniform(contract.parameter_shape) for name in contract.parameters}
-    if contract.input_size:
-        vectors["weight"] = uniform((contract.weight_rows, contract.input_size), math.sqrt(3 / contract.input_size))
-    shape = contract.state_shape(batch)
-    vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name in contract.states}
+    if interface.recurrent_gates:
+        vectors["R"] = uniform(interface.R_shape, math.sqrt(3 / interface.head_dim))
+        if interface.takes_recurrent_bias:
+            vectors["recurrent_bias"] = uniform(interface.recurrent_bias_shape)
+    if interface.parameters:
+        vectors["parameters"] = {name: uniform(interface.parameter_shape) for name in interface.parameters}
+    if interface.input_size:
+        vectors["weight"] = uniform((interface.weight_rows, interface.input_size), math.sqrt(3 / interface.input_size))
+    shape = interface.state_shape(batch)
+    vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name in interface.states}
     sequences: dict[str, Any] = {}
     if case.has_resets:
         sequences = {"resets": _resets(random, case), "lengths": _lengths(random, case)}
-    x = uniform(contract.shape(contract.x_axes, batch, time))
-    x_t = numpy.ascontiguousarray(numpy.moveaxis(x, contract.x_axes.index("t"), 0)[0]) if time else x
+    x = uniform(interface.shape(interface.x_axes, batch, time))
+    x_t = numpy.ascontiguousarray(numpy.moveaxis(x, interface.x_axes.index("t"), 0)[0]) if time else x
     return Inputs(
         forward={"x": x, **vectors, **sequences},
-        dy=uniform(contract.y_shape(batch, time)),
-        dstate={name: uniform(shape, dtype=carried) for name in contract.states},
+        dy=uniform(interface.y_shape(batch, time)),
+        dstate={name: uniform(shape, dtype=carried) for name in interface.states},
         step={"x_t": x_t, **vectors},
     )
 

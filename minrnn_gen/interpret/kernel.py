@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.arguments import Call
-from minrnn_gen.call.interface import RUNS_REVERSED, Contract
+from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.interpret.backend import EmulatedDense, EmulatedScan
+from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.toolchain import cpp_compiler
 from minrnn_gen.kernel import Kernel
@@ -31,47 +30,38 @@ class InterpretedKernel(Kernel):
     """
 
     def __init__(self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
-        super().__init__(builder, built)
-        run = EmulatedDense if self._contract.recurrent_gates else EmulatedScan
-        self._by_the_machine = run(self._contract, builder, built)
-        self._on_device = self._by_the_machine
-        self._allow_long = allow_long
+        self.backend = EmulatedBackend(builder, built, self._refuse)
+        super().__init__(builder, built, self.backend)
+        self._emulated_builder, self._allow_long = builder, allow_long
 
     @property
     def builder(self) -> EmulatedBuilder:
         """What builds its kernels."""
-        return self._by_the_machine.builder
+        return self._emulated_builder
 
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
         """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
-        mine = self._by_the_machine.seed
-        before = mine.value, mine.launches
-        mine.value, mine.launches = seed, 0
-        try:
-            yield
-        finally:
-            mine.value, mine.launches = before
+        return self.backend.seeded(seed)
 
-    def _run_of(self, call: Call) -> EmulatedScan | EmulatedDense:
+    def _refuse(self, call: Call) -> None:
+        """Refuse arrays on a GPU, and calls that take very long."""
         if call.x.device is not None:
             raise BadInput(
                 f"x is on CUDA device {call.x.device}; device='interpret' runs on host arrays, so copy it, or leave it out"
             )
-        seconds = seconds_of(self._contract, call.rows, call.time)
+        seconds = seconds_of(self.interface, call.rows, call.time)
         if seconds > SECONDS_MOST and not self._allow_long:
             raise BadInput(
                 f"x has {call.rows} rows of {call.time} steps, which would take about {seconds / 60:.0f} minutes here; "
                 f"give smaller ones, or allow_long (--yes-really)"
             )
-        return self._by_the_machine
 
 
-def seconds_of(contract: Contract, rows: int, time: int) -> float:
+def seconds_of(interface: Interface, rows: int, time: int) -> float:
     """Return about how long a forward takes on the host."""
-    gates = len(contract.gates) * contract.hidden_size
-    products = contract.recurrent_rows * contract.head_dim // len(contract.runs_reversed)
-    return rows * time * len(contract.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
+    gates = len(interface.gates) * interface.hidden_size
+    products = interface.recurrent_rows * interface.head_dim // len(interface.runs_reversed)
+    return rows * time * len(interface.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
 
 
 def interpreted(
@@ -83,6 +73,6 @@ def interpreted(
     """
     cpp_compiler()
     builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
-    regime = builder.hinted_regime
-    reversed_ = RUNS_REVERSED[spec.direction][0]
-    return InterpretedKernel(builder, (builder.build("forward", replace(regime, reverse=reversed_)),), allow_long)
+    specialization = builder.hinted_specialization
+    is_reverse = RUNS_REVERSED[spec.direction][0]
+    return InterpretedKernel(builder, (builder.build("forward", replace(specialization, reverse=is_reverse)),), allow_long)

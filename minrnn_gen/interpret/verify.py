@@ -119,12 +119,12 @@ class Verification:
     def _cases(self, kernel: InterpretedKernel, number: int) -> tuple[Case, ...]:
         plans = [kernel.plan]
         if self.spec.training:
-            plans.append(kernel.builder.build("backward", replace(kernel.plan.regime, resets=number > 0)).plan)
+            plans.append(kernel.builder.build("backward", replace(kernel.plan.specialization, resets=number > 0)).plan)
         return cases_of(plans, at_once=number > 0)
 
     def _refuse_long(self, kernel: InterpretedKernel, cases: list[Case]) -> None:
         calls = self.seeds * (3 if self.spec.training else 1)  # a backward takes as long as two forwards
-        seconds = calls * sum(seconds_of(kernel.contract, case.batch, case.time) for case in cases)
+        seconds = calls * sum(seconds_of(kernel.interface, case.batch, case.time) for case in cases)
         if seconds > SECONDS_MOST and not self.allow_long:
             raise BadInput(
                 f"hidden_size is {self.spec.hidden_size}, whose kernels would take about {seconds / 60:.0f} minutes here; "
@@ -134,7 +134,7 @@ class Verification:
     def _verdicts(self, number: int, candidate: InterpretedKernel, exact: Kernel, case: Case, has_step: bool) -> list[Verdict]:
         """Run a call of a candidate, every pass of it."""
         # Where the threads of a step do not cooperate, all candidates have the same step.
-        has_step &= not candidate.contract.directions and bool(not number or candidate.contract.recurrent_gates)
+        has_step &= not candidate.interface.directions and bool(not number or candidate.interface.recurrent_gates)
         # A kernel for this call alone, as its seeds are.
         kernel = InterpretedKernel(candidate.builder, candidate.built[:1], allow_long=True)
         inputs, expected = self._inputs(exact, case)
@@ -163,7 +163,7 @@ class Verification:
                     if saved:
                         judge("backward", lambda saved=saved: (backward_of(kernel, inputs, saved), None))  # type: ignore[misc]
                 # A forward that keeps states for its backward may be another kernel than one that does not.
-                keeps = any(regime.kept_states != "none" for _, regime in kernel.plans)
+                keeps = any(specialization.states_out != "none" for _, specialization in kernel.plans)
                 if not self.spec.training or (keeps and not number):
                     judge("forward", lambda: (inference_of(kernel, inputs), None))
                 if has_step:
@@ -172,10 +172,10 @@ class Verification:
 
     def _inputs(self, exact: Kernel, case: Case) -> tuple[Inputs, dict[str, Arrays]]:
         """Return the inputs of a call and its expected results by pass; gates are slow where results stay moderate."""
-        contract = replace(exact.contract, precision=precision_of(self.spec.precision))
+        interface = replace(exact.interface, precision=precision_of(self.spec.precision))
         # Few steps of a dense cell keep every state, and large gates would hide its products.
-        for slow in (0.0,) if contract.recurrent_gates else (SLOW, 0.0):
-            inputs = inputs_of(contract, case, slow)
+        for slow in (0.0,) if interface.recurrent_gates else (SLOW, 0.0):
+            inputs = inputs_of(interface, case, slow)
             with numpy.errstate(all="ignore"):
                 expected = results_of(exact, inputs.in_float64(), self.spec.training)
             # NaN is not less.
@@ -200,7 +200,7 @@ def results_of(kernel: Kernel, inputs: Inputs, training: bool) -> dict[str, Arra
         results["backward"] = backward_of(kernel, inputs, saved)
     else:
         results["forward"] = inference_of(kernel, inputs)
-    if not kernel.contract.directions:
+    if not kernel.interface.directions:
         results["step"] = step_of(kernel, inputs)
     return results
 

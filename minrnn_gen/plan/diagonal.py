@@ -1,4 +1,4 @@
-"""The search space of diagonal_forward.cu.j2 and diagonal_backward.cu.j2: a thread walks the time of its channels."""
+"""The search space of diagonal_forward.cu.j2 and diagonal_backward.cu.j2: a thread takes all steps of its channels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-REGISTER_BYTES = 4
 # Addresses, strides and loop state; the backward has pointers to twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = 40
 BACKWARD_REGISTERS_FIXED = 24
@@ -26,7 +25,7 @@ INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
 INSTRUCTIONS_PER_TILE = 13.0
 CYCLES_PER_TILE = 69.0
 # The latency under load as of the scans with lanes along the channels, whose accesses have the same form. The first tile
-# arrives, and the last one is walked, without overlap.
+# arrives, and the last one is computed, without overlap.
 MEMORY = cost.MemoryModel(
     wanted_per_read={"forward": 1.25, "backward": 0.85},
     missing_power=0.62,
@@ -48,7 +47,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _vector_values(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
     if problem.layout == "BDT":
-        return min(problem.regime.alignment_bytes // problem.precision.storage_bytes, stages)
+        return min(problem.specialization.alignment_bytes // problem.precision.storage_bytes, stages)
     return channels_per_lane
 
 
@@ -58,21 +57,21 @@ def _vectors(problem: Problem, channels_per_lane: int, stages: int) -> int:
 
 
 def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
-    """The tile that is walked and the one under way, what is carried from step to step, and one step's own values."""
+    """Return an estimate: the tile at hand and the one under way, what is carried on, and one step's own values."""
     cell, precision = problem.cell, problem.precision
-    words = precision.arithmetic_bytes // REGISTER_BYTES
+    words = problem.registers_per_value
     values = stages * channels_per_lane
     vectors = _vectors(problem, channels_per_lane, stages)
-    # What is walked may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
-    walked = values * max(1, precision.storage_bytes // REGISTER_BYTES)
+    # The tile at hand may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
+    at_hand = values * max(1, precision.storage_bytes // REGISTER_BYTES)
     under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
-    resets = 2 * stages if problem.regime.resets else 0
+    resets = 2 * stages if problem.specialization.resets else 0
     carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     fixed = REGISTERS_FIXED
     if problem.kernel_pass == "backward":
         fixed += BACKWARD_REGISTERS_FIXED
         carried += 2 * len(cell.gates) + len(cell.parameters)
-    return fixed + cell.read_count * (walked + under_way) + resets + words * channels_per_lane * carried
+    return fixed + cell.read_count * (at_hand + under_way) + resets + words * channels_per_lane * carried
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -92,7 +91,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a lane's vector of channels is moved by one load or store",
             ("channels_per_lane",),
             lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.regime.alignment_bytes,
+            lambda _: problem.specialization.alignment_bytes,
             "bytes",
         ),
         Constraint(
@@ -129,7 +128,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """The chain is the longer of a tile's steps, one after the other, and of the memory's latency that they have to hide."""
-    cell, gpu, taken = problem.cell, problem.gpu, resources(problem, candidate)
+    cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     elements = steps * channels_per_lane
     vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
@@ -137,24 +136,24 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         elements * gpu_rates.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
     )
     step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
-    walked_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
+    tile_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
     is_by_time = problem.layout == "BDT"
     blocks = (
         -(-problem.batch * problem.hidden_size // threads)
         if is_by_time
-        else problem.batch * -(-problem.hidden_size // taken.channels_per_block)
+        else problem.batch * -(-problem.hidden_size // block.channels_per_block)
     )
     return cost.predicted_us(
         problem,
-        cost.Walk(
+        cost.TiledWork(
             blocks=blocks,
-            at_once=problem.gpu.sm_count * taken.blocks_per_sm,
+            at_once=problem.gpu.sm_count * block.blocks_per_sm,
             warps=threads // limits.WARP_LANES,
             tile_steps=steps,
             in_flight_bytes=threads * elements * cell.read_count * problem.precision.storage_bytes,
             instructions=instructions,
-            latency_cycles=max(walked_cycles, memory_cycles),
+            latency_cycles=max(tile_cycles, memory_cycles),
             elements_per_lane=elements,
             memory=MEMORY,
             row_bytes=(steps if is_by_time else limits.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
@@ -166,6 +165,7 @@ def _family(name: str) -> Family:
     return Family(
         name=name,
         entry=name,
+        strategy="serial",
         copies=False,
         variables=variables,
         constraints=constraints,

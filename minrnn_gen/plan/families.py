@@ -1,4 +1,4 @@
-"""Which family of kernels a problem belongs to."""
+"""The kernel families, and which of them serve a problem."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAMILIES: tuple[Family, ...] = (
 def solutions(problem: Problem) -> Iterator[Solution]:
     """Yield the solution of each family that serves `problem`, the best first; raises Infeasible where none does.
 
-    Each but the first of them in the order of `families_of` says why those before it were passed over.
+    In the order of `families_of` every later one says why those before it were passed over.
     """
     *preferred, last = families_of(problem)
     passed_over = _refusal(problem)
@@ -43,11 +43,11 @@ def solutions(problem: Problem) -> Iterator[Solution]:
         except Infeasible as why:
             passed_over = str(why)
             continue
-        its_us, last_us = (one.plan().predicted_total_us for one in (solution, at_last))
-        if last_us < its_us:
-            slower = f"all steps in one launch would take {its_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
+        fused_us, last_us = solution.plan().predicted_total_us, at_last.plan().predicted_total_us
+        if last_us < fused_us:
+            slower = f"all steps in one launch would take {fused_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
             if problem.kernel_pass == "step":
-                slower = f"a kernel of its own would take {its_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
+                slower = f"a kernel of its own would take {fused_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
             yield replace(at_last, passed_over=slower)
             yield solution
             return
@@ -60,9 +60,9 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, the preferred one first."""
     match problem.cell.kind:
         case "affine-diagonal":
-            return (_family_of_scan(problem),)
+            return (_scan_family(problem),)
         case "diagonal":
-            return (_family_of_diagonal(problem),)
+            return (_diagonal_family(problem),)
         case "dense":
             if problem.kernel_pass == "step":
                 # What does not fit is a forward of one step.
@@ -80,12 +80,7 @@ def _refusal(problem: Problem) -> str:
     return persistent.refusal(problem) if is_over_time else ""
 
 
-def family_of(problem: Problem) -> Family:
-    """Return the preferred family of `problem`."""
-    return families_of(problem)[0]
-
-
-def _family_of_scan(problem: Problem) -> Family:
+def _scan_family(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
         return pointwise.SCAN
     if problem.kernel_pass == "backward":
@@ -93,7 +88,7 @@ def _family_of_scan(problem: Problem) -> Family:
     return time.FORWARD if problem.layout == "BDT" else channels.FORWARD
 
 
-def _family_of_diagonal(problem: Problem) -> Family:
+def _diagonal_family(problem: Problem) -> Family:
     if problem.kernel_pass == "step":
         return pointwise.DIAGONAL
     return diagonal.BACKWARD if problem.kernel_pass == "backward" else diagonal.FORWARD

@@ -21,6 +21,8 @@ LAUNCH_US = 2.5
 # Cells over complex numbers call no functions.
 INSTRUCTIONS_PER_TRANSCENDENTAL = {"fp64": 20.0, "fp32": 4.5, "fp16": 4.3, "bf16": 4.3, "complex64": 0.0, "complex128": 0.0}
 INSTRUCTIONS_PER_THREAD = 13.0  # where a thread begins: its indices and addresses, counted in the source of the single step
+CYCLES_PER_L2_TRIP = 270.0  # there and back (arXiv 2402.13499)
+L2_BANDWIDTH_FACTOR = 1.6  # what L2 gives to all SMs, so many times as much as memory
 SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (arXiv 2402.13499)
 
 
@@ -37,12 +39,17 @@ class Scales:
 
 
 def operations_per_element(problem: Problem, per_transcendental: float | None = None) -> float:
-    """Instructions per channel and time step: the cell's own, two walks over each state, unpacking and packing."""
+    """Return the instructions per channel and time step: the cell's own, two passes over each state, unpacking and packing."""
     cell = problem.cell
     if per_transcendental is None:
         per_transcendental = INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
     own = cell.operation_count + cell.transcendental_count * per_transcendental
     return own + 2 * cell.read_count + cell.written_count - 1 + 4 * len(cell.states)
+
+
+def bytes_per_s(gpu: GpuProfile, working_set_bytes: int) -> float:
+    """Return the bandwidth to data that is read again and again: that of L2 where it fits, else that of memory."""
+    return gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if working_set_bytes <= gpu.l2_bytes else 1.0)
 
 
 def transcendentals_per_sm_cycle(gpu: GpuProfile) -> float:
@@ -78,9 +85,9 @@ def _scales(gpu: Measured) -> Scales:
     cycle = fitted.sm_clock_hz / gpu.sm_clock_hz
 
     def ratio(field: str, assumed: float) -> float:
-        """Of what was measured on both; else as the clock and the architecture say."""
-        its, theirs = getattr(gpu, field), getattr(fitted, field)
-        return float(its / theirs) if its and theirs else assumed
+        """Return the ratio of what was measured on both GPUs; else the one that clock and architecture let assume."""
+        here, there = getattr(gpu, field), getattr(fitted, field)
+        return float(here / there) if here and there else assumed
 
     products = tensor_products(gpu.compute_capability) / tensor_products(fitted.compute_capability)
     return Scales(
@@ -99,6 +106,6 @@ def tensor_products(compute_capability: str) -> float:
     def number(capability: str) -> tuple[int, ...]:
         return tuple(map(int, capability.split(".")))
 
-    mine = number(compute_capability)
+    capability = number(compute_capability)
     known = {number(name): count for name, count in TENSOR_PRODUCTS_PER_SM_CYCLE.items()}
-    return known[max((one for one in known if one <= mine), default=min(known))]
+    return known[max((listed for listed in known if listed <= capability), default=min(known))]

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({
-    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "add_up", "look_ahead", "launch",
+    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "reduce_split_k", "prefetch",
+    "launch",
 })  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
+# The tile counter at the head of a look-back's workspace, alone on its cache line.
+WORKSPACE_HEAD_BYTES = 128
 
-KeptStates = Literal["none", "storage", "arithmetic"]
+StatesOut = Literal["none", "storage", "arithmetic"]
+# By the class of the cell.
+FamilyName = Literal["scan", "diagonal", "dense"]
+# channels, time: a scan with lanes along that axis. serial: a thread takes all steps of its channels. elementwise: a thread
+# takes one step of a channel. persistent: all steps of a dense cell in one launch, with R on the chip. decode: one step of it,
+# with R read once. stepwise: a pointwise kernel for each step, between products by cuBLAS.
+Strategy = Literal["channels", "time", "serial", "elementwise", "persistent", "decode", "stepwise"]
+
+Value = TypeVar("Value")
+_Readers = Mapping[str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True)
-class Regime:
-    """The properties of a call that a compiled kernel depends on; a call in another regime gets a kernel of its own.
+class Specialization:
+    """The properties of a call that a compiled kernel depends on; a call in another specialization gets a kernel of its own.
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
-    runs from the last step to the first. `resets`: the call has some. `kept_states`: in which dtype the states after every step
-    are written, if they are. `few_channels`: batch and hidden size alone do not fill the GPU: time may be split over any
-    blocks. `short`: the sequences are, so that a tile may hold a whole one.
+    runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
+    are written, if they are. `underfills_gpu`: batch and hidden size alone do not fill the GPU: time may be split over any
+    blocks. `short_sequences`: a tile may hold a whole one.
     """
 
     alignment_bytes: int
     reverse: bool = False
     resets: bool = False
-    kept_states: KeptStates = "none"
-    few_channels: bool = False
-    short: bool = False
+    states_out: StatesOut = "none"
+    underfills_gpu: bool = False
+    short_sequences: bool = False
 
 
 @dataclass(frozen=True)
 class Margin:
-    """How close the plan is to one constraint: `used` of `limit`, in `unit`."""
+    """Slack of the plan in one constraint: `used` of `limit`, in `unit`."""
 
     constraint: str
     used: float
@@ -55,26 +67,16 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class KernelPlan:
-    """One kernel, decided; immutable, without CUDA text, and the same on every machine.
+class PlannedProblem:
+    """The problem as the plan keeps it: a cell in one pass with its sizes and precision, the calls served, and the GPU.
 
-    `variables` are the searched choices; `registers_per_thread`, `shared_bytes` and `blocks_per_sm` are promises that the
-    compiled kernel is held against; `predicted_us` names the cost model's terms in microseconds, for `batch` and `time`,
-    the typical sizes that were planned for (the kernel is valid for all). A block walks `tile_steps` steps at once; where
-    time is split over any blocks, `group_tiles` of its tiles share one handed-on state, otherwise it is 0. The GPU holds
-    `resident_blocks` at once. `heads` are the blocks of a recurrent matrix, 1 where there is none; `matrix_product` is how
-    a kernel that keeps it on the chip multiplies by it: "narrow", "tf32x3" or "fma", empty where there is none.
-    `saved_values` names what a backward reads of its forward, `recomputed_values` what it computes again; both are empty in
-    other passes. `passed_over` is why a preferred family of kernels does not serve, one sentence, empty where there is
-    none. In a debug build `waits_are_bounded`: whoever waits in vain says so and ends the kernel. `assumed_rates` names the
-    numbers of the GPU that nobody measured, for which the prediction takes those of datasheets.
+    `batch` and `time` are the typical sizes that were planned for; the kernel is valid for all. `heads` are the blocks of a
+    recurrent matrix, 1 where there is none. `matrix_product` is how a kernel that keeps it on the chip multiplies by it:
+    "mma_16bit", "tf32x3" or "fma", empty where there is none. `saved_values` names what a backward reads of its forward,
+    `recomputed_values` what it computes again; both are empty in other passes.
     """
 
     kernel_pass: str
-    template: str
-    entry: str
-    gpu: str
-    arch: str
     model: str
     hidden_size: int
     heads: int
@@ -91,43 +93,189 @@ class KernelPlan:
     state_count: int
     saved_values: tuple[str, ...]
     recomputed_values: tuple[str, ...]
-    regime: Regime
-    variables: Mapping[str, int]
+    specialization: Specialization
+    gpu: str
+    arch: str
+    has_bf16_convert: bool
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlannedProblem:
+        """Read back what `to_json` of a plan gave."""
+        read: _Readers = {
+            "saved_values": tuple,
+            "recomputed_values": tuple,
+            "specialization": lambda values: Specialization(**values),
+        }
+        return cls(**_read(data, read))
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """The shape of a launch: what a block has, how it copies, and how many blocks the GPU holds at once.
+
+    A block processes `tile_steps` steps at once; where time is split over any blocks, `group_tiles` of its tiles share one
+    handed-on state, otherwise it is 0. `partition` is what warps and lanes have of R and of the cells where R is on the chip,
+    else empty.
+    """
+
     threads: int
     channels_per_block: int
+    tile_steps: int
+    group_tiles: int
     copy_bytes: int
     copies_are_asynchronous: bool
-    has_bf16_convert: bool
+    resident_blocks: int
+    partition: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _freeze(self, "partition")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The resources of a block, as promises that the compiled kernel is held against."""
+
     registers_per_thread: int
     registers_estimated: int
     shared_bytes: int
     shared_map: Mapping[str, int]
     blocks_per_sm: int
-    tile_steps: int
-    group_tiles: int
-    resident_blocks: int
+
+    def __post_init__(self) -> None:
+        _freeze(self, "shared_map")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction that ranked the candidate, and the candidates it was ranked among.
+
+    `predicted_us` names the cost model's terms in microseconds, for the typical sizes. `passed_over` is why a preferred family
+    of kernels does not serve, one sentence, empty where there is none. `assumed_rates` names the numbers of the GPU that were
+    never measured, for which the prediction takes those of datasheets.
+    """
+
     predicted_us: Mapping[str, float]
     margins: tuple[Margin, ...]
     candidate_count: int
     rejected: Mapping[str, int]
     passed_over: str
     runners_up: tuple[Alternative, ...]
-    waits_are_bounded: bool = False
-    assumed_rates: tuple[str, ...] = ()
+    assumed_rates: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name in ("variables", "shared_map", "predicted_us", "rejected"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        _freeze(self, "predicted_us", "rejected")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Prediction:
+        """Read back what `to_json` of a plan gave."""
+        read: _Readers = {
+            "margins": lambda margins: tuple(Margin(**margin) for margin in margins),
+            "runners_up": lambda others: tuple(
+                Alternative(MappingProxyType(other["variables"]), other["predicted_us"]) for other in others
+            ),
+            "assumed_rates": tuple,
+        }
+        return cls(**_read(data, read))
+
+
+class _PartValue(Generic[Value]):
+    """A value of one of a plan's parts, read as an attribute of the plan: templates know no parts."""
+
+    def __init__(self, read: Callable[[KernelPlan], Value]) -> None:
+        self._read = read
+
+    def __get__(self, plan: KernelPlan, owner: type[KernelPlan]) -> Value:
+        return self._read(plan)
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel, decided; immutable, without CUDA text, and the same on every machine.
+
+    `name` is that of its template and of its search space, `entry` that of the kernel in the text. `family` is the class of
+    cells it serves, `strategy` how it takes their steps. `variables` are the searched choices. In a debug build
+    `waits_are_bounded`: a wait that takes seconds says what for, and ends the kernel.
+    """
+
+    name: str
+    entry: str
+    family: FamilyName
+    strategy: Strategy
+    problem: PlannedProblem
+    variables: Mapping[str, int]
+    launch: LaunchShape
+    budget: Budget
+    prediction: Prediction
+    waits_are_bounded: bool = False
+
+    kernel_pass = _PartValue(lambda plan: plan.problem.kernel_pass)
+    model = _PartValue(lambda plan: plan.problem.model)
+    hidden_size = _PartValue(lambda plan: plan.problem.hidden_size)
+    heads = _PartValue(lambda plan: plan.problem.heads)
+    layout = _PartValue(lambda plan: plan.problem.layout)
+    batch = _PartValue(lambda plan: plan.problem.batch)
+    time = _PartValue(lambda plan: plan.problem.time)
+    precision = _PartValue(lambda plan: plan.problem.precision)
+    storage_dtype = _PartValue(lambda plan: plan.problem.storage_dtype)
+    storage_bytes = _PartValue(lambda plan: plan.problem.storage_bytes)
+    arithmetic_dtype = _PartValue(lambda plan: plan.problem.arithmetic_dtype)
+    arithmetic_bytes = _PartValue(lambda plan: plan.problem.arithmetic_bytes)
+    functions = _PartValue(lambda plan: plan.problem.functions)
+    matrix_product = _PartValue(lambda plan: plan.problem.matrix_product)
+    saved_values = _PartValue(lambda plan: plan.problem.saved_values)
+    recomputed_values = _PartValue(lambda plan: plan.problem.recomputed_values)
+    specialization = _PartValue(lambda plan: plan.problem.specialization)
+    gpu = _PartValue(lambda plan: plan.problem.gpu)
+    arch = _PartValue(lambda plan: plan.problem.arch)
+    has_bf16_convert = _PartValue(lambda plan: plan.problem.has_bf16_convert)
+    threads = _PartValue(lambda plan: plan.launch.threads)
+    channels_per_block = _PartValue(lambda plan: plan.launch.channels_per_block)
+    tile_steps = _PartValue(lambda plan: plan.launch.tile_steps)
+    group_tiles = _PartValue(lambda plan: plan.launch.group_tiles)
+    copy_bytes = _PartValue(lambda plan: plan.launch.copy_bytes)
+    copies_are_asynchronous = _PartValue(lambda plan: plan.launch.copies_are_asynchronous)
+    resident_blocks = _PartValue(lambda plan: plan.launch.resident_blocks)
+    partition = _PartValue(lambda plan: plan.launch.partition)
+    registers_per_thread = _PartValue(lambda plan: plan.budget.registers_per_thread)
+    registers_estimated = _PartValue(lambda plan: plan.budget.registers_estimated)
+    shared_bytes = _PartValue(lambda plan: plan.budget.shared_bytes)
+    shared_map = _PartValue(lambda plan: plan.budget.shared_map)
+    blocks_per_sm = _PartValue(lambda plan: plan.budget.blocks_per_sm)
+    predicted_us = _PartValue(lambda plan: plan.prediction.predicted_us)
+    margins = _PartValue(lambda plan: plan.prediction.margins)
+    candidate_count = _PartValue(lambda plan: plan.prediction.candidate_count)
+    rejected = _PartValue(lambda plan: plan.prediction.rejected)
+    passed_over = _PartValue(lambda plan: plan.prediction.passed_over)
+    runners_up = _PartValue(lambda plan: plan.prediction.runners_up)
+    assumed_rates = _PartValue(lambda plan: plan.prediction.assumed_rates)
+
+    def __post_init__(self) -> None:
+        _freeze(self, "variables")
+
+    @property
+    def template(self) -> str:
+        """The file of the template."""
+        return template_of(self.name)
 
     @property
     def is_persistent(self) -> bool:
         """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
-        return self.entry.startswith("persistent_")
+        return self.strategy == "persistent"
+
+    @property
+    def head_dim(self) -> int:
+        """Units of a head."""
+        return self.problem.hidden_size // self.problem.heads
 
     @property
     def packets_per_tile(self) -> int:
-        """Compositions that a tile hands on where time is split over any blocks: one per state and channel of a column."""
-        return self.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
+        """Tile states of a tile in a look-back: one per state and channel of a column."""
+        return self.problem.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
+
+    @property
+    def workspace_head_bytes(self) -> int:
+        """Bytes before the tile states in a look-back's workspace."""
+        return WORKSPACE_HEAD_BYTES
 
     @property
     def predicted_total_us(self) -> float:
@@ -135,22 +283,25 @@ class KernelPlan:
         return total_us(self.predicted_us)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` reads back to an equal plan."""
+        """Return plain data, part by part, that `from_json` reads back to an equal plan."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KernelPlan:
         """Read back what `to_json` gave; raises TypeError where keys are missing or unknown."""
-        values = dict(data)
-        values["regime"] = Regime(**values["regime"])
-        for name in ("saved_values", "recomputed_values", "assumed_rates"):
-            values[name] = tuple(values.get(name, ()))
-        values["margins"] = tuple(Margin(**margin) for margin in values["margins"])
-        values["runners_up"] = tuple(
-            Alternative(MappingProxyType(other["variables"]), other["predicted_us"]) for other in values["runners_up"]
-        )
-        return cls(**values)
+        read: _Readers = {
+            "problem": PlannedProblem.from_json,
+            "launch": lambda values: LaunchShape(**values),
+            "budget": lambda values: Budget(**values),
+            "prediction": Prediction.from_json,
+        }
+        return cls(**_read(data, read))
+
+
+def template_of(name: str) -> str:
+    """Return the file of the template of this name."""
+    return f"{name}.cu.j2"
 
 
 def total_us(terms: Mapping[str, float]) -> float:
@@ -162,6 +313,17 @@ def total_us(terms: Mapping[str, float]) -> float:
         else:
             overlapping += us**OVERLAP_NORM
     return float(overlapping ** (1 / OVERLAP_NORM)) + sequential
+
+
+def _freeze(part: object, *names: str) -> None:
+    """Replace mappings of a frozen dataclass by copies that cannot be changed."""
+    for name in names:
+        object.__setattr__(part, name, MappingProxyType(dict(getattr(part, name))))
+
+
+def _read(data: Mapping[str, Any], read: _Readers) -> dict[str, Any]:
+    """Return the values of a JSON object, by `read` those that are no plain values."""
+    return {name: read[name](value) if name in read else value for name, value in data.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.plan.gpu_rates import operations_per_element
@@ -12,7 +13,8 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronously
 
 WARP_LANES = 32
-# Beyond this many times the bytes that hide the latency, a deeper ring only takes memory from other blocks.
+MBARRIER_BYTES = 8
+# Beyond this many times the bytes that hide the latency, a deeper pipeline only takes memory from other blocks.
 USEFUL_IN_FLIGHT_FACTOR = 4
 # The loops over a tile are unrolled; above this many operations NVRTC needs more than about half a second.
 UNROLLED_OPERATIONS_MAX = 1200
@@ -68,7 +70,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
         ),
         Constraint(
             "shared_bytes_per_block",
-            "the ring of tiles and the exchange between warps live in one block's shared memory",
+            "the stages of the pipeline and the exchange between warps live in one block's shared memory",
             shared.over,
             shared.of,
             lambda *_: gpu.shared_bytes_per_block_max,
@@ -79,7 +81,7 @@ def hardware_constraints(gpu: GpuProfile, threads: Quantity, registers: Quantity
 
 
 def copy_constraints(problem: Problem, in_flight: Quantity) -> tuple[Constraint, ...]:
-    """Return the constraints on the ring; `in_flight` is the bytes one block keeps under way."""
+    """Return the constraints on the pipeline; `in_flight` is the bytes one block keeps under way."""
     useful = USEFUL_IN_FLIGHT_FACTOR * problem.gpu.bytes_in_flight_per_sm
     asynchronous = can_copy_asynchronously(problem)
     return (
@@ -124,8 +126,11 @@ def resident(
     shared_map: Mapping[str, int],
     tile_steps: int = 1,
     group_tiles: int = 0,
+    partition: Mapping[str, int] = MappingProxyType({}),
 ) -> Resources:
     """Derive the residency: as many blocks per SM as the estimate allows, and the registers that leaves to each thread."""
     blocks = max(1, blocks_per_sm(problem.gpu, threads, registers_estimated, sum(shared_map.values())))
     budget = registers_per_thread_budget(problem.gpu, threads, blocks)
-    return Resources(threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles)
+    return Resources(
+        threads, channels_per_block, registers_estimated, budget, shared_map, blocks, tile_steps, group_tiles, partition
+    )

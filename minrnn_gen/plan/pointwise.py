@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.kernel_plan import Strategy
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -15,7 +16,10 @@ REGISTERS_FIXED = 24
 
 
 def elementwise_family(
-    name: str, registers: Callable[[Problem], int], predicted_us: Callable[[Problem, Candidate], Mapping[str, float]]
+    name: str,
+    strategy: Strategy,
+    registers: Callable[[Problem], int],
+    predicted_us: Callable[[Problem, Candidate], Mapping[str, float]],
 ) -> Family:
     """Return the family of the template `name`, whose threads need an estimate of `registers` each."""
 
@@ -34,6 +38,7 @@ def elementwise_family(
     return Family(
         name=name,
         entry=name,
+        strategy=strategy,
         copies=False,
         variables=lambda _: {"threads": (64, 128, 256, 512)},
         constraints=constraints,
@@ -44,7 +49,7 @@ def elementwise_family(
 
 def _registers(problem: Problem) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
 
 
@@ -61,5 +66,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-SCAN = elementwise_family("scan_step", _registers, predicted_us)
-DIAGONAL = elementwise_family("diagonal_step", _registers, predicted_us)
+SCAN = elementwise_family("scan_step", "elementwise", _registers, predicted_us)
+DIAGONAL = elementwise_family("diagonal_step", "elementwise", _registers, predicted_us)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import FamilyName, PlannedProblem, Specialization
 from minrnn_gen.precision import Precision
 
 KernelPass = Literal["forward", "backward", "step"]
@@ -14,17 +15,19 @@ Layout = Literal["BTD", "TBD", "BDT"]
 # As cell.analysis proves it.
 CellKind = Literal["affine-diagonal", "diagonal", "dense"]
 # How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, or fused multiply-adds.
-MatrixProduct = Literal["narrow", "tf32x3", "fma"]
+MatrixProduct = Literal["mma_16bit", "tf32x3", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
+REGISTER_BYTES = 4
+FAMILIES: Mapping[CellKind, FamilyName] = {"affine-diagonal": "scan", "diagonal": "diagonal", "dense": "dense"}
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
-# With fewer channels than these per SM, blocks that walk columns of 32 ... 64 channels leave some SMs without work.
-FEW_CHANNELS_PER_SM = 64
+# With fewer channels than these per SM, blocks with columns of 32 ... 64 channels leave some SMs without work.
+FILLING_CHANNELS_PER_SM = 64
 # What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
-TYPICAL_FEW_CHANNELS = 512
+TYPICAL_UNDERFILLING_CHANNELS = 512
 # Up to here a tile of a block can hold a whole sequence.
 SHORT_STEPS = 128
 
@@ -68,17 +71,32 @@ class Problem:
     layout: Layout
     batch: int
     time: int
-    regime: Regime
+    specialization: Specialization
     gpu: GpuProfile
     heads: int = 1
     fp32_product: Literal["tf32x3", "fma"] = "tf32x3"
 
     @property
+    def family(self) -> FamilyName:
+        """The kernels that serve, by the class of the cell."""
+        return FAMILIES[self.cell.kind]
+
+    @property
     def matrix_product(self) -> MatrixProduct:
         """How a kernel with R on the chip multiplies by it."""
         if self.precision.storage_bytes == 2:
-            return "narrow"
+            return "mma_16bit"
         return self.fp32_product if self.precision.name == "fp32" else "fma"
+
+    @property
+    def head_dim(self) -> int:
+        """Units of a head, the rows and columns of a block of R."""
+        return self.hidden_size // self.heads
+
+    @property
+    def registers_per_value(self) -> int:
+        """Registers of a thread that one value of the arithmetic takes."""
+        return self.precision.arithmetic_bytes // REGISTER_BYTES
 
     @property
     def element_count(self) -> int:
@@ -89,6 +107,32 @@ class Problem:
     def traffic_bytes(self) -> int:
         """Bytes that must cross the memory bus at the typical sizes, every value once."""
         return self.element_count * (self.cell.read_count + self.cell.written_count) * self.precision.storage_bytes
+
+    def in_plan(self) -> PlannedProblem:
+        """Return the problem as a plan keeps it."""
+        return PlannedProblem(
+            kernel_pass=self.kernel_pass,
+            model=self.cell.name,
+            hidden_size=self.hidden_size,
+            heads=self.heads,
+            layout=self.layout,
+            batch=self.batch,
+            time=self.time,
+            precision=self.precision.name,
+            storage_dtype=self.precision.storage_dtype,
+            storage_bytes=self.precision.storage_bytes,
+            arithmetic_dtype=self.precision.arithmetic_dtype,
+            arithmetic_bytes=self.precision.arithmetic_bytes,
+            functions=self.precision.functions,
+            matrix_product=self.matrix_product if self.cell.kind == "dense" else "",
+            state_count=len(self.cell.states),
+            saved_values=self.cell.saved_values,
+            recomputed_values=self.cell.recomputed_values,
+            specialization=self.specialization,
+            gpu=self.gpu.name,
+            arch=self.gpu.arch,
+            has_bf16_convert=self.gpu.has_bf16_arithmetic,
+        )
 
 
 def alignment_of(*offsets_bytes: int) -> int:
@@ -106,8 +150,8 @@ class Sizes:
     batch: int
     time: int
 
-    def are_few_channels(self, hidden_size: int, gpu: GpuProfile) -> bool:
-        return self.batch * hidden_size < FEW_CHANNELS_PER_SM * gpu.sm_count
+    def underfill(self, hidden_size: int, gpu: GpuProfile) -> bool:
+        return self.batch * hidden_size < FILLING_CHANNELS_PER_SM * gpu.sm_count
 
     @property
     def are_short(self) -> bool:
@@ -130,15 +174,15 @@ def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
     return min(STEP_SEQUENCES_MAX, int(multiply_adds / matrix_elements))
 
 
-def typical_sizes(regime: Regime, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
-    """Return the sizes to plan a regime for: the hinted ones where they are of the regime, else sizes that are typical of it.
+def typical_sizes(specialization: Specialization, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
+    """Return the sizes to plan a specialization for: the hinted ones where they belong to it, else sizes typical of it.
 
-    They depend on the regime alone, never on the call that was the first to need it, so that a plan is the same for all.
+    They depend on the specialization alone, never on the first call that needs it, so that a plan is the same for all.
     """
     batch, time = hinted.batch, hinted.time
-    if hinted.are_few_channels(hidden_size, gpu) != regime.few_channels:
-        channels = TYPICAL_FEW_CHANNELS if regime.few_channels else FEW_CHANNELS_PER_SM * gpu.sm_count
+    if hinted.underfill(hidden_size, gpu) != specialization.underfills_gpu:
+        channels = TYPICAL_UNDERFILLING_CHANNELS if specialization.underfills_gpu else FILLING_CHANNELS_PER_SM * gpu.sm_count
         batch = -(-channels // hidden_size)
-    if hinted.are_short != regime.short:
-        time = SHORT_STEPS // 2 if regime.short else ASSUMED_TIME
+    if hinted.are_short != specialization.short_sequences:
+        time = SHORT_STEPS // 2 if specialization.short_sequences else ASSUMED_TIME
     return Sizes(batch, time)

@@ -6,20 +6,30 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import constraint as python_constraint
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.kernel_plan import Alternative, KernelPlan, Margin, total_us
+from minrnn_gen.plan.kernel_plan import (
+    Alternative,
+    Budget,
+    KernelPlan,
+    LaunchShape,
+    Margin,
+    Prediction,
+    Strategy,
+    template_of,
+    total_us,
+)
 from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
 # Candidates that are estimated alike, and have as many registers, break their promise together, but for luck with the compiler:
-# a second of them is tried, at once with the best of the others, so that nobody waits for them one after another.
+# a second of them is tried, at once with the best of the others, so that they are not waited for one after another.
 ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 
 
@@ -59,8 +69,8 @@ class Resources:
 
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
-    `tile_steps` is the time steps that a block walks at once, `group_tiles` the tiles that blocks hand a state on for, 0 where
-    no block does.
+    `tile_steps` is the time steps that a block processes at once, `group_tiles` the tiles that blocks hand a state on for, 0
+    where no block does. `partition` is what warps and lanes have of R and of the cells, where R is on the chip.
     """
 
     threads: int
@@ -71,6 +81,7 @@ class Resources:
     blocks_per_sm: int
     tile_steps: int = 1
     group_tiles: int = 0
+    partition: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shared_bytes(self) -> int:
@@ -81,12 +92,13 @@ class Resources:
 class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
-    `name` is that of the template, `entry` that of its kernel. `copies`: it copies what it reads next into shared memory,
-    rather than loading it into registers.
+    `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
+    reads next into shared memory, rather than loading it into registers.
     """
 
     name: str
     entry: str
+    strategy: Strategy
     copies: bool
     variables: Callable[[Problem], Mapping[str, tuple[int, ...]]]
     constraints: Callable[[Problem], tuple[Constraint, ...]]
@@ -95,7 +107,7 @@ class Family:
 
     @property
     def template(self) -> str:
-        return f"{self.name}.cu.j2"
+        return template_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -135,59 +147,47 @@ class Solution:
         problem, family, candidate = self.problem, self.family, self.candidates[rank]
         resources = family.resources(problem, candidate)
         others = [other for other in self.candidates[: RUNNERS_UP + rank + 1] if other is not candidate]
-        copy_bytes = problem.regime.alignment_bytes
         return KernelPlan(
-            kernel_pass=problem.kernel_pass,
-            template=family.template,
+            name=family.name,
             entry=family.entry,
-            gpu=problem.gpu.name,
-            arch=problem.gpu.arch,
-            model=problem.cell.name,
-            hidden_size=problem.hidden_size,
-            heads=problem.heads,
-            layout=problem.layout,
-            batch=problem.batch,
-            time=problem.time,
-            precision=problem.precision.name,
-            storage_dtype=problem.precision.storage_dtype,
-            storage_bytes=problem.precision.storage_bytes,
-            arithmetic_dtype=problem.precision.arithmetic_dtype,
-            arithmetic_bytes=problem.precision.arithmetic_bytes,
-            functions=problem.precision.functions,
-            matrix_product=problem.matrix_product if problem.cell.kind == "dense" else "",
-            state_count=len(problem.cell.states),
-            saved_values=problem.cell.saved_values,
-            recomputed_values=problem.cell.recomputed_values,
-            regime=problem.regime,
+            family=problem.family,
+            strategy=family.strategy,
+            problem=problem.in_plan(),
             variables=candidate,
-            threads=resources.threads,
-            channels_per_block=resources.channels_per_block,
-            copy_bytes=copy_bytes,
-            copies_are_asynchronous=family.copies and can_copy_asynchronously(problem),
-            has_bf16_convert=problem.gpu.has_bf16_arithmetic,
-            registers_per_thread=resources.registers_per_thread,
-            registers_estimated=resources.registers_estimated,
-            shared_bytes=resources.shared_bytes,
-            shared_map=resources.shared_map,
-            blocks_per_sm=resources.blocks_per_sm,
-            tile_steps=resources.tile_steps,
-            group_tiles=resources.group_tiles,
-            resident_blocks=resources.blocks_per_sm * problem.gpu.sm_count,
-            predicted_us=family.predicted_us(problem, candidate),
-            margins=tuple(constraint.margin(candidate) for constraint in self.constraints),
-            candidate_count=len(self.candidates),
-            rejected=self.rejected,
-            passed_over=self.passed_over,
-            assumed_rates=problem.gpu.assumed,
-            runners_up=tuple(
-                Alternative(other, total_us(family.predicted_us(problem, other))) for other in others[:RUNNERS_UP]
+            launch=LaunchShape(
+                threads=resources.threads,
+                channels_per_block=resources.channels_per_block,
+                tile_steps=resources.tile_steps,
+                group_tiles=resources.group_tiles,
+                copy_bytes=problem.specialization.alignment_bytes,
+                copies_are_asynchronous=family.copies and can_copy_asynchronously(problem),
+                resident_blocks=resources.blocks_per_sm * problem.gpu.sm_count,
+                partition=resources.partition,
+            ),
+            budget=Budget(
+                registers_per_thread=resources.registers_per_thread,
+                registers_estimated=resources.registers_estimated,
+                shared_bytes=resources.shared_bytes,
+                shared_map=resources.shared_map,
+                blocks_per_sm=resources.blocks_per_sm,
+            ),
+            prediction=Prediction(
+                predicted_us=family.predicted_us(problem, candidate),
+                margins=tuple(constraint.margin(candidate) for constraint in self.constraints),
+                candidate_count=len(self.candidates),
+                rejected=self.rejected,
+                passed_over=self.passed_over,
+                runners_up=tuple(
+                    Alternative(other, total_us(family.predicted_us(problem, other))) for other in others[:RUNNERS_UP]
+                ),
+                assumed_rates=problem.gpu.assumed,
             ),
         )
 
 
 def can_copy_asynchronously(problem: Problem) -> bool:
     """cp.async exists from sm_80 on and moves 4, 8 or 16 bytes (PTX ISA, cp.async)."""
-    return problem.gpu.has_async_copy and problem.regime.alignment_bytes >= 4
+    return problem.gpu.has_async_copy and problem.specialization.alignment_bytes >= 4
 
 
 def solve(problem: Problem, family: Family) -> Solution:
@@ -223,8 +223,8 @@ def _feasible(
         search.addVariable(name, list(domain))
     for constraint in constraints:
         search.addConstraint(python_constraint.FunctionConstraint(holds[constraint.name]), list(constraint.over))
-    found: Iterable[dict[str, Any]] = search.getSolutions()
-    return [MappingProxyType({name: candidate[name] for name in variables}) for candidate in found]
+    solutions: Iterable[dict[str, Any]] = search.getSolutions()
+    return [MappingProxyType({name: solution[name] for name in variables}) for solution in solutions]
 
 
 def _census(
@@ -233,7 +233,9 @@ def _census(
     """Count, for each constraint, the points that it is the first to reject."""
     rejected = {constraint.name: 0 for constraint in constraints}
     places = {name: place for place, name in enumerate(variables)}
-    checks = [(one.name, holds[one.name], [places[name] for name in one.over]) for one in constraints]
+    checks = [
+        (constraint.name, holds[constraint.name], [places[name] for name in constraint.over]) for constraint in constraints
+    ]
     for values in itertools.product(*variables.values()):
         for name, holds_for, of in checks:
             if not holds_for(*[values[place] for place in of]):
@@ -257,9 +259,9 @@ def _fewest_misses(variables: Mapping[str, tuple[int, ...]], constraints: tuple[
     least = (len(constraints) + 1, True, 0.0)
 
     def distance(misses: Mapping[int, Miss]) -> tuple[int, bool, float]:
-        its = [misses[n] for n in sorted(misses)]
-        excess = sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in its)
-        return len(its), not any(constraint.advice for constraint, _ in its), excess
+        in_order = [misses[n] for n in sorted(misses)]
+        excess = sum((margin.used - margin.limit) / max(abs(margin.limit), 1.0) for _, margin in in_order)
+        return len(in_order), not any(constraint.advice for constraint, _ in in_order), excess
 
     def choose(values: tuple[int, ...], misses: Mapping[int, Miss]) -> None:
         nonlocal nearest, least
@@ -268,13 +270,13 @@ def _fewest_misses(variables: Mapping[str, tuple[int, ...]], constraints: tuple[
             nearest, least = [misses[n] for n in sorted(misses)], distance(misses)
             return
         for value in domains[depth]:
-            chosen, its = (*values, value), dict(misses)
+            chosen, chosen_misses = (*values, value), dict(misses)
             for n in decided_at[depth]:
                 margin = margin_of[n](*[chosen[place] for place in places[n]])
                 if margin.used > margin.limit:
-                    its[n] = (constraints[n], margin)
-            if distance(its) < least:
-                choose(chosen, its)
+                    chosen_misses[n] = (constraints[n], margin)
+            if distance(chosen_misses) < least:
+                choose(chosen, chosen_misses)
 
     choose((), {})
     return nearest

@@ -1,4 +1,4 @@
-"""The arrays of a raw scan, held against its contract: shapes, dtypes, device."""
+"""The arrays of a raw scan, held against what a scan accepts: shapes, dtypes, device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.key import Reading, read
+from minrnn_gen.call.key import KeyedArrays, keyed
 from minrnn_gen.call.validate import check_place
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.gpu import memory
@@ -39,7 +39,7 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class ScanCall:
-    """The checked arrays of a scan, which have numbers in this order; `h0` is None for zeros."""
+    """The checked arrays of a scan, which have slots in this order; `h0` is None for zeros."""
 
     recurrence: Recurrence
     a: Array
@@ -49,7 +49,7 @@ class ScanCall:
 
 @dataclass(frozen=True, slots=True)
 class BackwardCall:
-    """The checked arrays of a backward, which have numbers in this order; `h0` and `dfinal` are None for zeros."""
+    """The checked arrays of a backward, which have slots in this order; `h0` and `dfinal` are None for zeros."""
 
     recurrence: Recurrence
     a: Array
@@ -59,18 +59,18 @@ class BackwardCall:
     dfinal: Array | None
 
 
-def read_scan(what: str, arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) -> Reading | None:
-    """Read the arrays of a scan or its backward, unchecked, in the order of their numbers; None where they have no form."""
+def keyed_scan(arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) -> KeyedArrays | None:
+    """Return the arrays of a scan or its backward, unchecked, in the order of their slots, with their key; None without one."""
     if not (type(log_a) is bool and type(reverse) is bool and type(axis) is int):
         return None  # may equal what is allowed, as 1.0 does
-    return read((what, log_a, reverse, axis), arrays)
+    return keyed((log_a, reverse, axis), [*arrays])
 
 
 def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int) -> ScanCall:
     """Check what `scan` was called with; raises BadInput with one sentence."""
     first = _inspected(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
-    return ScanCall(recurrence, first.numbered(0), _like(first, b, "b", 1), _state(recurrence, first, h0, "h0", 2))
+    return ScanCall(recurrence, first.with_slot(0), _like(first, b, "b", 1), _state(recurrence, first, h0, "h0", 2))
 
 
 def check_scan_backward(
@@ -81,7 +81,7 @@ def check_scan_backward(
     recurrence = _recurrence(first, log_a, reverse, axis)
     return BackwardCall(
         recurrence,
-        first.numbered(0),
+        first.with_slot(0),
         _like(first, y, "y", 1),
         _like(first, dy, "dy", 2),
         _state(recurrence, first, h0, "h0", 3),
@@ -117,16 +117,16 @@ def _axis(a: Array, axis: Any) -> int:
     return index % count
 
 
-def _like(a: Array, value: Any, name: str, number: int) -> Array:
+def _like(a: Array, value: Any, name: str, slot: int) -> Array:
     array = _inspected(value, name)
     if array.dtype != a.dtype:
         raise BadInput(f"{name} has dtype {array.dtype}; that of a, {a.dtype}, is expected and nothing is cast silently")
     if array.shape != a.shape:
         raise BadInput(f"{name} has shape {list(array.shape)}; that of a, {list(a.shape)}, is expected")
-    return _beside(a, array).numbered(number)
+    return _beside(a, array).with_slot(slot)
 
 
-def _state(recurrence: Recurrence, a: Array, value: Any, name: str, number: int) -> Array | None:
+def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int) -> Array | None:
     if value is None:
         return None
     array = _inspected(value, name)
@@ -138,7 +138,7 @@ def _state(recurrence: Recurrence, a: Array, value: Any, name: str, number: int)
             f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of a without axis {recurrence.axis}, "
             f"is expected"
         )
-    return _beside(a, array).numbered(number)
+    return _beside(a, array).with_slot(slot)
 
 
 def _beside(a: Array, array: Array) -> Array:

@@ -33,11 +33,11 @@ class Arrangement:
 
     def rows(self, recurrence: Recurrence, *arrays: Array) -> tuple[Array, ...]:
         """View arrays of the recurrence's shape with equal strides, [launches, ...]; they are copied where they have none."""
-        found = [_strides(recurrence, array) for array in arrays]
-        if None in found or len(set(found)) > 1:
+        strides = [_strides(recurrence, array) for array in arrays]
+        if None in strides or len(set(strides)) > 1:
             arrays = tuple(contiguous(array) for array in arrays)
-            found = [_strides(recurrence, array) for array in arrays]
-        return tuple(self._viewed(array, *strides) for array, strides in zip(arrays, found, strict=True) if strides)
+            strides = [_strides(recurrence, array) for array in arrays]
+        return tuple(self._viewed(array, *pair) for array, pair in zip(arrays, strides, strict=True) if pair)
 
     def _viewed(self, array: Array, before: int, time: int) -> Array:
         launch, batch = (0, before) if self.batch_is_before else (before, self.hidden_size)
@@ -96,7 +96,7 @@ def _hidden_size(behind: tuple[int, ...]) -> int:
     if merged <= SIZE_LIMIT:
         return merged
     small = [divisor for divisor in range(1, math.isqrt(merged) + 1) if merged % divisor == 0]
-    return max(divisor for each in small for divisor in (each, merged // each) if divisor <= SIZE_LIMIT)
+    return max(divisor for factor in small for divisor in (factor, merged // factor) if divisor <= SIZE_LIMIT)
 
 
 def _strides(recurrence: Recurrence, array: Array) -> tuple[int, int] | None:

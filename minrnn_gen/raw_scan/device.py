@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minrnn_gen.call.address import Gap
+from minrnn_gen.call.address import PointerDifference
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import X_AXES
@@ -15,12 +15,12 @@ from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels, typical_time_of
-from minrnn_gen.run.replay import Steps
+from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 
 
-def run_scan(call: ScanCall, y: Array, final: Array, steps: Steps) -> None:
-    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; asynchronous, by `steps`."""
+def run_scan(call: ScanCall, y: Array, final: Array, recorder: TraceRecorder) -> None:
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; by `recorder`."""
     recurrence = call.recurrence
     if not recurrence.sequences:
         return
@@ -32,13 +32,13 @@ def run_scan(call: ScanCall, y: Array, final: Array, steps: Steps) -> None:
     states = zip(arrangement.states(call.h0), arrangement.states(final), strict=True)
     for index, (initial, last) in enumerate(states):
         outputs = Outputs(rows.selected(0, index), (), _present(last))
-        one = _call(arrangement, recurrence, x.selected(0, index), initial)
-        workspace = steps.workspace(workspace_bytes_of(plan, one))
-        steps.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, one, outputs, workspace), plan.threads)
+        part = _call(arrangement, recurrence, x.selected(0, index), initial)
+        workspace = recorder.workspace(workspace_bytes_of(plan, part))
+        recorder.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, part, outputs, workspace), plan.threads)
 
 
-def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, steps: Steps) -> None:
-    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, contiguous; asynchronous, by `steps`."""
+def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: TraceRecorder) -> None:
+    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, contiguous; by `recorder`."""
     recurrence = call.recurrence
     if not recurrence.sequences:
         return
@@ -52,10 +52,10 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, step
     for index, (initial, dfinal, dinitial) in enumerate(states):
         incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
         gradients = Gradients(dx.selected(0, index), _present(dinitial), None)
-        one = _call(arrangement, recurrence, x.selected(0, index), initial)
-        workspace = steps.workspace(workspace_bytes_of(plan, one))
-        launch = backward_launch_of(plan, ARRAY_NAMES, one, (y.selected(0, index),), incoming, gradients, workspace)
-        steps.launch(loaded, launch, plan.threads)
+        part = _call(arrangement, recurrence, x.selected(0, index), initial)
+        workspace = recorder.workspace(workspace_bytes_of(plan, part))
+        launch = backward_launch_of(plan, ARRAY_NAMES, part, (y.selected(0, index),), incoming, gradients, workspace)
+        recorder.launch(loaded, launch, plan.threads)
 
 
 def _kernel(
@@ -66,7 +66,7 @@ def _kernel(
     typical_time = typical_time_of(arrangement.time)
     kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, typical_time, x.device)
     sizes = Sizes(arrangement.batch, arrangement.time)
-    return kernels.ready(kernel_pass, kernels.regime_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
+    return kernels.ready(kernel_pass, kernels.specialization_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
 
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:
@@ -81,7 +81,7 @@ def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
     Both start at multiples of their elements' size, as `inspect_array` sees to.
     """
     axis = 1 + X_AXES[arrangement.layout].index("g")
-    stride = Gap(first.pointer, second.pointer, first.itemsize)
+    stride = PointerDifference(first.pointer, second.pointer, first.itemsize)
     return replace(
         first,
         shape=(*first.shape[:axis], 2, *first.shape[axis:]),

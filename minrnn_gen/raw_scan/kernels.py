@@ -13,7 +13,7 @@ from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import ComplexName, PrecisionName
 from minrnn_gen.raw_scan.arrangement import RawLayout
@@ -43,24 +43,24 @@ class RawKernels:
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
-        self._ready: dict[tuple[KernelPass, Regime], tuple[LoadedKernel, KernelPlan]] = {}
+        self._ready: dict[tuple[KernelPass, Specialization], tuple[LoadedKernel, KernelPlan]] = {}
         self._lock = threading.Lock()
 
-    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
+    def ready(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[LoadedKernel, KernelPlan]:
         """Return the kernel to launch and its plan; raises ToolchainMissing where NVRTC is not installed."""
-        key = (kernel_pass, regime)
+        key = (kernel_pass, specialization)
         if key not in self._ready:
             with self._lock:
                 if key not in self._ready:
-                    self._ready[key] = self._built(kernel_pass, regime)
+                    self._ready[key] = self._built(kernel_pass, specialization)
         return self._ready[key]
 
-    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
-        """Return the regime of a call."""
-        return self._builder.regime_of(sizes, alignment_bytes, reverse)
+    def specialization_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Specialization:
+        """Return the specialization of a call."""
+        return self._builder.specialization_of(sizes, alignment_bytes, reverse)
 
-    def _built(self, kernel_pass: KernelPass, regime: Regime) -> tuple[LoadedKernel, KernelPlan]:
-        built = self._builder.build(kernel_pass, regime)
+    def _built(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[LoadedKernel, KernelPlan]:
+        built = self._builder.build(kernel_pass, specialization)
         if built.cubin is None:
             raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
         plan = built.plan

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from minrnn_gen.call.array import Array
-from minrnn_gen.raw_scan.arguments import Recurrence, check_scan, check_scan_backward, read_scan
-from minrnn_gen.run.replay import Steps, Tapes
+from minrnn_gen.raw_scan.arguments import Recurrence, check_scan, check_scan_backward, keyed_scan
+from minrnn_gen.run.replay import TraceCache, TraceRecorder
 
-# What was run before on the arrays of a form, by every scan of this process.
-_TAPES = Tapes()
+
+class ScanResult(NamedTuple):
+    """What a scan gives."""
+
+    y: Any
+    final: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> ScanResult:
+        """Return the results with every entry changed."""
+        return ScanResult(change(self.y), change(self.final))
+
+
+class ScanGradients(NamedTuple):
+    """What a scan's backward gives."""
+
+    a: Any
+    b: Any
+    h0: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> ScanGradients:
+        """Return the results with every entry changed."""
+        return ScanGradients(change(self.a), change(self.b), change(self.h0))
+
+
+# What was run before on arrays of a key, by every scan of this process.
+SCANS = TraceCache[ScanResult, None]()
+BACKWARDS = TraceCache[ScanGradients, None]()
 
 
 def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1) -> tuple[Any, Any]:
@@ -21,24 +47,24 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     Arrays may have any strides; CUDA arrays run a compiled kernel on the caller's current stream, others NumPy.
     Raises BadInput for arrays that do not fit.
     """
-    reading = read_scan("scan", (a, b, h0), log_a=log_a, reverse=reverse, axis=axis)
-    played = _TAPES.play(reading)
-    if played is not None:
-        again, last = played.results
-        return again, last
+    keyed = keyed_scan((a, b, h0), log_a=log_a, reverse=reverse, axis=axis)
+    replay = SCANS.replay(keyed)
+    if replay is not None:
+        y, final = replay.result
+        return y, final
     call = check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
-    steps = Steps(call.a, reading)
-    (y,), final = _results(call.recurrence, steps, 1)
+    recorder = TraceRecorder(call.a, keyed)
+    (written,), last = _results(call.recurrence, recorder, 1)
     if call.a.device is None:
-        from minrnn_gen.raw_scan import host  # NumPy is imported only where a host array comes in
+        from minrnn_gen.raw_scan import cpu  # NumPy is imported only where a host array comes in
 
-        host.run_scan(call, y, final)
+        cpu.run_scan(call, written, last)
     else:
         from minrnn_gen.raw_scan import device
 
-        device.run_scan(call, y, final, steps)
-        _TAPES.keep(steps.played((y, final), None))
-    return y.owner, final.owner
+        device.run_scan(call, written, last, recorder)
+        SCANS.keep(recorder.finish(ScanResult(written, last), None))
+    return written.owner, last.owner
 
 
 def scan_backward(
@@ -59,28 +85,28 @@ def scan_backward(
     db[t] = delta[t], da[t] = delta[t] conj(h[t-1]), dh0 = conj(a[0]) delta[0]. In 16-bit dtypes y, rounded, stands for h.
     Raises BadInput for arrays that do not fit. Source: Martin & Cundy, arXiv 1709.04057.
     """
-    reading = read_scan("backward", (a, y, dy, h0, dfinal), log_a=log_a, reverse=reverse, axis=axis)
-    played = _TAPES.play(reading)
-    if played is not None:
-        of_a, of_b, of_h0 = played.results
-        return of_a, of_b, of_h0
+    keyed = keyed_scan((a, y, dy, h0, dfinal), log_a=log_a, reverse=reverse, axis=axis)
+    replay = BACKWARDS.replay(keyed)
+    if replay is not None:
+        da, db, dh0 = replay.result
+        return da, db, dh0
     call = check_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
-    steps = Steps(call.a, reading)
-    (da, db), dh0 = _results(call.recurrence, steps, 2)
+    recorder = TraceRecorder(call.a, keyed)
+    (by_a, by_b), by_h0 = _results(call.recurrence, recorder, 2)
     if call.a.device is None:
-        from minrnn_gen.raw_scan import host
+        from minrnn_gen.raw_scan import cpu
 
-        host.run_scan_backward(call, da, db, dh0)
+        cpu.run_scan_backward(call, by_a, by_b, by_h0)
     else:
         from minrnn_gen.raw_scan import device
 
-        device.run_scan_backward(call, da, db, dh0, steps)
-        _TAPES.keep(steps.played((da, db, dh0), None))
-    return da.owner, db.owner, dh0.owner
+        device.run_scan_backward(call, by_a, by_b, by_h0, recorder)
+        BACKWARDS.keep(recorder.finish(ScanGradients(by_a, by_b, by_h0), None))
+    return by_a.owner, by_b.owner, by_h0.owner
 
 
-def _results(recurrence: Recurrence, steps: Steps, count: int) -> tuple[tuple[Array, ...], Array]:
+def _results(recurrence: Recurrence, recorder: TraceRecorder, count: int) -> tuple[tuple[Array, ...], Array]:
     """Allocate `count` arrays shaped like a, and one of the state's shape and dtype."""
     precision = recurrence.precision
-    rows = tuple(steps.new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
-    return rows, steps.new_array(recurrence.state_shape, precision.arithmetic_dtype)
+    rows = tuple(recorder.new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
+    return rows, recorder.new_array(recurrence.state_shape, precision.arithmetic_dtype)

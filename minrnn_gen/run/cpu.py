@@ -15,7 +15,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
-from minrnn_gen.call.interface import Y_AXES, Contract
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.matmul import RecurrentProduct
@@ -23,85 +24,85 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import KeptStates
-from minrnn_gen.run.saved import Forward
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.run.saved import Forward, owner_of
 
 
 @dataclass(frozen=True)
 class CpuRun:
     """The CPU target of one builder; may be used from several threads."""
 
-    contract: Contract
+    interface: Interface
     builder: Builder
 
-    def forward(self, call: Call, kept: KeptStates, saves: bool) -> Forward:
-        """Run over time; states are kept in the arithmetic dtype, however `kept`.
+    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
+        """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
-        Where a backward follows (`saves`), those of a cell that is no scan are always kept: R did not multiply y as rounded.
+        Where a backward follows (`saves`), those of a cell that is no scan are always written: R did not multiply y as rounded.
         """
-        precision = self.contract.precision
-        keeps = self.kept_dtype(kept, saves) is not None
-        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, keeps)
+        precision = self.interface.precision
+        writes_states = self.states_dtype(states_out, saves) is not None
+        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, writes_states)
 
     @staticmethod
     def with_sequences_beside_x(call: Call) -> Call:
-        """Return a call whose lengths and ends are where it reads them."""
+        """Return the call: lengths and ends are read wherever they are."""
         return call
 
     @property
     def preactivation_axes(self) -> str:
         """The axes of x once it is projected."""
-        return self.contract.x_axes.replace("i", "") + self.contract.gate_axes
+        return self.interface.x_axes.replace("i", "") + self.interface.gate_axes
 
     @property
     def preactivation_dtype(self) -> str:
         """The dtype of x once it is projected."""
-        return self.contract.precision.arithmetic_dtype
+        return self.interface.precision.arithmetic_dtype
 
-    def kept_dtype(self, kept: KeptStates, saves: bool) -> str | None:
-        """The dtype in which a forward keeps states, or None where it keeps none; with a backward to follow or without."""
-        keeps = kept != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
-        return self.contract.precision.arithmetic_dtype if keeps else None
+    def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
+        """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
+        writes_states = states_out != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        return self.interface.precision.arithmetic_dtype if writes_states else None
 
-    def reference(self, call: Call, keeps: bool) -> Outputs:
-        """Run over time sequentially in float64; the outputs are NumPy arrays in float64."""
+    def reference(self, call: Call, all_states: bool) -> ForwardResult:
+        """Run over time sequentially in float64; the results are NumPy arrays in float64."""
         like = replace(call.x, library="numpy")
-        return self._forward(call, like, "float64", "float64", keeps, "sequential").outputs
+        return self._forward(call, like, "float64", "float64", all_states, "sequential").result
 
-    def step(self, call: Call) -> Outputs:
+    def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
-        contract, precision = self.contract, self.contract.precision
-        shape = contract.state_shape(call.batch)
+        interface, precision = self.interface, self.interface.precision
+        shape = interface.state_shape(call.batch)
         outputs = Outputs(
             y=memory.new_array(call.x, shape, precision.storage_dtype),
             kept=(),
-            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in contract.states),
+            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in interface.states),
         )
-        projected = _projected(contract, call, precision.arithmetic_dtype)
+        projected = _projected(interface, call, precision.arithmetic_dtype)
         self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
-        return outputs
+        return StepResult(outputs.y, outputs.final).mapped(owner_of)
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
-        contract, call, projected = self.contract, forward.call, forward.projected
-        carried = contract.precision.arithmetic_dtype
+        interface, call, projected = self.interface, forward.call, forward.projected
+        carried = interface.precision.arithmetic_dtype
         gradients = Gradients(
             dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
-            dinitial=tuple(memory.new_array(call.x, contract.state_shape(call.batch), carried) for _ in contract.states),
+            dinitial=tuple(memory.new_array(call.x, interface.state_shape(call.batch), carried) for _ in interface.states),
             sums=None,
         )
-        sums = numpy.zeros((len(contract.runs_reversed), contract.summed_count, contract.hidden_size))
-        dR = None if call.R is None else numpy.zeros(contract.R_shape)
-        for run, part in runs_of(contract, projected):
+        sums = numpy.zeros((len(interface.runs_reversed), interface.summed_count, interface.hidden_size))
+        dR = None if call.R is None else numpy.zeros(interface.R_shape)
+        for run, part in runs_of(interface, projected):
             self._run_backward(
                 part,
-                outputs_of_run(contract, forward.outputs, run),
-                incoming_of_run(contract, incoming, run),
-                gradients_of_run(contract, projected.x_axes, gradients, run),
+                outputs_of_run(interface, forward.outputs, run),
+                incoming_of_run(interface, incoming, run),
+                gradients_of_run(interface, projected.x_axes, gradients, run),
                 sums[run],
-                None if dR is None else dR.reshape(-1, *contract.R_shape[-4:])[run],
+                None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
-        initial = [one.owner for one in gradients.dinitial]
+        initial = [array.owner for array in gradients.dinitial]
         if call.weight is None:
             return RawGradients(gradients.dx.owner, None, initial, sums, dR)
         dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
@@ -115,91 +116,92 @@ class CpuRun:
         return result.owner
 
     def _forward(
-        self, call: Call, like: Array, arithmetic: str, storage: str, keeps: bool, method: ScanMethod | None = None
+        self, call: Call, like: Array, arithmetic: str, storage: str, writes_states: bool, method: ScanMethod | None = None
     ) -> Forward:
         """Run with dtypes of these names, into arrays of the library of `like`."""
-        contract = self.contract
-        shape, state_shape = contract.y_shape(call.rows, call.time), contract.state_shape(call.batch)
+        interface = self.interface
+        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
         outputs = Outputs(
             y=memory.new_array(like, shape, storage),
-            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (contract.states if keeps else ())),
-            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in contract.states),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (interface.states if writes_states else ())),
+            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in interface.states),
         )
-        projected = _projected(contract, call, arithmetic)
-        for run, part in runs_of(contract, projected):
-            its = outputs_of_run(contract, outputs, run)
-            kept = {name: y_by_time(contract, one) for name, one in zip(contract.states, its.kept, strict=False)}
-            self._run(part, y_by_time(contract, its.y), kept, its.final, arithmetic, method)
+        projected = _projected(interface, call, arithmetic)
+        for run, part in runs_of(interface, projected):
+            written = outputs_of_run(interface, outputs, run)
+            states = {name: y_by_time(interface, array) for name, array in zip(interface.states, written.kept, strict=False)}
+            self._run(part, y_by_time(interface, written.y), states, written.final, arithmetic, method)
         return Forward(call, projected, outputs)
 
     def _run(
         self,
         call: Call,
         y: Values,
-        kept: Mapping[str, Values],
+        states: Mapping[str, Values],
         final: tuple[Array, ...],
         arithmetic: str,
         method: ScanMethod | None,
     ) -> None:
-        """Run a call of one direction; `y` and `kept` are [T, B, H]."""
-        contract, lowered = self.contract, self.builder.lowered
-        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, arithmetic)
-        last = [as_numpy(one) for one in final]
+        """Run a call of one direction; `y` and `states` are [T, B, H]."""
+        interface, lowered = self.interface, self.builder.lowered
+        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, arithmetic)
+        last = [as_numpy(array) for array in final]
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
         else:
             run = partial(run_steps, lowered, product=_product_of(call, arithmetic))
         for stretch in stretches_of(call):
-            found = run(
+            carried = run(
                 stretch.of(gates),
                 **vectors,
-                initial={name: one[stretch.sequences] for name, one in initial.items()},
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
                 arithmetic=numpy_dtype(arithmetic),
                 y=stretch.of(y),
-                all_states={name: stretch.of(one) for name, one in kept.items()},
+                all_states={name: stretch.of(state) for name, state in states.items()},
                 marks=stretch.marks,
             )
-            for name, one in zip(contract.states, last, strict=True):
-                one[stretch.sequences] = found[name]
+            for name, state in zip(interface.states, last, strict=True):
+                state[stretch.sequences] = carried[name]
 
     def _run_backward(
         self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values, dR: Values | None
     ) -> None:
         """Run back through a call of one direction, and add to `sums` [gates + recurrent gates + parameters, H] and `dR`."""
-        contract, lowered = self.contract, self.builder.lowered_backward
-        carried = contract.precision.arithmetic_dtype
-        gates, vectors, initial = gates_by_time(call), vectors_of(contract, call), initial_of(contract, call, carried)
+        interface, lowered = self.interface, self.builder.lowered_backward
+        carried = interface.precision.arithmetic_dtype
+        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, carried)
         dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])
-        dy = y_by_time(contract, incoming.dy)
-        states = {name: y_by_time(contract, one) for name, one in zip(contract.states, outputs.kept, strict=False)}
+        dy = y_by_time(interface, incoming.dy)
+        states = {name: y_by_time(interface, array) for name, array in zip(interface.states, outputs.kept, strict=False)}
         run: Callable[..., ScanGradients | StepsGradients]
         if isinstance(lowered, LoweredScanBackward):
             run = partial(run_scan_backward, lowered)
             if lowered.output_state is not None:
-                states[lowered.output_state] = y_by_time(contract, outputs.y)
+                states[lowered.output_state] = y_by_time(interface, outputs.y)
         else:
             product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
             run = partial(run_steps_backward, lowered, product=product, clip=clip)
-        dfinal = {name: as_numpy(one) for name, one in zip(contract.states, incoming.dfinal, strict=True) if one is not None}
-        first = [as_numpy(one) for one in gradients.dinitial]
+        arriving = zip(interface.states, incoming.dfinal, strict=True)
+        dfinal = {name: as_numpy(gradient) for name, gradient in arriving if gradient is not None}
+        dinitial = [as_numpy(gradient) for gradient in gradients.dinitial]
         for stretch in stretches_of(call):
-            found = run(
+            partial_gradients = run(
                 stretch.of(gates),
                 **vectors,
-                initial={name: one[stretch.sequences] for name, one in initial.items()},
-                states={name: stretch.of(one) for name, one in states.items()},
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                states={name: stretch.of(state) for name, state in states.items()},
                 dy=stretch.of(dy),
-                dfinal={name: one[stretch.sequences] for name, one in dfinal.items()},
+                dfinal={name: gradient[stretch.sequences] for name, gradient in dfinal.items()},
                 arithmetic=numpy_dtype(carried),
                 dx=stretch.of(dx),
                 marks=stretch.marks,
             )
-            for name, one in zip(contract.states, first, strict=True):
-                one[stretch.sequences] = found.initial[name]
-            sums += found.sums
-            if dR is not None and isinstance(found, StepsGradients):
-                dR += found.R
+            for name, gradient in zip(interface.states, dinitial, strict=True):
+                gradient[stretch.sequences] = partial_gradients.initial[name]
+            sums += partial_gradients.sums
+            if dR is not None and isinstance(partial_gradients, StepsGradients):
+                dR += partial_gradients.R
 
 
 def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
@@ -210,14 +212,14 @@ def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
     return RecurrentProduct.prepared(as_numpy(call.R), bias, numpy_dtype(arithmetic))
 
 
-def _projected(contract: Contract, call: Call, arithmetic: str) -> Call:
+def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
     """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
     if call.weight is None:
         return call
     product = scan.project(_input_rows(call), as_numpy(call.weight), numpy_dtype(arithmetic))
-    x = product.reshape(*product.shape[:-1], *contract.shape(contract.gate_axes, 0, 0))
+    x = product.reshape(*product.shape[:-1], *interface.shape(interface.gate_axes, 0, 0))
     # A single step has no axis of time.
-    return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + contract.gate_axes, weight=None)
+    return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
 
 
 def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) -> tuple[Array, Values]:
@@ -272,7 +274,7 @@ def stretches_of(call: Call) -> Iterator[Stretch]:
             yield Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
         return
     within = None if sequences.lengths is None else within_lengths(sequences.lengths, call.time)
-    marks = StepMarks(*(None if one is None else one[order] for one in (resets, within)))
+    marks = StepMarks(*(None if steps is None else steps[order] for steps in (resets, within)))
     yield Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
 
 
@@ -291,24 +293,24 @@ def gates_by_time(call: Call) -> Values:
     return view
 
 
-def y_by_time(contract: Contract, y: Array) -> Values:
+def y_by_time(interface: Interface, y: Array) -> Values:
     """View an array with the axes of y as [T, B, H]."""
-    axes = Y_AXES[contract.layout]
+    axes = Y_AXES[interface.layout]
     view: Values = as_numpy(y).transpose([axes.index(axis) for axis in "tbh"])
     return view
 
 
-def vectors_of(contract: Contract, call: Call) -> dict[str, Any]:
+def vectors_of(interface: Interface, call: Call) -> dict[str, Any]:
     """Return the bias [G, H], or None, and the parameters {name: [H]} of a call of one direction."""
-    shape = (len(contract.gates), contract.hidden_size)
+    shape = (len(interface.gates), interface.hidden_size)
     return {
         "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
-        "parameters": {name: as_numpy(one) for name, one in zip(contract.parameters, call.parameters, strict=True)},
+        "parameters": {name: as_numpy(vector) for name, vector in zip(interface.parameters, call.parameters, strict=True)},
     }
 
 
-def initial_of(contract: Contract, call: Call, arithmetic: str) -> dict[str, Values]:
+def initial_of(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
     """Return the initial states {name: [B, H]} of a call of one direction, zeros where none were given."""
-    zeros = numpy.zeros((call.batch, contract.hidden_size), numpy_dtype(arithmetic))
-    given = zip(contract.states, call.initial, strict=True)
-    return {name: zeros if one is None else as_numpy(one) for name, one in given}
+    zeros = numpy.zeros((call.batch, interface.hidden_size), numpy_dtype(arithmetic))
+    states = zip(interface.states, call.initial, strict=True)
+    return {name: zeros if state is None else as_numpy(state) for name, state in states}

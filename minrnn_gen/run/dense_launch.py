@@ -9,7 +9,7 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.interface import Y_AXES, Contract
+from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames, signature
 from minrnn_gen.errors import BadInput
@@ -97,14 +97,14 @@ def _groups(plan: KernelPlan, batch: int) -> int:
     return plan.heads * -(-batch // plan.variables["batch_tile"])
 
 
-def scratch_sizes(contract: Contract, batch: int, backward: bool) -> dict[str, int]:
+def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:
     """Return the bytes of each piece of memory that the steps of `batch` sequences share."""
-    storage, arithmetic = contract.precision.storage_bytes, contract.precision.arithmetic_bytes
-    outputs, states = batch * contract.hidden_size, batch * contract.hidden_size * len(contract.states)
-    products = outputs * len(contract.recurrent_gates)
+    storage, arithmetic = interface.precision.storage_bytes, interface.precision.arithmetic_bytes
+    outputs, states = batch * interface.hidden_size, batch * interface.hidden_size * len(interface.states)
+    products = outputs * len(interface.recurrent_gates)
     sizes = {
         "call": CALL_BYTES,
-        "packed": math.prod(contract.R_shape[-4:]) * storage,
+        "packed": math.prod(interface.R_shape[-4:]) * storage,
         "cublas": WORKSPACE_BYTES,
     }
     if backward:
@@ -112,58 +112,58 @@ def scratch_sizes(contract: Contract, batch: int, backward: bool) -> dict[str, i
     return sizes | {"state": states * arithmetic, "hidden": outputs * storage, "product": products * arithmetic}
 
 
-def step_product(contract: Contract, scratch: Scratch, batch: int, backward: bool) -> Product:
+def step_product(interface: Interface, scratch: Scratch, batch: int, backward: bool) -> Product:
     """Return the product before each step: of the outputs with R, or of the gradients of such products with it."""
-    storage, arithmetic = contract.precision.storage_dtype, contract.precision.arithmetic_dtype
-    hidden, size = contract.hidden_size, contract.head_dim
-    rows = len(contract.recurrent_gates) * size
+    storage, arithmetic = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+    hidden, size = interface.hidden_size, interface.head_dim
+    rows = len(interface.recurrent_gates) * size
     if backward:
-        left = Matrix(scratch["dproduct"], storage, contract.heads * rows, rows)
+        left = Matrix(scratch["dproduct"], storage, interface.heads * rows, rows)
         right = Matrix(scratch["packed"], storage, size, rows * size)
-        return Product(batch, size, rows, left, right, Matrix(scratch["dhidden"], arithmetic, hidden, size), contract.heads)
+        return Product(batch, size, rows, left, right, Matrix(scratch["dhidden"], arithmetic, hidden, size), interface.heads)
     left = Matrix(scratch["hidden"], storage, hidden, size)
-    result = Matrix(scratch["product"], arithmetic, contract.heads * rows, rows)
-    return Product(batch, rows, size, left, _packed(contract, scratch["packed"]), result, contract.heads)
+    result = Matrix(scratch["product"], arithmetic, interface.heads * rows, rows)
+    return Product(batch, rows, size, left, _packed(interface, scratch["packed"]), result, interface.heads)
 
 
-def _packed(contract: Contract, pointer: int) -> Matrix:
-    size = contract.head_dim
-    rows = len(contract.recurrent_gates) * size
-    return Matrix(pointer, contract.precision.storage_dtype, size, rows * size, transposed=True)
+def _packed(interface: Interface, pointer: int) -> Matrix:
+    size = interface.head_dim
+    rows = len(interface.recurrent_gates) * size
+    return Matrix(pointer, interface.precision.storage_dtype, size, rows * size, transposed=True)
 
 
-def row_products(contract: Contract, layout: str, packed: int, y: Array, products: Array) -> list[Product]:
+def row_products(interface: Interface, layout: str, packed: int, y: Array, products: Array) -> list[Product]:
     """Return the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
-    size, rows = contract.head_dim, len(contract.recurrent_gates) * contract.head_dim
-    right, width = _packed(contract, packed), contract.heads * rows
+    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
+    right, width = _packed(interface, packed), interface.heads * rows
 
     def result(first_row: int) -> Matrix:
         return Matrix(products.pointer + first_row * width * products.itemsize, products.dtype, width, rows)
 
     return [
-        Product(count, rows, size, left, right, result(first), contract.heads)
-        for first, count, left in _rows_of(contract, layout, y)
+        Product(count, rows, size, left, right, result(first), interface.heads)
+        for first, count, left in _rows_of(interface, layout, y)
     ]
 
 
-def recurrent_gradient(contract: Contract, layout: str, y: Array, dproducts: Array, dR: Array) -> list[Product]:
+def recurrent_gradient(interface: Interface, layout: str, y: Array, dproducts: Array, dR: Array) -> list[Product]:
     """Return the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
-    size, rows = contract.head_dim, len(contract.recurrent_gates) * contract.head_dim
-    width, result = contract.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
+    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
+    width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
 
     def left(first_row: int) -> Matrix:
         pointer = dproducts.pointer + first_row * width * dproducts.itemsize
         return Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
 
     return [
-        Product(rows, size, count, left(first), right, result, contract.heads, adds=True)
-        for first, count, right in _rows_of(contract, layout, y)
+        Product(rows, size, count, left(first), right, result, interface.heads, adds=True)
+        for first, count, right in _rows_of(interface, layout, y)
     ]
 
 
-def _rows_of(contract: Contract, layout: str, y: Array) -> list[tuple[int, int, Matrix]]:
+def _rows_of(interface: Interface, layout: str, y: Array) -> list[tuple[int, int, Matrix]]:
     """Return (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
-    size = contract.head_dim
+    size = interface.head_dim
     if layout != "BDT":
         count = y.shape[0] * y.shape[1]
         return [(0, count, Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2]))]

@@ -40,10 +40,10 @@ def weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: boo
         turned = factor(gradient, outputs, transposed=True)
         return [_product((outputs, inputs, _rows(x)), turned, factor(x, inputs), dweight)]
     batch, _, time = x.shape
-    parts = ((gradient.narrowed(0, one, 1), x.narrowed(0, one, 1)) for one in range(batch))
+    parts = ((gradient.narrowed(0, row, 1), x.narrowed(0, row, 1)) for row in range(batch))
     return [
-        _product((outputs, inputs, time), factor(its, time), factor(its_x, time, transposed=True), dweight, adds=one > 0)
-        for one, (its, its_x) in enumerate(parts)
+        _product((outputs, inputs, time), factor(left, time), factor(right, time, transposed=True), dweight, adds=row > 0)
+        for row, (left, right) in enumerate(parts)
     ]
 
 

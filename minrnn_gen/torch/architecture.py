@@ -49,7 +49,7 @@ class Architecture:
     @property
     def own_names(self) -> dict[str, str]:
         """The cell's own vectors by their names as parameters."""
-        pairs = (zip(one.vectors, self.vectors, strict=True) for layer in self.names for one in layer)
+        pairs = (zip(names.vectors, self.vectors, strict=True) for layer in self.names for names in layer)
         return {name: vector for pair in pairs for name, vector in pair}
 
 
@@ -72,18 +72,18 @@ def architecture_of(
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:
         raise BadInput(f"recurrent_bias is True, but {cell.name} has no recurrent product; leave it out")
-    taken = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & {*cell.parameters}
-    if taken:
-        raise BadInput(f"{cell.name} has a vector {min(taken)}, a name that layers have for other parameters; rename it")
+    reserved = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & {*cell.parameters}
+    if reserved:
+        raise BadInput(f"{cell.name} has a vector {min(reserved)}, a name that layers have for other parameters; rename it")
     has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
     first = load_spec(first, recurrent_bias=has_recurrent_bias)
     hidden = first.hidden_size
     inputs = (input_size, *(hidden * directions for _ in range(num_layers - 1)))
     layers = [load_spec(first, input_size=size) for size in inputs]
     recipes = {
-        each: tuple(recipe_of(load_spec(one, precision=each), source) for one in layers)
-        for each in ((precision,) if precision else PRECISION_NAMES)
-        if each != "fp64" or first.functions != "fast"  # which a spec refuses
+        name: tuple(recipe_of(load_spec(layer, precision=name), source) for layer in layers)
+        for name in ((precision,) if precision else PRECISION_NAMES)
+        if name != "fp64" or first.functions != "fast"  # which a spec refuses
     }
     present = {"weight_hh": bool(cell.recurrent_gates), "bias_ih": bias, "bias_hh": has_recurrent_bias}
     names = tuple(
@@ -93,15 +93,15 @@ def architecture_of(
     rows, recurrent_rows = len(cell.gates) * hidden, len(cell.recurrent_gates) * hidden
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, directed in enumerate(names):
-        for one in directed:
-            shapes[one.weight_ih] = (rows, inputs[layer])
-            if one.weight_hh:
-                shapes[one.weight_hh] = (recurrent_rows, first.head_dim)
-            if one.bias_ih:
-                shapes[one.bias_ih] = (rows,)
-            if one.bias_hh:
-                shapes[one.bias_hh] = (recurrent_rows,)
-            shapes |= dict.fromkeys(one.vectors, (hidden,))
+        for run_names in directed:
+            shapes[run_names.weight_ih] = (rows, inputs[layer])
+            if run_names.weight_hh:
+                shapes[run_names.weight_hh] = (recurrent_rows, first.head_dim)
+            if run_names.bias_ih:
+                shapes[run_names.bias_ih] = (rows,)
+            if run_names.bias_hh:
+                shapes[run_names.bias_hh] = (recurrent_rows,)
+            shapes |= dict.fromkeys(run_names.vectors, (hidden,))
     return Architecture(cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, names, shapes)
 
 

@@ -56,19 +56,19 @@ def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
     data = packed.data
     if data.dim() != 2 or data.shape[-1] != input_size:
         raise BadInput(f"input.data has shape {list(data.shape)}; [steps, {input_size}] is expected, the latter is input_size")
-    if any(one is not None for one in sequences):
+    if any(array is not None for array in sequences):
         raise BadInput("a PackedSequence has lengths of its own; give it without resets, lengths and cu_seqlens")
 
 
-def check_states(given: Sequence[Any], names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+def check_states(states: Sequence[Any], names: tuple[str, ...], shape: tuple[int, ...]) -> None:
     """Refuse initial states of other number or shape."""
-    if len(given) != len(names):
+    if len(states) != len(names):
         wanted = f"a tuple of {len(names)}, {', '.join(names)}," if len(names) > 1 else "a tensor"
-        raise BadInput(f"hx has {len(given)} states; {wanted} is expected")
-    for name, one in zip(names, given, strict=True):
-        if tuple(one.shape) != shape:
+        raise BadInput(f"hx has {len(states)} states; {wanted} is expected")
+    for name, state in zip(names, states, strict=True):
+        if tuple(state.shape) != shape:
             axes = ["num_layers * directions", *(["batch"] if len(shape) == 3 else []), "hidden_size"]
-            raise BadInput(f"hx of state {name} has shape {list(one.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
+            raise BadInput(f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
 def check_beside(parameter: Any, name: str, x: Any) -> None:

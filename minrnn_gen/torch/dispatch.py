@@ -50,8 +50,8 @@ def is_plain(tensors: Sequence[Any]) -> bool:
 def records(tensors: Sequence[Any]) -> bool:
     """Say whether autograd records a call with these tensors, of which any may be None."""
     if torch.is_grad_enabled():
-        for one in tensors:
-            if one is not None and one.requires_grad:
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
                 return True
     return False
 

@@ -39,9 +39,9 @@ def recurrence(
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = storage_dtype(kernel)
-        x, R, weight = (None if one is None else one.to(dtype) for one in (x, R, weight))
+        x, R, weight = (None if tensor is None else tensor.to(dtype) for tensor in (x, R, weight))
     named = _in_order(parameters, kernel.parameters, "parameters")
-    initial = _in_order(state, kernel.states, "state") if state else ()
+    initial = _in_order(state, kernel.states, "state") if state else (None,) * len(kernel.states)
     tensors = (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
@@ -50,14 +50,14 @@ def recurrence(
     return (y, final, dict(zip(kernel.states, states[count:], strict=True))) if all_states else (y, final)
 
 
-def _in_order(given: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
+def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
     """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
-    given = {} if given is None else given
-    for name in given:
+    mapping = {} if mapping is None else mapping
+    for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
             raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
     for name in names:
-        if name not in given:
+        if name not in mapping:
             raise BadInput(f"{what} is without '{name}'; give all of {', '.join(names)}")
-    return tuple(given[name] for name in names)
+    return tuple(mapping[name] for name in names)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.kernels import kernel_by
-from minrnn_gen.torch.recorded import Recorded, RecordedOnce, Tensors
+from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
 
 _CALL = (
     "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
@@ -37,7 +38,7 @@ def run(
     if is_plain(tensors):
         kernel = kernel or kernel_by(recipe)
         if saves:
-            return Recorded.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
+            return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
         results = calls.forward(kernel, tensors, all_states, all_states)
     else:
         results = _OPERATOR(recipe, saves or all_states, all_states, *_by_schema(tensors, parameters))
@@ -96,76 +97,79 @@ class _Dispatched:
         y, *extra = results
         dy, dstate = calls.arriving(kernel, tensors, y, gradients)
         call = _by_schema(tensors, len(kernel.parameters))
-        found = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
-        return [next(found) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+        in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
+        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
 def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
     """Return the tensors of a call as the operators take them: parameters and states as two lists."""
-    states_from = calls.NAMED_FROM + parameters
-    head, named, state = tensors[: calls.NAMED_FROM], tensors[calls.NAMED_FROM : states_from], tensors[states_from:]
-    return (*head, list(named), list(state))
+    states_from = PARAMETERS_FROM + parameters
+    state = [tensor for tensor in tensors[states_from:] if tensor is not None]
+    return (*tensors[:PARAMETERS_FROM], list(tensors[PARAMETERS_FROM:states_from]), state)
 
 
-def _in_order(call: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments of an operator as the tensors of a call."""
+def _in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
+    """Return the arguments of an operator as the tensors of a call of so many states."""
     *head, parameters, state = call
-    return (*head, *parameters, *state)
+    return (*head, *parameters, *(state or (None,) * states))
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
     """Say of each tensor of a call whether a backward returns its gradient."""
-    return [
-        one is not None and (place < calls.SEQUENCES_FROM or place >= calls.NAMED_FROM) for place, one in enumerate(tensors)
-    ]
+    return [tensor is not None and (slot < SEQUENCES_FROM or slot >= PARAMETERS_FROM) for slot, tensor in enumerate(tensors)]
 
 
 def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    return calls.forward(kernel_by(recipe), _in_order(call), saves, all_states)
+    kernel = kernel_by(recipe)
+    return calls.forward(kernel, _in_order(call, len(kernel.states)), saves, all_states)
 
 
 def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
-    kernel, tensors = kernel_by(recipe), _in_order(call)
-    found = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
-    return [one for one, has_gradient in zip(found, _have_gradients(tensors), strict=True) if has_gradient]
+    kernel = kernel_by(recipe)
+    tensors = _in_order(call, len(kernel.states))
+    gradients = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
+    pairs = zip(gradients, _have_gradients(tensors), strict=True)
+    return [gradient for gradient, has_gradient in pairs if has_gradient]
 
 
 def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    kernel, tensors = kernel_by(recipe), _in_order(call)
-    contract, x = kernel.contract, tensors[0]
-    if len(x.shape) != len(contract.x_axes):
-        raise BadInput(f"x has shape {list(x.shape)}; {len(contract.x_axes)} axes are expected")
-    sizes = dict(zip(contract.x_axes, x.shape, strict=True))
+    kernel = kernel_by(recipe)
+    tensors = _in_order(call, len(kernel.states))
+    interface, x = kernel.interface, tensors[0]
+    if len(x.shape) != len(interface.x_axes):
+        raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")
+    sizes = dict(zip(interface.x_axes, x.shape, strict=True))
     batch, time = sizes["b"], sizes["t"]
-    state_shape = contract.state_shape(calls.sequences_of(kernel, tensors))
-    results = [x.new_empty(contract.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
+    state_shape = interface.state_shape(calls.sequences_of(kernel, tensors))
+    results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
     results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
     if saves:
-        forms = kernel.saved_forms(batch, time, on_host=x.device.type == "cpu", all_states=all_states)
-        results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in forms]
+        on_cpu = x.device.type == "cpu"
+        layouts = kernel.executor.saved_layouts(batch, time, on_cpu=on_cpu, all_states=all_states)
+        results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in layouts]
     return results
 
 
 def _fake_backward(_recipe: str, _all_states: bool, *arguments: Any) -> list[Any]:
     *call, _y, _extra, _dy, _dstate = arguments
-    tensors = _in_order(call)
+    tensors = _in_order(call, 0)
     pairs = zip(tensors, _have_gradients(tensors), strict=True)
-    return [one.new_empty(one.shape) for one, has_gradient in pairs if has_gradient]
+    return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
 
 
 def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    tensors = _in_order(call)
-    if saves and records(tensors):
-        return list(Recorded.apply(_Dispatched(recipe, all_states), *tensors))
+    if saves and records(_in_order(call, 0)):
+        tensors = _in_order(call, len(kernel_by(recipe).states))
+        return list(RecurrenceFunction.apply(_Dispatched(recipe, all_states), *tensors))
     return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
 def _record_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, _, dy, dstate = arguments
-    tensors = (*_in_order(call), y, dy, *dstate)
+    tensors = (*_in_order(call, 0), y, dy, *dstate)
     if records(tensors):
-        return list(RecordedOnce.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
+        return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
     return below_autograd(_BACKWARD, recipe, all_states, *arguments)  # type: ignore[no-any-return]
 
 

@@ -11,8 +11,8 @@ _KERNELS: dict[str, Kernel] = {}
 
 def kernel_by(recipe: str) -> Kernel:
     """Return the kernel of a recipe, compiled where this process has none yet; raises what `compile` does."""
-    found = _KERNELS.get(recipe)
-    return found or _KERNELS.setdefault(recipe, compile(spec_from(recipe)))
+    kernel = _KERNELS.get(recipe)
+    return kernel or _KERNELS.setdefault(recipe, compile(spec_from(recipe)))
 
 
 def known(kernel: Kernel) -> str:

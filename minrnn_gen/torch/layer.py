@@ -101,8 +101,10 @@ class RNN(torch.nn.Module):
                     DRAW[self.model, vector](getattr(self, name))
             if self.forget_bias is not None:
                 gate = self._made.gates.index("f")
-                for one in self._directed():
-                    getattr(self, str(one.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = self.forget_bias
+                for names in self._directed():
+                    getattr(self, str(names.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = (
+                        self.forget_bias
+                    )
 
     def flatten_parameters(self) -> None:
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
@@ -152,56 +154,56 @@ class RNN(torch.nn.Module):
             states = self._states(hx, sequences, batched)
         y, final = self._run(x, states, (resets, lengths, cu_seqlens))
         if not batched:
-            y, final = y.squeeze(batch_axis), [one.squeeze(1) for one in final]
+            y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, final[0] if len(final) == 1 else tuple(final)
 
     def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, Any]:
         """Run sequences of several lengths side by side, in the order in which they are packed."""
         checks.check_packed(input, self.input_size, resets, lengths, cu_seqlens)
         data, batch_sizes, order, back = input
-        x, its_lengths = torch.nn.utils.rnn.pad_packed_sequence(PackedSequence(data, batch_sizes), self.batch_first)
+        x, step_counts = torch.nn.utils.rnn.pad_packed_sequence(PackedSequence(data, batch_sizes), self.batch_first)
         states = () if hx is None else self._states(hx, int(batch_sizes[0]), batched=True)
         if order is not None:
-            states = [one.index_select(1, order) for one in states]
-        y, final = self._run(x, states, (None, its_lengths, None))
-        packed = torch.nn.utils.rnn.pack_padded_sequence(y, its_lengths, self.batch_first)
+            states = [state.index_select(1, order) for state in states]
+        y, final = self._run(x, states, (None, step_counts, None))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(y, step_counts, self.batch_first)
         if back is not None:
-            final = [one.index_select(1, back) for one in final]
+            final = [state.index_select(1, back) for state in final]
         output = PackedSequence(packed.data, batch_sizes, order, back)
         return output, final[0] if len(final) == 1 else tuple(final)
 
     def _states(self, hx: Any, sequences: int, batched: bool) -> Sequence[Any]:
         """Return the initial states, checked and with a batch axis."""
-        given = hx if isinstance(hx, tuple | list) else (hx,)
+        states = hx if isinstance(hx, tuple | list) else (hx,)
         runs = self.num_layers * (2 if self.bidirectional else 1)
         shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
-        checks.check_states(given, self.states, shape)
-        return given if batched else [one.unsqueeze(1) for one in given]
+        checks.check_states(states, self.states, shape)
+        return states if batched else [state.unsqueeze(1) for state in states]
 
     def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         x, precision, casts = self._in_precision(x)
         made = self._made
         if states:
-            states = [one.to(STATES[precision]) for one in states]
+            states = [state.to(STATES[precision]) for state in states]
         final: list[Any] = []
         for layer, recipe in enumerate(made.recipes[precision]):
             R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
             if casts:
                 weight, R = weight.to(x.dtype), None if R is None else R.to(x.dtype)
-                bias, recurrent_bias, *own = (_vector_beside(one, x) for one in (bias, recurrent_bias, *own))
+                bias, recurrent_bias, *own = (_vector_beside(vector, x) for vector in (bias, recurrent_bias, *own))
             else:
                 checks.check_beside(weight, made.names[layer][0].weight_ih, x)
-            initial = self._states_of(states, layer) if states else ()
+            initial = self._states_of(states, layer) if states else (None,) * len(made.states)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
             if layer + 1 < self.num_layers and self.dropout:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
         if self.num_layers == 1:
-            return x, last if self.bidirectional else [one.unsqueeze(0) for one in last]
+            return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
         together = torch.cat if self.bidirectional else torch.stack
-        return x, [together(each) for each in zip(*final, strict=True)]
+        return x, [together(layers) for layers in zip(*final, strict=True)]
 
     def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
         """Return x as the kernels take it, their precision, and whether weights are cast to it."""
@@ -222,13 +224,14 @@ class RNN(torch.nn.Module):
 
     def _parameters_of(self, layer: int) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
-        directed = [self._named(one.in_call_order) for one in self._made.names[layer]]
+        directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
         if len(directed) == 1:
             return directed[0]
         pairs = enumerate(zip(*directed, strict=True))
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
         return [
-            None if one[0] is None else torch.stack(one) if place >= _VECTORS_FROM else torch.cat(one) for place, one in pairs
+            None if pair[0] is None else torch.stack(pair) if place >= _VECTORS_FROM else torch.cat(pair)
+            for place, pair in pairs
         ]
 
     def _named(self, names: Sequence[str | None]) -> list[Any]:
@@ -239,11 +242,11 @@ class RNN(torch.nn.Module):
     def _states_of(self, states: Sequence[Any], layer: int) -> list[Any]:
         """Return the initial states of a layer, with an axis of directions only where there are two."""
         if self.bidirectional:
-            return [one[2 * layer : 2 * layer + 2] for one in states]
-        return [one[layer] for one in states]
+            return [state[2 * layer : 2 * layer + 2] for state in states]
+        return [state[layer] for state in states]
 
     def _directed(self) -> Iterator[Names]:
-        return (one for layer in self._made.names for one in layer)
+        return (names for layer in self._made.names for names in layer)
 
 
 def _vector_beside(vector: Any, x: Any) -> Any:

@@ -12,7 +12,7 @@ from minrnn_gen.precision import precision_storing
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
-from minrnn_gen.torch.recorded import Recorded, RecordedOnce, Tensors
+from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
 
 _OPTIONS = "bool log_a, bool reverse, int axis"
 
@@ -30,7 +30,7 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     if not is_plain(tensors):
         return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
     if records(tensors):
-        return Recorded.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
+        return RecurrenceFunction.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
     return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
 
 
@@ -107,14 +107,14 @@ def _fake_state(a: Any, axis: int) -> Any:
 
 def _record(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> Any:
     if records((a, b, h0)):
-        return Recorded.apply(_Way(log_a, reverse, axis), a, b, h0)
+        return RecurrenceFunction.apply(_Way(log_a, reverse, axis), a, b, h0)
     return below_autograd(_SCAN, a, b, h0, log_a, reverse, axis)
 
 
 def _record_backward(*arguments: Any) -> Any:
     tensors = arguments[:5]
     if records(tensors):
-        return RecordedOnce.apply(lambda _: below_autograd(_SCAN_BACKWARD, *arguments), *tensors)
+        return GradientFunction.apply(lambda _: below_autograd(_SCAN_BACKWARD, *arguments), *tensors)
     return below_autograd(_SCAN_BACKWARD, *arguments)
 
 

@@ -37,7 +37,7 @@ class Way(Protocol):
         """
 
 
-class Recorded(torch.autograd.Function):
+class RecurrenceFunction(torch.autograd.Function):
     """A call whose gradients autograd may ask for once."""
 
     @classmethod
@@ -61,12 +61,12 @@ class Recorded(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved, count = ctx.saved_tensors, ctx.count
         arriving = gradients[: ctx.way.results_count]
-        if all(one is None for one in arriving):
+        if all(gradient is None for gradient in arriving):
             return (None,) * (1 + count)
         return (None, *ctx.way.backward(saved[:count], saved[count:], arriving))
 
 
-class RecordedOnce(torch.autograd.Function):
+class GradientFunction(torch.autograd.Function):
     """A gradient, of which there is none."""
 
     @staticmethod

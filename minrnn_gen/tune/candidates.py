@@ -19,7 +19,7 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.store import templates_digest
 from minrnn_gen.build.tuned_choice import Trial, as_measured
 from minrnn_gen.errors import CompileFailed, PromiseBroken
-from minrnn_gen.plan.kernel_plan import Regime, total_us
+from minrnn_gen.plan.kernel_plan import Specialization, total_us
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.tune.history import times_of
@@ -46,7 +46,7 @@ class CandidatePool:
 
     builder: Builder
     kernel_pass: KernelPass
-    regime: Regime
+    specialization: Specialization
     measurer: Measurer
     log: ResultLog
     compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -63,7 +63,7 @@ class CandidatePool:
     @cached_property
     def solutions(self) -> tuple[Solution, ...]:
         """The candidates of every kernel family that can run this problem."""
-        return tuple(as_measured(self.builder.solutions(self.kernel_pass, self.regime)))
+        return tuple(as_measured(self.builder.solutions(self.kernel_pass, self.specialization)))
 
     @cached_property
     def setting(self) -> Setting:

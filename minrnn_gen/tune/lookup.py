@@ -88,7 +88,7 @@ class TunedLookup:
 
     def _spoil(self, trial: Trial, outcome: Outcome, note: str) -> None:
         if self._asked is not None:
-            family, when = trial.plan.template.removesuffix(".cu.j2"), datetime.now(UTC).isoformat(timespec="seconds")
+            family, when = trial.plan.name, datetime.now(UTC).isoformat(timespec="seconds")
             note = " ".join(note.split())[:500]
             self.history.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
 
@@ -101,10 +101,10 @@ class JustTuned:
     lookup: TunedLookup
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
-        """Return the candidate that won for this pass and regime."""
+        """Return the candidate that won for this pass and specialization."""
         for plan, why in ((built.plan, built.chosen) for built in self.winners):
-            if (plan.kernel_pass, plan.regime) == (problem.kernel_pass, problem.regime):
-                return Choice(plan.template.removesuffix(".cu.j2"), plan.variables, why)
+            if (plan.kernel_pass, plan.specialization) == (problem.kernel_pass, problem.specialization):
+                return Choice(plan.name, plan.variables, why)
         return self.lookup.choice(problem, cell_digest)
 
     def accepts(self, trial: Trial) -> bool:

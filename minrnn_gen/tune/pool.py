@@ -72,7 +72,7 @@ def summary_of(tuned: TunedKernel) -> dict[str, Any]:
         "ended": tuned.ended,
         "first_us": tuned.first_us,
         "best_us": tuned.best_us,
-        "family": tuned.winner.plan.template.removesuffix(".cu.j2") if tuned.winner else None,
+        "family": tuned.winner.plan.name if tuned.winner else None,
         "variables": dict(tuned.winner.plan.variables) if tuned.winner else None,
     }
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, Problem
 
 # measured: right, with times; wrong: its results are; broken: takes more than its plan promised; refused: does not compile;
@@ -50,7 +50,7 @@ class Setting:
     functions: _Word
     layout: _Word
     matrix_product: _Word
-    regime: Regime
+    specialization: Specialization
     hidden_size: _Count
     heads: _Count
     batch: _Count
@@ -133,7 +133,7 @@ def setting_of(problem: Problem, cell_digest: str, *, device: str, driver: str, 
         functions=problem.precision.functions,
         layout=problem.layout,
         matrix_product=problem.matrix_product if problem.cell.kind == "dense" else "",
-        regime=problem.regime,
+        specialization=problem.specialization,
         hidden_size=problem.hidden_size,
         heads=problem.heads,
         batch=problem.batch,

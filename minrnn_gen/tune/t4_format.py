@@ -52,9 +52,11 @@ def _entry(result: Result) -> dict[str, Any]:
 
 def _kernel_of(result: Result) -> str:
     setting = result.setting
-    regime = "".join(f"_{name}" for name in ("reverse", "resets", "few_channels", "short") if getattr(setting.regime, name))
-    kept = "" if setting.regime.kept_states == "none" else f"_keeps_{setting.regime.kept_states}"
+    specialization = "".join(
+        f"_{name}" for name in ("reverse", "resets", "underfills_gpu", "short") if getattr(setting.specialization, name)
+    )
+    kept = "" if setting.specialization.states_out == "none" else f"_keeps_{setting.specialization.states_out}"
     return (
         f"{setting.cell}_{setting.kernel_pass}_{setting.precision}_{setting.layout}_h{setting.hidden_size}x{setting.heads}_b{setting.batch}_t{setting.time}"
-        f"_a{setting.regime.alignment_bytes}{regime}{kept}_{setting.gpu}"
+        f"_a{setting.specialization.alignment_bytes}{specialization}{kept}_{setting.gpu}"
     )

@@ -14,7 +14,7 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KeptStates, Regime
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.tune.candidates import CandidatePool
@@ -71,22 +71,22 @@ class TunedKernel:
     winner: BuiltKernel | None
 
 
-def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Regime], ...]:
+def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Specialization], ...]:
     """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included."""
-    spec, regime = builder.spec, builder.hinted_regime
+    spec, specialization = builder.spec, builder.hinted_specialization
     is_dense = builder.kind == "dense"
     # What is kept for a backward is another kernel of a forward.
     keeps = spec.training and bool(builder.lowered_backward.needs_saved_states)
     precision = precision_of(spec.precision)
     # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
-    kept: KeptStates = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
-    regimes = [regime, *([replace(regime, kept_states=kept)] if keeps else [])]
-    kernels: list[tuple[KernelPass, Regime]] = []
+    kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
+    specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
+    kernels: list[tuple[KernelPass, Specialization]] = []
     for reverse in RUNS_REVERSED[spec.direction]:
-        kernels += [("forward", replace(variant, reverse=reverse)) for variant in regimes]
-        kernels += [("backward", replace(regime, reverse=reverse))] if spec.training else []
+        kernels += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
+        kernels += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
     if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
-        kernels.append(("step", regime))
+        kernels.append(("step", specialization))
     return tuple(kernels)
 
 
@@ -108,10 +108,10 @@ def tune(
         raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to tune")
     wanted = kernels_of(builder)
     end = time.monotonic() + limits.budget_s
-    for done, (kernel_pass, regime) in enumerate(wanted):
+    for done, (kernel_pass, specialization) in enumerate(wanted):
         # What one kernel did not need is there for the next ones.
         share = max(0.0, end - time.monotonic()) / (len(wanted) - done)
-        pool = CandidatePool(builder, kernel_pass, regime, measurer, history, limits.compilers)
+        pool = CandidatePool(builder, kernel_pass, specialization, measurer, history, limits.compilers)
         tuned = KernelTuning(pool, limits.top, share, watch).run()
         yield tuned
         if tuned.ended == "interrupted":

@@ -20,7 +20,7 @@ from minrnn_gen.gpu.driver import driver_release
 from minrnn_gen.gpu.timer import ColdClock, poison, release_memory, repeated
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.tune.subprocess import serve
-from minrnn_gen.tune.workload import Workload, demand_regime
+from minrnn_gen.tune.workload import Workload, demand_specialization
 
 # All runs of one measurement together: what is slower has fewer of them, and one at least.
 MEASUREMENT_US = 20e3
@@ -67,17 +67,17 @@ class GpuMeasurer:
         poison(sizes_bytes)
         results = run()
         gpu_device.synchronize()
-        demand_regime(kernel, trial.plan)
+        demand_specialization(kernel, trial.plan)
         return workload.error_share(results)
 
     def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
         """Time the trial; see `Measurer`."""
         workload, kernel = self._workload_of(trial), self._kernel_of(trial)
         run = workload.timed_run(kernel)
-        # The first takes the memory, loads the kernel and is noted down, the second is played again, as all others are.
+        # The first takes the memory, loads the kernel and is recorded, the second is replayed, as all others are.
         for _ in range(2):
             run()
-        demand_regime(kernel, trial.plan)
+        demand_specialization(kernel, trial.plan)
         times_us = [self.clock.time_us(run)]
         while len(times_us) < repeats and sum(times_us) < MEASUREMENT_US:
             times_us.append(self.clock.time_us(run))

@@ -16,11 +16,11 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.call.interface import Contract
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import FEW_CHANNELS_PER_SM, SHORT_STEPS, Sizes
+from minrnn_gen.plan.problem import FILLING_CHANNELS_PER_SM, SHORT_STEPS, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
 from minrnn_gen.tune.measurer import MeasurementFailed
 
@@ -100,7 +100,7 @@ class Workload:
 
     def error_share(self, results: Arrays) -> float:
         """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
-        precision = self._contract.precision.with_functions(self.plan.functions)
+        precision = self._interface.precision.with_functions(self.plan.functions)
         slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
         shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
         # NaN wins over every number, as it does in numpy.max and does not in max.
@@ -135,8 +135,8 @@ class Workload:
         return tuple(built for built in kernel.built if built.plan.kernel_pass != "backward")
 
     @cached_property
-    def _contract(self) -> Contract:
-        return Kernel(self.builder, (_built(self.trial),)).contract
+    def _interface(self) -> Interface:
+        return Kernel(self.builder, (_built(self.trial),)).interface
 
     @cached_property
     def _checked(self) -> Arguments:
@@ -147,19 +147,19 @@ class Workload:
         return self._made(Sizes(self.plan.batch, self.plan.time), self.place, is_whole=False)
 
     def _spec(self, **changes: Any) -> Spec:
-        direction = "reverse" if self.plan.regime.reverse else "forward"
+        direction = "reverse" if self.plan.specialization.reverse else "forward"
         return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
-        regime = self.plan.regime
+        specialization = self.plan.specialization
         if self.plan.kernel_pass == "step":
             return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
         if self.plan.kernel_pass == "backward":
             _, _, saved = kernel.forward(arguments.x, **arguments.forward)
             return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
-        if regime.kept_states == "none":
+        if specialization.states_out == "none":
             return lambda: _named(*kernel(arguments.x, **arguments.forward))
-        if regime.kept_states == "arithmetic" and self.trial.cell.kind != "dense":
+        if specialization.states_out == "arithmetic" and self.trial.cell.kind != "dense":
             return lambda: _named(*kernel(arguments.x, **arguments.forward, all_states=True))
         return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
@@ -169,8 +169,8 @@ class Workload:
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
         size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
         """
-        contract, alignment_bytes = self._contract, self.plan.regime.alignment_bytes
-        storage, carried = map(numpy_dtype, (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+        interface, alignment_bytes = self._interface, self.plan.specialization.alignment_bytes
+        storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
         values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
 
         def uniform(shape: tuple[int, ...], number: int, scale: float = 1.0, dtype: Any = storage) -> Any:
@@ -178,29 +178,29 @@ class Workload:
             return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
 
         # A step has no time axis, whatever the layout.
-        axes = "bgh" if self.plan.kernel_pass == "step" else contract.preactivation_axes
-        state_shape = contract.state_shape(sizes.batch)
-        x = uniform(contract.shape(axes, sizes.batch, sizes.time), 0)
+        axes = "bgh" if self.plan.kernel_pass == "step" else interface.preactivation_axes
+        state_shape = interface.state_shape(sizes.batch)
+        x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
         forward: dict[str, Any] = {}
-        backward: dict[str, Any] = {"dy": uniform(contract.y_shape(sizes.batch, sizes.time), 1)}
-        if contract.recurrent_gates:
-            forward["R"] = uniform(contract.R_shape, 2, math.sqrt(3 / contract.head_dim))
-        if contract.parameters:
-            forward["parameters"] = {name: uniform(contract.parameter_shape, 3) for name in contract.parameters}
+        backward: dict[str, Any] = {"dy": uniform(interface.y_shape(sizes.batch, sizes.time), 1)}
+        if interface.recurrent_gates:
+            forward["R"] = uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim))
+        if interface.parameters:
+            forward["parameters"] = {name: uniform(interface.parameter_shape, 3) for name in interface.parameters}
         if is_whole:
-            forward["bias"] = uniform((len(contract.gates), contract.hidden_size), 4)
-            if contract.takes_recurrent_bias:
-                forward["recurrent_bias"] = uniform(contract.recurrent_bias_shape, 5)
+            forward["bias"] = uniform((len(interface.gates), interface.hidden_size), 4)
+            if interface.takes_recurrent_bias:
+                forward["recurrent_bias"] = uniform(interface.recurrent_bias_shape, 5)
             state = (1.5 + values / 2).astype(carried)
-            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in contract.states}
-            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in contract.states}
+            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in interface.states}
+            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in interface.states}
         return Arguments(x, forward, backward)
 
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
-    """Return sizes like those of a plan, and of its regime, for which the fp64 reference takes the host about a second."""
-    is_few = plan.batch * plan.hidden_size < FEW_CHANNELS_PER_SM * sm_count
-    least_batch = 1 if is_few else -(-FEW_CHANNELS_PER_SM * sm_count // plan.hidden_size)
+    """Return sizes of a plan's specialization, and like its own, for which the fp64 reference takes about a second."""
+    is_few = plan.batch * plan.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
+    least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.hidden_size)
     least_time = min(plan.time, SHORT_STEPS)
     batch = min(plan.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.hidden_size)))
     most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.hidden_size)
@@ -209,11 +209,11 @@ def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
     return Sizes(batch, min(plan.time, time + plan.time % ALIGNMENT_ELEMENTS))
 
 
-def demand_regime(kernel: Kernel, plan: KernelPlan) -> None:
-    """Raise MeasurementFailed where calls of `kernel` ran a kernel of another regime than the plan's."""
-    ran = {regime for (kernel_pass, regime) in kernel.plans if kernel_pass == plan.kernel_pass}
-    if others := ran - {plan.regime}:
-        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.regime}")
+def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
+    """Raise MeasurementFailed where calls of `kernel` ran a kernel of another specialization than the plan's."""
+    ran = {specialization for (kernel_pass, specialization) in kernel.plans if kernel_pass == plan.kernel_pass}
+    if others := ran - {plan.specialization}:
+        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.specialization}")
 
 
 def _built(trial: Trial) -> BuiltKernel:

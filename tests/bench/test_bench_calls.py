@@ -1,4 +1,4 @@
-"""Single calls in the benchmark: layers on torch's tensors in host memory, and a text decoded step by step, held to float64."""
+"""Single calls in the benchmark: layers on torch's tensors in host memory, and steps of decoding against float64."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.fake_gpu import FakeClock, OnHost
 
 from minrnn_gen.bench.contenders import decoding, host_calls, torch_cells
 from minrnn_gen.bench.harness.gpu import Gpu
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
 from minrnn_gen.bench.problems import call_problems
 from minrnn_gen.bench.problems.scan_problems import Problem, Task
 from minrnn_gen.bench.report.record import Row
 
-PEERS = (torch_cells.NAME,)
+BASELINES = (torch_cells.NAME,)
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def decode_problem(model: str, heads: int = 1) -> Problem:
 
 
 def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), Limits(2, 2))}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(2, 2))}
 
 
 @pytest.mark.parametrize("task", ["forward", "forward, recorded", "forward + backward"])
 @pytest.mark.parametrize(("model", "heads"), [("lstm", 2), ("gru", 2), ("min_gru", 1)])
 def test_a_layer_is_called_on_the_host_s_clock(gpu: OnHost, model: str, heads: int, task: Task) -> None:
     problem = host_problem(model, task, heads)
-    rows = measured(problem, host_calls.contenders(problem, gpu, PEERS, {}))
+    rows = measured(problem, host_calls.contenders(problem, gpu, BASELINES, {}))
     theirs = [] if model == "min_gru" else ["torch.nn bf16", "torch.nn fp16"]
     assert list(rows) == ["minrnn-gen", *theirs]
     for row in rows.values():
@@ -56,8 +56,8 @@ def test_a_layer_is_called_on_the_host_s_clock(gpu: OnHost, model: str, heads: i
 @pytest.mark.parametrize("task", ["forward", "forward, recorded", "forward + backward"])
 def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) -> None:
     problem = host_problem("lstm", task)
-    for one in host_calls.contenders(problem, gpu, PEERS, {}):
-        results = one.prepare()()
+    for contender in host_calls.contenders(problem, gpu, BASELINES, {}):
+        results = contender.prepare()()
         assert results["y"].shape == (2, 3, 16)
         assert (results["y"].grad_fn is not None) == (task != "forward")
         assert ("dx" in results) == (task == "forward + backward")
@@ -66,9 +66,9 @@ def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) ->
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru"])
-def test_everyone_decodes_what_float64_does(gpu: OnHost, model: str) -> None:
+def test_all_contenders_decode_what_float64_does(gpu: OnHost, model: str) -> None:
     problem = decode_problem(model)
-    rows = measured(problem, decoding.contenders(problem, gpu, PEERS, {}))
+    rows = measured(problem, decoding.contenders(problem, gpu, BASELINES, {}))
     ours = ["minrnn-gen", "minrnn-gen eager", "minrnn-gen projected"]
     assert list(rows) == [*ours, "torch.nn cell bf16", "torch.nn layer bf16", "torch.nn layer fp16"]
     for name, row in rows.items():
@@ -80,7 +80,7 @@ def test_everyone_decodes_what_float64_does(gpu: OnHost, model: str) -> None:
 @pytest.mark.parametrize(("model", "heads", "columns"), [("min_gru", 1, 2), ("lstm", 2, 3)])
 def test_cells_that_torch_has_not_are_decoded_alone(gpu: OnHost, model: str, heads: int, columns: int) -> None:
     problem = decode_problem(model, heads)
-    rows = measured(problem, decoding.contenders(problem, gpu, PEERS, {}))
+    rows = measured(problem, decoding.contenders(problem, gpu, BASELINES, {}))
     assert len(rows) == columns
     for row in rows.values():
         assert set(row.errors) == {"y"}, row.failure
@@ -93,12 +93,12 @@ def test_a_state_that_is_lost_shows(gpu: OnHost) -> None:
     kernel, R = decoding.minrnn_gen.compile(problem.spec), inputs.array("R")
     steps = [inputs.array("x")[:, step].contiguous() for step in range(problem.time)]
     forgetful = decoding.decoded(lambda x_t, _: kernel.step(x_t, R), steps)
-    assert decoding._whole(gpu, inputs.judged)(forgetful())["y"] > 0.05
+    assert decoding.judge_of_steps(gpu, inputs.judged)(forgetful())["y"] > 0.05
 
 
-def test_without_peers_there_is_only_ours(gpu: OnHost) -> None:
+def test_without_baselines_there_is_only_ours(gpu: OnHost) -> None:
     for problem, table in ((host_problem("lstm"), host_calls), (decode_problem("lstm"), decoding)):
-        assert {one.name.partition(" ")[0] for one in table.contenders(problem, gpu, (), {})} == {"minrnn-gen"}
+        assert {contender.name.partition(" ")[0] for contender in table.contenders(problem, gpu, (), {})} == {"minrnn-gen"}
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -139,10 +139,10 @@ def test_a_graph_is_captured_after_a_run_and_replayed_without_another() -> None:
     assert replayed() == replayed() == {"y": 6}
     assert seen == [*before, "replay", "replay"]
     # Memory that the graph reads is not given to others while it is there.
-    its_run = weakref.ref(run)
+    captured_run = weakref.ref(run)
     del run
     gc.collect()
-    assert its_run() is not None
+    assert captured_run() is not None
     del replayed
     gc.collect()
-    assert its_run() is None
+    assert captured_run() is None

@@ -1,4 +1,4 @@
-"""Who is measured computes what it is judged by, in every layout: on NumPy arrays that pass for tensors on a GPU."""
+"""Contenders compute what they are judged by, in every layout: on NumPy arrays that pass for tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 import minrnn_gen
 from minrnn_gen.api import compile as compile_kernel
 from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, single_sequence
-from minrnn_gen.bench.contenders.baselines import Layout, Peer
-from minrnn_gen.bench.harness.rounds import Contender, Limits, contest
+from minrnn_gen.bench.contenders.baselines import Baseline, Layout
+from minrnn_gen.bench.harness.rounds import Contender, Limits, run_rounds
 from minrnn_gen.bench.problems.scan_problems import Problem, Task
 from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.bench.report.record import COPY, Row
@@ -23,13 +23,13 @@ HALVES = (slice(0, 20), slice(20, None))
 
 
 def scan_over(a: Any, b: Any, axis: int) -> Tensor:
-    a, b = (np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, b))
+    a, b = (np.moveaxis(np.asarray(array, np.float64), axis, 0) for array in (a, b))
     return tensor(np.moveaxis(scan_reference.scan(np, a, b), 0, axis).astype(np.float32))
 
 
 def scan_backward_over(a: Any, y: Any, dy: Any, axis: int) -> tuple[Tensor, Tensor, None]:
-    moved = [np.moveaxis(np.asarray(each, np.float64), axis, 0) for each in (a, y, dy)]
-    da, db = (tensor(np.moveaxis(each, 0, axis).astype(np.float32)) for each in scan_reference.scan_gradients(np, *moved))
+    moved = [np.moveaxis(np.asarray(array, np.float64), axis, 0) for array in (a, y, dy)]
+    da, db = (tensor(np.moveaxis(array, 0, axis).astype(np.float32)) for array in scan_reference.scan_gradients(np, *moved))
     return da, db, None
 
 
@@ -42,7 +42,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class KernelOnTensors:
-    """A kernel whose host results are tensors, as those of tensors on a GPU are."""
+    """Kernel whose results in host memory are tensors, as those on a GPU are."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -50,7 +50,7 @@ class KernelOnTensors:
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any]:
         y, state = self.kernel(*arrays, **named)
-        return tensor(y), {name: tensor(one) for name, one in state.items()}
+        return tensor(y), {name: tensor(values) for name, values in state.items()}
 
     def forward(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any, Any]:
         y, state, saved = self.kernel.forward(*arrays, **named)
@@ -58,7 +58,7 @@ class KernelOnTensors:
 
     def backward(self, saved: Any, dy: Any) -> dict[str, Any]:
         gradients = self.kernel.backward(saved, dy)
-        return {name: tensor(one) if isinstance(one, np.ndarray) else one for name, one in gradients.items()}
+        return {name: tensor(array) if isinstance(array, np.ndarray) else array for name, array in gradients.items()}
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minrnn_gen, "compile", lambda spec: KernelOnTensors(compile_kernel(spec)))
 
 
-def peer(name: str, layout: Layout, function: Any, **more: Any) -> Peer:
-    return Peer(name, "numpy", layout, lambda: function, **more)
+def baseline(name: str, layout: Layout, function: Any, **more: Any) -> Baseline:
+    return Baseline(name, "numpy", layout, lambda: function, **more)
 
 
 def measured(problem: Problem, contenders: list[Contender]) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), ONCE)}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), ONCE)}
 
 
 def raw_problem(task: Task = "forward") -> Problem:
@@ -90,16 +90,16 @@ def test_raw_scans_are_right_in_both_layouts(task: Task) -> None:
 
 
 @pytest.mark.usefixtures("scans")
-def test_peers_are_held_against_what_they_were_given() -> None:
-    peers = [
-        peer("by time", "B,T,C", lambda a, b: scan_over(a, b, 1)),
-        peer("by channel", "B,C,T", lambda a, b: scan_over(a, b, 2)),
-        peer("of logs", "B,T,C", lambda a, b: scan_over(np.exp(np.asarray(a, np.float64)), b, 1), takes_log_a=True),
-        peer("other axis", "B,C,T", lambda a, b: scan_over(a, b, 1)),
-        peer("no carry", "B,T,C", lambda a, b: torch.cat([scan_over(a[:, t], b[:, t], 1) for t in HALVES], 1)),
-        peer("gone", "B,T,C", None),
+def test_baselines_are_judged_by_the_inputs_that_they_read() -> None:
+    baselines = [
+        baseline("by time", "B,T,C", lambda a, b: scan_over(a, b, 1)),
+        baseline("by channel", "B,C,T", lambda a, b: scan_over(a, b, 2)),
+        baseline("of logs", "B,T,C", lambda a, b: scan_over(np.exp(np.asarray(a, np.float64)), b, 1), takes_log_a=True),
+        baseline("other axis", "B,C,T", lambda a, b: scan_over(a, b, 1)),
+        baseline("no carry", "B,T,C", lambda a, b: torch.cat([scan_over(a[:, t], b[:, t], 1) for t in HALVES], 1)),
+        baseline("gone", "B,T,C", None),
     ]  # fmt: skip
-    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {"gone": "not installed"}))
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), baselines, {"gone": "not installed"}))
     assert {name for name, row in rows.items() if row.failure is None and row.is_right} == {
         COPY, *raw_scans.OURS, "by time", "by channel", "of logs",
     }  # fmt: skip
@@ -108,22 +108,22 @@ def test_peers_are_held_against_what_they_were_given() -> None:
     assert rows["no carry"].worst_error > 0.01, "half of the channels remember for hundreds of steps"
 
 
-def test_whoever_writes_into_what_others_read_is_out() -> None:
+def test_a_library_that_overwrites_shared_inputs_is_reported_as_failing() -> None:
     def careless(a: Any, b: Any) -> Tensor:
         y = scan_over(a, b, 2)
         a[0, 0, 0] = np.nan
         return y
 
-    peers = [peer("careless", "B,C,T", careless), peer("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
-    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), peers, {}))
+    baselines = [baseline("careless", "B,C,T", careless), baseline("careful", "B,C,T", lambda a, b: scan_over(a, b, 2))]
+    rows = measured(raw_problem(), raw_scans.contenders(raw_problem(), FakeGpu(), baselines, {}))
     assert rows["careless"].failure is not None and raw_scans.OVERWRITES in rows["careless"].failure
     assert rows["careful"].is_right
 
 
-def test_a_peer_without_gradients_says_so() -> None:
+def test_a_baseline_without_gradients_says_so() -> None:
     problem = raw_problem("forward + backward")
     rows = measured(
-        problem, raw_scans.contenders(problem, FakeGpu(), [peer("one way", "B,T,C", None, has_gradients=False)], {})
+        problem, raw_scans.contenders(problem, FakeGpu(), [baseline("one way", "B,T,C", None, has_gradients=False)], {})
     )
     assert rows["one way"].failure == raw_scans.NO_GRADIENTS
 
@@ -163,7 +163,7 @@ def test_the_published_form_of_the_layer_is_the_cell(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("kernels")
 def test_the_kernel_is_right_with_its_projection() -> None:
     problem = layer_problem()
-    (row,) = contest(problem, layers.contenders(problem, FakeGpu())[-1:], FakeClock(), ONCE)
+    (row,) = run_rounds(problem, layers.contenders(problem, FakeGpu())[-1:], FakeClock(), ONCE)
     assert row.is_right, row
     assert set(row.errors) == {"y"}, row
 
@@ -171,7 +171,7 @@ def test_the_kernel_is_right_with_its_projection() -> None:
 def test_gradients_of_the_layer_are_judged_by_differences() -> None:
     problem, step = layer_problem("forward + backward"), 1e-6
     inputs = layers.Inputs(problem, FakeGpu())
-    expected = inputs._reference()
+    expected = inputs.expected()
     x, weight, dy = (np.asarray(inputs.array(name), np.float64) for name in ("x", "weight", "dy"))
 
     def loss(x: Any, weight: Any) -> float:
@@ -188,7 +188,7 @@ def test_gradients_of_the_layer_are_judged_by_differences() -> None:
 @pytest.mark.parametrize("model", ["min_gru", "min_lstm"])
 def test_the_cpu_computes_the_layer_by_both_methods(model: str) -> None:
     problem = Problem(table="classic", task="forward", model=model, precision="fp32", batch=1, time=300, channels=16, inputs=4)
-    rows = measured(problem, [one for one in single_sequence.contenders(problem, FakeGpu()) if one.on_host])
+    rows = measured(problem, [contender for contender in single_sequence.contenders(problem, FakeGpu()) if contender.on_host])
     assert list(rows) == list(single_sequence.ON_CPU)
     for row in rows.values():
         assert row.clock == "host"

@@ -19,7 +19,7 @@ from test_bench_contenders import KernelOnTensors
 import minrnn_gen
 from minrnn_gen.bench import suites
 from minrnn_gen.bench.contenders import dense, flash, flash_build, torch_cells
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, contest
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
 from minrnn_gen.bench.problems import dense_problems
 from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
 from minrnn_gen.bench.reference.dense_inputs import Inputs, ProjectedInputs
@@ -54,15 +54,15 @@ def test_the_reference_is_the_cell_of_the_library(name: str) -> None:
     kernel = minrnn_gen.compile({"model": name, "hidden_size": HEADS * UNITS, "heads": HEADS, "precision": "fp64"})
     assert (kernel.gates, kernel.states) == (cell.gates, cell.states)
     x, R, _ = arrays_of(cell, 30, 1)
-    walk = cell.run(np, x, R)
+    forward = cell.run(np, x, R)
     y, states = kernel.reference(x.transpose(3, 0, 1, 2, 4).reshape(2, 30, len(cell.gates), -1), R)
-    np.testing.assert_allclose(walk.y.transpose(2, 0, 1, 3).reshape(y.shape), y, rtol=1e-10, atol=1e-13)
-    for state, last in walk.states.items():
+    np.testing.assert_allclose(forward.y.transpose(2, 0, 1, 3).reshape(y.shape), y, rtol=1e-10, atol=1e-13)
+    for state, last in forward.states.items():
         np.testing.assert_allclose(last.swapaxes(0, 1).reshape(2, -1), states[state], rtol=1e-10, atol=1e-13)
 
 
 def without_stabiliser(x: Any, R: Any) -> Any:
-    """y of slstm with n and c not divided by exp(m): the max of its own n with 1 binds only there where m keeps it at 1."""
+    """Return y of slstm with n and c not divided by exp(m); the maximum of n and 1 binds only where m keeps n at 1."""
     h, c, n = (np.zeros(x.shape[2:]) for _ in range(3))
     y = []
     for gates in x:
@@ -104,7 +104,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
-    return {row.contender: row for row in contest(problem, contenders, FakeClock(), Limits(1, 1))}
+    return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(1, 1))}
 
 
 @pytest.mark.usefixtures("kernels")
@@ -121,7 +121,7 @@ def test_ours_is_right_by_both_paths(model: str, task: Task) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_the_other_path_is_asked_for_where_all_steps_would_fit_one_launch() -> None:
+def test_the_stepwise_path_runs_where_all_steps_would_fit_one_launch() -> None:
     problem = problem_of("lstm").model_copy(update={"precision": "fp16", "channels": 128, "time": 2})
     rows = measured(problem, dense.contenders(problem, FakeGpu(), (), {}))
     assert {name: row.facts["path"] for name, row in rows.items()} == {
@@ -158,7 +158,7 @@ def test_layers_of_torch_are_our_cells_and_judged_in_their_precision(model: str,
         assert row.is_right, row
 
 
-def test_for_accuracy_a_layer_of_torch_has_the_pre_activations_of_everybody() -> None:
+def test_for_accuracy_a_layer_of_torch_has_the_same_pre_activations() -> None:
     gpu = OnHost(pytest.importorskip("torch", exc_type=ImportError))
     problem = problem_of("lstm", table="accuracy", heads=1)
     inputs = Inputs(problem, gpu)
@@ -179,7 +179,7 @@ def test_gradients_go_through_the_projection() -> None:
         gates = ((x + sign * STEP * along) @ weight.T).reshape(*x.shape[:2], -1, problem.channels)
         return float((np.asarray(inputs.computed(tensor(gates))["y"]) * dy).sum())
 
-    expected = np.asarray(projected._reference()["dx"])
+    expected = np.asarray(projected.expected()["dx"])
     assert (loss(1) - loss(-1)) / (2 * STEP) == pytest.approx((expected * along).sum(), rel=1e-5)
 
 
@@ -189,14 +189,14 @@ def test_torch_has_no_layer_of_several_heads() -> None:
 
 
 def flash_function(model: str) -> flash.Function:
-    """FlashRNN's function as its documentation has it: of gru R in the order n, r, z."""
+    """FlashRNN's function as its documentation has it, with gru's R in the order n, r, z."""
 
     def function(Wx: Any, R: Any, b: Any) -> tuple[Any, Any]:
         assert b.shape[0] == {"elman": 1}.get(model, 4)
         ours = np.asarray(R)[[1, 2, 0]] if model == "gru" else np.asarray(R)
-        walk = DENSE_REFERENCES[model].run(np, np.asarray(Wx).transpose(1, 2, 3, 0, 4), ours)
-        last = np.stack([one.swapaxes(0, 1)[:, None] for one in walk.states.values()])
-        states = np.stack([walk.y.transpose(2, 0, 1, 3)] * len(last))
+        forward = DENSE_REFERENCES[model].run(np, np.asarray(Wx).transpose(1, 2, 3, 0, 4), ours)
+        last = np.stack([state.swapaxes(0, 1)[:, None] for state in forward.states.values()])
+        states = np.stack([forward.y.transpose(2, 0, 1, 3)] * len(last))
         return tensor(states), tensor(last)
 
     return function
@@ -210,7 +210,7 @@ def test_flashrnn_is_given_what_it_is_judged_by(model: str, table: TableName) ->
     inputs = Inputs(problem, FakeGpu())
     results = flash.run_of(problem, torch, inputs, flash_function(model))()
     errors = inputs.judged(flash.as_ours(problem, results))
-    assert set(errors) == {"y", *inputs.kept_states}
+    assert set(errors) == {"y", *inputs.states_out}
     assert max(errors.values()) < 1e-6
 
 
@@ -220,14 +220,14 @@ def test_gradients_of_flashrnn_come_back_in_our_order() -> None:
     theirs = R[flash.their_order("gru")]
     assert np.asarray(theirs).tolist() == [2, 0, 1]
     dx = tensor(np.arange(3.0 * 7 * 3 * 16).reshape(3, 7, 3, 2, 8))
-    found = flash.as_ours(problem, {"y": tensor(np.zeros((3, 7, 2, 8))), "dx": dx, "dR": theirs})
-    assert np.asarray(found["dR"]).tolist() == [0, 1, 2]
-    assert {name: one.shape for name, one in found.items()} == {"y": (3, 7, 16), "dx": (3, 7, 3, 16), "dR": (3,)}
+    ours = flash.as_ours(problem, {"y": tensor(np.zeros((3, 7, 2, 8))), "dx": dx, "dR": theirs})
+    assert np.asarray(ours["dR"]).tolist() == [0, 1, 2]
+    assert {name: array.shape for name, array in ours.items()} == {"y": (3, 7, 16), "dx": (3, 7, 3, 16), "dR": (3,)}
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """FlashRNN as if it were here, its builds in a folder of the test's."""
+    """Fake installation of FlashRNN, with its builds in a folder of the test."""
     monkeypatch.setattr(flash, "is_installed", lambda _: True)
     monkeypatch.setattr(flash.metadata, "version", lambda _: "1")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -242,12 +242,12 @@ QUICK = dense_problems.problems_of("cells", quick=True)
 FUSED, ALTERNATING = flash.BACKENDS
 
 
-def test_builds_that_fail_hang_or_work_are_told_apart(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_fail_hang_or_work(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert installed.is_dir()
     program = """
 import json, pathlib, sys, time
-peer, model, *_, folder = sys.argv[1:]
-if peer.endswith("fused") and model == "slstm":
+baseline, model, *_, folder = sys.argv[1:]
+if baseline.endswith("fused") and model == "slstm":
     print("RuntimeError: no kernel")
     sys.exit(1)
 if model == "slstm":
@@ -277,14 +277,14 @@ def test_without_flashrnn_its_rows_say_so() -> None:
     refused = flash.refusals(FakeGpu(), [FUSED, torch_cells.NAME], QUICK, 5)
     assert refused == {FUSED: "not installed"}
     entries = flash.contenders(QUICK[0], FakeGpu(), Inputs(QUICK[0], FakeGpu()), [FUSED], refused)
-    assert [(one.name, one.refused) for one in entries] == [(FUSED, "not installed")]
+    assert [(entry.name, entry.refused) for entry in entries] == [(FUSED, "not installed")]
 
 
 @pytest.mark.usefixtures("installed")
 def test_gru_has_no_fused_kernel_there() -> None:
-    problem = next(one for one in dense_problems.problems_of("cells") if one.model == "gru")
+    problem = next(problem for problem in dense_problems.problems_of("cells") if problem.model == "gru")
     entries = flash.contenders(problem, FakeGpu(), Inputs(problem, FakeGpu()), list(flash.BACKENDS), {})
-    assert [one.refused for one in entries] == [flash.NO_FUSED, None]
+    assert [entry.refused for entry in entries] == [flash.NO_FUSED, None]
 
 
 def test_a_build_says_in_a_line_why_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,13 +300,13 @@ def test_a_build_says_in_a_line_why_not(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out == "RuntimeError: kernel.cu(3): error: no member clockRate\n"
 
 
-def test_every_trial_of_a_build_has_a_folder_and_the_last_one_serves(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As FlashRNN does it: load with some flags, then with others, then call what came of the last."""
+def test_every_trial_of_a_build_has_a_folder_and_the_last_is_loaded(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashRNN loads with some flags, then with others, and calls the last library."""
     asked: list[dict[str, Any]] = []
 
-    def load(**given: Any) -> Any:
-        asked.append(given)
-        return SimpleNamespace(__file__=f"{given['build_directory']}/{given['name']}.so")
+    def load(**options: Any) -> Any:
+        asked.append(options)
+        return SimpleNamespace(__file__=f"{options['build_directory']}/{options['name']}.so")
 
     compiling, choosing = SimpleNamespace(load=load, time=None), SimpleNamespace()
 
@@ -317,14 +317,14 @@ def test_every_trial_of_a_build_has_a_folder_and_the_last_one_serves(installed: 
 
     modules = {"flashrnn.flashrnn.cuda_init": compiling, "flashrnn.flashrnn.cuda_init_parametric": choosing}
     monkeypatch.setattr(flash_build.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(flash_build, "its_module", lambda: SimpleNamespace(flashrnn=flashrnn))
+    monkeypatch.setattr(flash_build, "flashrnn_module", lambda: SimpleNamespace(flashrnn=flashrnn))
     monkeypatch.setattr(flash_build, "run_of", lambda problem, *more: flash.run_of(forward_of(problem), *more))
     monkeypatch.delenv("MAX_JOBS", raising=False)
     lock = installed / "old" / "lock"
     lock.parent.mkdir()
     lock.touch()
     library = flash_build.built(flash.Build(FUSED, "lstm", 1, 8, 2, "none"), FakeGpu(), installed)
-    first, second = (given["build_directory"] for given in asked)
+    first, second = (options["build_directory"] for options in asked)
     assert first != second
     assert library == f"{second}/lstm_f.so"
     assert not lock.exists()
@@ -352,7 +352,7 @@ def test_what_was_built_is_loaded_and_nothing_compiled(monkeypatch: pytest.Monke
         return flash_function("lstm")(*arrays)
 
     module.flashrnn = flashrnn
-    monkeypatch.setattr(flash, "its_module", lambda: module)
+    monkeypatch.setattr(flash, "flashrnn_module", lambda: module)
     problem = problem_of("lstm")
     results: Arrays = flash.run_of(problem, torch, Inputs(problem, FakeGpu()), flash.loaded(build))()
     assert results["y"].shape == (3, 7, 2, 8)
@@ -378,8 +378,8 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
     assert {problem.limit_ms for problem in dense_problems.problems_of("cells", quick=True)} == {None}
 
 
-def test_the_suites_name_their_peers() -> None:
-    assert suites.RECURRENT.peers == (FUSED, ALTERNATING, "torch.nn")
+def test_the_suites_name_their_baselines() -> None:
+    assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn")
     assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT, "calls": suites.CALLS}
-    assert suites.CALLS.peers == ("torch.nn",)
+    assert suites.CALLS.baselines == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

@@ -1,4 +1,4 @@
-"""The committed pages are what the committed record gives."""
+"""Committed pages have the text of the committed records."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def test_a_record_of_dense_cells_has_its_tables() -> None:
     assert "| lstm 12 x 64, 16 x 1024 bf16 | 1.25 |" in text
 
 
-@pytest.mark.parametrize(("table", "told"), [("host", "20.0"), ("decode", "1.56")])
-def test_calls_are_told_in_microseconds_and_decoding_by_the_token(table: TableName, told: str) -> None:
+@pytest.mark.parametrize(("table", "shown"), [("host", "20.0"), ("decode", "1.56")])
+def test_calls_are_shown_in_microseconds_and_decoding_by_the_token(table: TableName, shown: str) -> None:
     (problem, *_) = CALLS.problems(table, False)
     rows = [Row(problem=problem, contender="minrnn-gen", ms=0.32 if table == "host" else 0.1)]
     text = filled(
         f"<!-- measured: calls {table} -->\n<!-- end of measured -->\n", {"calls": EMPTY["calls"].with_rows(rows)}, "page.md"
     )
-    assert f"| {problem.label} | {told} |" in text
+    assert f"| {problem.label} | {shown} |" in text
     assert f"| {'us' if table == 'host' else 'us per token'}: heads x head_dim, batch x time |" in text
 
 
-def test_a_section_nobody_knows_is_refused() -> None:
+def test_an_unknown_section_is_refused() -> None:
     page = "<!-- measured: clasic -->\n<!-- end of measured -->\n"
     with pytest.raises(BadInput, match=r"page\.md: measured: 'clasic' is given \(did you mean 'classic'\?\)"):
         filled(page, EMPTY, "page.md")

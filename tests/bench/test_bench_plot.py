@@ -1,4 +1,4 @@
-"""A plot shows what was measured right, over the time steps."""
+"""Plots show the right results over the sizes of the problem."""
 
 from __future__ import annotations
 

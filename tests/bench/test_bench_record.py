@@ -1,4 +1,4 @@
-"""A record goes to JSON and back, and a run that is stopped leaves what it has."""
+"""Records go to JSON and back, and a stopped run leaves the rows it has measured."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_finished_run_says_so() -> None:
     assert kept[-1] == record
 
 
-def test_who_takes_too_long_to_prepare_is_left_out_afterwards() -> None:
+def test_a_baseline_that_takes_too_long_to_prepare_is_left_out_afterwards() -> None:
     (problem, *_) = problems_of("raw")
     rows = [
         Row(problem=problem, contender="slow", ms=1.0, prepare_seconds=PREPARE_SECONDS + 1),

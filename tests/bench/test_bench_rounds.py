@@ -1,4 +1,4 @@
-"""Contenders take turns, the median is the median, and who fails has a row that says so."""
+"""Contenders run in rotation, the time is the median, and a contender that fails has a row with its failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_gpu import FakeClock
 
-from minrnn_gen.bench.harness.rounds import Arrays, Contender, Limits, contest, failure_of, quartiles, rounds_for
+from minrnn_gen.bench.harness.rounds import Arrays, Contender, Limits, failure_of, quartiles, rounds_for, run_rounds
 from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.precision import error_allowed, precision_of
 
@@ -20,7 +20,7 @@ PROBLEM = Problem(table="raw", task="forward", precision="fp32", batch=2, time=6
 
 
 def contender(name: str, calls: list[str], error: float = 0.0, fails_at: int | None = None) -> Contender:
-    """Return one whose run notes its name, and raises at its call number `fails_at`."""
+    """Return a contender whose run appends its name to `calls` and raises at its call number `fails_at`."""
     count = itertools.count()
 
     def run() -> Arrays:
@@ -45,10 +45,10 @@ def test_rounds_stay_between_their_limits(round_seconds: float, least: int, more
     assert rounds == least or rounds * round_seconds <= seconds
 
 
-def test_everyone_takes_turns() -> None:
+def test_contenders_run_in_rotation() -> None:
     calls: list[str] = []
     clock = FakeClock()
-    rows = contest(PROBLEM, [contender(name, calls) for name in "abc"], clock, Limits(rounds_most=4))
+    rows = run_rounds(PROBLEM, [contender(name, calls) for name in "abc"], clock, Limits(rounds_most=4))
     assert "".join(calls) == "aabbcc" + 4 * "abc"
     assert [row.contender for row in rows] == ["a", "b", "c"]
     assert all(row.rounds == 4 and row.ms == 1.0 and row.quartiles_ms == (1.0, 1.0) for row in rows)
@@ -57,36 +57,36 @@ def test_everyone_takes_turns() -> None:
 
 def test_the_median_is_of_the_rounds_and_not_of_the_preparation() -> None:
     costs = iter([1000.0, 5.0, 1.0, 2.0])
-    (row,) = contest(PROBLEM, [contender("a", [])], FakeClock(lambda: next(costs)), Limits(3, 3))
+    (row,) = run_rounds(PROBLEM, [contender("a", [])], FakeClock(lambda: next(costs)), Limits(3, 3))
     assert (row.ms, row.quartiles_ms) == (2.0, (1.5, 3.5))
 
 
 def test_slow_contenders_get_the_least_rounds() -> None:
-    (row,) = contest(PROBLEM, [contender("a", [])], FakeClock(lambda: 60_000.0), Limits())
+    (row,) = run_rounds(PROBLEM, [contender("a", [])], FakeClock(lambda: 60_000.0), Limits())
     assert row.rounds == Limits().rounds_least
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2, 5])
-def test_who_raises_has_a_row_that_says_so_and_stops_nobody(fails_at: int) -> None:
+def test_a_contender_that_raises_has_a_row_and_the_others_go_on(fails_at: int) -> None:
     calls: list[str] = []
     both = [contender("bad", calls, fails_at=fails_at), contender("good", calls)]
-    bad, good = contest(PROBLEM, both, FakeClock(), Limits(rounds_most=5))
+    bad, good = run_rounds(PROBLEM, both, FakeClock(), Limits(rounds_most=5))
     assert (bad.ms, bad.failure) == (None, "RuntimeError: bad gave up")
     assert (good.rounds, good.failure) == (5, None)
     assert calls.count("bad") == fails_at + 1
 
 
-def test_who_is_refused_is_not_asked() -> None:
+def test_a_refused_contender_is_not_prepared() -> None:
     def prepare() -> Callable[[], Arrays]:
-        raise AssertionError("asked")
+        raise AssertionError("prepared")
 
-    (row,) = contest(PROBLEM, [Contender("gone", prepare, refused="not installed")], FakeClock(), Limits())
+    (row,) = run_rounds(PROBLEM, [Contender("gone", prepare, refused="not installed")], FakeClock(), Limits())
     assert (row.failure, row.ms, row.prepare_seconds) == ("not installed", None, None)
 
 
 @pytest.mark.parametrize(("error", "right"), [(1e-7, True), (1e-3, False), (float("nan"), False), (float("inf"), False)])
 def test_errors_are_held_against_the_tolerance(error: float, right: bool) -> None:
-    (row,) = contest(PROBLEM, [contender("a", [], error)], FakeClock(), Limits())
+    (row,) = run_rounds(PROBLEM, [contender("a", [], error)], FakeClock(), Limits())
     assert row.is_right is right
     assert row.error_allowed == error_allowed(precision_of("fp32"))
 
@@ -97,25 +97,25 @@ def test_the_tolerance_is_that_of_the_dtype() -> None:
     assert 2.0**-6 < bf16 < 2.0**-4
 
 
-def test_whoever_computes_in_another_precision_is_held_to_that() -> None:
-    (row,) = contest(PROBLEM, [replace(contender("a", [], 1e-3), precision="bf16")], FakeClock(), Limits())
+def test_a_contender_of_another_precision_has_the_tolerance_of_that_precision() -> None:
+    (row,) = run_rounds(PROBLEM, [replace(contender("a", [], 1e-3), precision="bf16")], FakeClock(), Limits())
     assert row.error_allowed == error_allowed(precision_of("bf16"))
     assert row.is_right
 
 
-def test_the_clock_is_the_one_asked_for() -> None:
+def test_the_clock_is_the_contender_s() -> None:
     clock = FakeClock()
     both = [Contender("there", lambda: dict), Contender("here", lambda: dict, on_host=True)]
-    rows = contest(PROBLEM, both, clock, Limits(rounds_most=3))
+    rows = run_rounds(PROBLEM, both, clock, Limits(rounds_most=3))
     assert [row.clock for row in rows] == ["device events", "host"]
     assert clock.hosts == [False, True] * 4
 
 
-def test_what_cannot_be_told_at_the_end_costs_no_time() -> None:
+def test_facts_that_fail_leave_the_time() -> None:
     def facts() -> dict[str, int | float | str]:
         raise ValueError("no plan")
 
-    (row,) = contest(PROBLEM, [Contender("a", lambda: dict, facts=facts)], FakeClock(), Limits())
+    (row,) = run_rounds(PROBLEM, [Contender("a", lambda: dict, facts=facts)], FakeClock(), Limits())
     assert row.ms == 1.0
     assert row.facts == {"failure": "ValueError: no plan"}
 

@@ -1,4 +1,4 @@
-"""Tables say what the rows say: the time, or why there is none."""
+"""Tables show the times of rows, or their failures."""
 
 from __future__ import annotations
 

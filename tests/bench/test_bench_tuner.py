@@ -1,4 +1,4 @@
-"""The benchmark of picks: its statistics, its problems, and a sweep that is cut into pieces."""
+"""Benchmark of the cost model's picks: its statistics, its problems, and a sweep in several sessions."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ FOREVER = 1e9
 @given(PAIRS)
 def test_tau_is_that_of_its_definition(pairs: list[tuple[int, int]]) -> None:
     """Kendall (1945): pairs in order less pairs out of order, over the geometric mean of those untied in either."""
-    found = kendall_tau([one for one, _ in pairs], [other for _, other in pairs])
+    tau = kendall_tau([predicted for predicted, _ in pairs], [measured for _, measured in pairs])
     both = [((a - c), (b - d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
     score = sum((x * y > 0) - (x * y < 0) for x, y in both)
     untied = math.sqrt(sum(x != 0 for x, _ in both) * sum(y != 0 for _, y in both))
-    assert math.isclose(found, score / untied if untied else 0.0, abs_tol=1e-12)
+    assert math.isclose(tau, score / untied if untied else 0.0, abs_tol=1e-12)
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=1, max_size=30))
-def test_regrets_are_of_the_picks(times_us: list[float]) -> None:
-    """In the order of the prediction, which is perfect where the times ascend."""
+def test_regrets_are_those_of_the_picks(times_us: list[float]) -> None:
+    """Candidates in the order of the prediction, which is perfect where the times ascend."""
     ranked = [Ranked(us, float(place), len(times_us) - place, place) for place, us in enumerate(times_us)]
     quality = quality_of("a kernel", ranked, is_fitted=False, feasible_count=40, is_complete=True)
     assert quality is not None
@@ -73,8 +73,8 @@ def test_the_page_shows_what_the_committed_sweep_says() -> None:
     record = read_regrets(root / PUBLISHED_REGRETS)
     page = (root / REGRETS_PAGE).read_text(encoding="utf-8")
     assert filled_sections(page, REGRETS_PAGE, regret_sections(record)) == page, "run: python benchmarks/write_pages.py"
-    assert [one.label for one in record.qualities] == [one.label for one in kernels_of(PROBLEMS)]
-    assert all(one.is_complete and len(one.points) == one.measured_count for one in record.qualities)
+    assert [quality.label for quality in record.qualities] == [kernel.label for kernel in kernels_of(PROBLEMS)]
+    assert all(quality.is_complete and len(quality.points) == quality.measured_count for quality in record.qualities)
     assert "Not measured yet" in filled_sections(page, REGRETS_PAGE, regret_sections(None))
 
 
@@ -95,27 +95,27 @@ def test_held_out_problems_are_on_no_record_that_was_fitted_to() -> None:
     keys = ("batch", "time", "hidden_size", "precision", "heads", "layout")
     fitted: set[tuple[Any, ...]] = set()
     for path in RECORDS.glob("*candidates_h200.json"):
-        for one in json.loads(path.read_text()):
-            fitted.add((one["model"], *(({"heads": 1} | one)[name] for name in keys)))
+        for candidate in json.loads(path.read_text()):
+            fitted.add((candidate["model"], *(({"heads": 1} | candidate)[name] for name in keys)))
     assert len(fitted) > 40
     for problem in PROBLEMS:
-        its = (problem.model, *(getattr(problem, name) for name in keys))
-        assert (its in fitted) == problem.is_fitted, problem.label
-    assert len(PROBLEMS) >= 24 and len({one.label for one in PROBLEMS}) == len(PROBLEMS)
-    assert sum(not one.is_fitted for one in PROBLEMS) >= 12
+        shape = (problem.model, *(getattr(problem, name) for name in keys))
+        assert (shape in fitted) == problem.is_fitted, problem.label
+    assert len(PROBLEMS) >= 24 and len({problem.label for problem in PROBLEMS}) == len(PROBLEMS)
+    assert sum(not problem.is_fitted for problem in PROBLEMS) >= 12
 
 
 @given(st.integers(1, 5000))
 def test_a_draw_is_the_best_predicted_and_some_of_all_others(count: int) -> None:
     candidates = [("family", (("tile", number),)) for number in range(count)]
-    its = sorted(one[1][0][1] for one in drawn(candidates))
-    assert len(its) == min(count, CANDIDATES_MOST) and its[:BEST_PREDICTED] == list(range(min(count, BEST_PREDICTED)))
-    assert max(b - a for a, b in itertools.pairwise([*its, count])) <= 1 + count // (CANDIDATES_MOST - BEST_PREDICTED)
+    tiles = sorted(candidate[1][0][1] for candidate in drawn(candidates))
+    assert len(tiles) == min(count, CANDIDATES_MOST) and tiles[:BEST_PREDICTED] == list(range(min(count, BEST_PREDICTED)))
+    assert max(b - a for a, b in itertools.pairwise([*tiles, count])) <= 1 + count // (CANDIDATES_MOST - BEST_PREDICTED)
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A compiler that is none, and what it was asked to compile."""
+    """Fake compiler; returns the variables of the plans that it compiled."""
     seen: list[str] = []
 
     def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
@@ -130,11 +130,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 class Cut(Exception):
-    """The occasion is over."""
+    """End of a session."""
 
 
 class CutMeasurer(FakeMeasurer):
-    """Measures so many candidates, and then the machine is gone."""
+    """Measurer that raises after `left` candidates."""
 
     left = 10**9
 
@@ -148,24 +148,25 @@ class CutMeasurer(FakeMeasurer):
 def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: list[str], tmp_path: Path) -> None:
     kernels = kernels_of([TunerProblem("min_gru", 2, 100, 8, "fp32"), TunerProblem("elman", 2, 40, 16, "bf16")], "h200")
     path, measurer = tmp_path / "folder" / "results.jsonl", CutMeasurer()
-    measurer.wrong = lambda one: dict(one[1]).get("steps_per_lane") == 8
+    measurer.wrong = lambda candidate: dict(candidate[1]).get("steps_per_lane") == 8
     assert not sweep(kernels, measurer, ResultsFile(path), 0.0)
     for left in (40, 400):
         measurer.left = left
         with pytest.raises(Cut):
             sweep(kernels, measurer, ResultsFile(path), FOREVER)
         partly = list(qualities(kernels, ResultsFile(path)))
-        assert partly and not all(one.is_complete for one in partly)
+        assert partly and not all(quality.is_complete for quality in partly)
     measurer.left = 10**9
     file = ResultsFile(path)
     assert sweep(kernels, measurer, file, FOREVER)
-    seen = [(one.setting, one.candidate) for one in file.results]
+    seen = [(result.setting, result.candidate) for result in file.results]
     assert len(seen) == len(set(seen)) and ResultsFile(path).results == file.results
     whole = list(qualities(kernels, ResultsFile(path)))
-    assert [one.label for one in whole] == [one.label for one in kernels] and all(one.is_complete for one in whole)
-    assert [one.feasible_count for one in whole] == [len(one.pool(measurer, file).ranked) for one in kernels]
-    # Nobody is chosen that is wrong.
-    right = [one for one in file.results if one.outcome == "measured"]
-    assert sum(one.measured_count for one in whole) == len(right) < len(file.results)
+    assert [quality.label for quality in whole] == [kernel.label for kernel in kernels]
+    assert all(quality.is_complete for quality in whole)
+    assert [quality.feasible_count for quality in whole] == [len(kernel.pool(measurer, file).ranked) for kernel in kernels]
+    # No candidate with wrong results is chosen.
+    right = [result for result in file.results if result.outcome == "measured"]
+    assert sum(quality.measured_count for quality in whole) == len(right) < len(file.results)
     calls = len(compiled)
     assert sweep(kernels, measurer, file, FOREVER) and len(compiled) == calls

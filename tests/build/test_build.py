@@ -26,11 +26,11 @@ from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 
 needs_nvrtc = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
-REGIME = Regime(16)
+REGIME = Specialization(16)
 SPEC = {"model": "min_gru", "hidden_size": 64}
 
 
@@ -218,9 +218,9 @@ def test_another_spec_is_another_kernel(compiler: Compiler, cache: Path, change:
     assert compiler.calls == 2
 
 
-def test_other_passes_and_regimes_are_other_kernels(compiler: Compiler, cache: Path) -> None:
+def test_other_passes_and_specializations_are_other_kernels(compiler: Compiler, cache: Path) -> None:
     builder = builder_of(cache)
-    wanted = [("forward", Regime(16)), ("forward", Regime(4)), ("step", Regime(16))]
+    wanted = [("forward", Specialization(16)), ("forward", Specialization(4)), ("step", Specialization(16))]
     assert [builder.build(*one).cached for one in wanted] == [False] * 3
     assert [builder.build(*one).cached for one in wanted] == [True] * 3
     assert compiler.calls == 3

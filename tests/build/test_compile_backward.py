@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.rendered_kernels import builder_of
 
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 
 # Every cell with a backward on a GPU, every precision, both lane arrangements, four architectures, narrow and wide copies.
 CASES = (
@@ -33,7 +33,7 @@ CASES = (
 @pytest.mark.parametrize(("model", "precision", "layout", "gpu", "alignment"), CASES)
 def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, gpu: str, alignment: int) -> None:
     builder = builder_of(model, gpu, hidden_size=96, precision=precision, layout=layout)
-    built = builder.build("backward", Regime(alignment))
+    built = builder.build("backward", Specialization(alignment))
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.name == built.plan.entry and kernel.spill_bytes == 0

@@ -16,7 +16,7 @@ from support.rendered_kernels import MODELS, builder_of
 from minrnn_gen.build.builder import ATTEMPTS
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.gpu_profile import profile_names
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
@@ -90,7 +90,7 @@ def covering() -> tuple[Case, ...]:
 
 def check(case: Case) -> None:
     builder = builder_of(case.model, case.gpu, precision=case.precision, layout=case.layout, hidden_size=case.hidden_size)
-    built = builder.build(case.kernel_pass, Regime(case.alignment_bytes))
+    built = builder.build(case.kernel_pass, Specialization(case.alignment_bytes))
     plan, resources = built.plan, built.resources
     assert resources is not None and built.cubin is not None
     assert [kernel.name for kernel in resources] == [plan.entry]

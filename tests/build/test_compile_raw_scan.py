@@ -8,7 +8,7 @@ from support.rendered_kernels import profile
 from minrnn_gen.build.builder import Target
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.gpu_profile import profile_bytes
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.raw_scan.arrangement import RawLayout
 from minrnn_gen.raw_scan.kernels import TYPICAL_TIME, RawPrecision, raw_builder
@@ -23,10 +23,10 @@ def check_promise(
     log_a: bool,
     gpu: str,
     kernel_pass: KernelPass,
-    regime: Regime,
+    specialization: Specialization,
 ) -> None:
     target = Target(profile(gpu), profile_bytes(gpu), "spec")
-    built = raw_builder(precision, hidden_size, layout, log_a, TYPICAL_TIME, target).build(kernel_pass, regime)
+    built = raw_builder(precision, hidden_size, layout, log_a, TYPICAL_TIME, target).build(kernel_pass, specialization)
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.spill_bytes == 0 and kernel.shared_bytes == built.plan.shared_bytes
@@ -40,24 +40,29 @@ def check_promise(
 def test_a_complex_scan_keeps_its_promise(
     precision: RawPrecision, layout: RawLayout, hidden_size: int, kernel_pass: KernelPass, gpu: str
 ) -> None:
-    check_promise(precision, layout, hidden_size, False, gpu, kernel_pass, Regime(16))
+    check_promise(precision, layout, hidden_size, False, gpu, kernel_pass, Specialization(16))
 
 
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
 @pytest.mark.parametrize(
-    ("precision", "layout", "hidden_size", "log_a", "regime"),
+    ("precision", "layout", "hidden_size", "log_a", "specialization"),
     [
-        ("complex64", "BTD", 33, False, Regime(8, reverse=True)),
-        ("complex64", "BTD", 64, False, Regime(16, few_channels=True)),
-        ("complex128", "BTD", 64, False, Regime(16, few_channels=True)),
-        ("complex64", "BDT", 1, False, Regime(8, reverse=True)),
-        ("bf16", "BTD", 1536, True, Regime(16)),
-        ("fp16", "BDT", 1, True, Regime(2)),
-        ("fp32", "BTD", 1, False, Regime(4)),
-        ("fp64", "BDT", 1, True, Regime(16, reverse=True)),
+        ("complex64", "BTD", 33, False, Specialization(8, reverse=True)),
+        ("complex64", "BTD", 64, False, Specialization(16, underfills_gpu=True)),
+        ("complex128", "BTD", 64, False, Specialization(16, underfills_gpu=True)),
+        ("complex64", "BDT", 1, False, Specialization(8, reverse=True)),
+        ("bf16", "BTD", 1536, True, Specialization(16)),
+        ("fp16", "BDT", 1, True, Specialization(2)),
+        ("fp32", "BTD", 1, False, Specialization(4)),
+        ("fp64", "BDT", 1, True, Specialization(16, reverse=True)),
     ],
 )
 def test_a_scan_keeps_its_promise(
-    precision: RawPrecision, layout: RawLayout, hidden_size: int, log_a: bool, regime: Regime, kernel_pass: KernelPass
+    precision: RawPrecision,
+    layout: RawLayout,
+    hidden_size: int,
+    log_a: bool,
+    specialization: Specialization,
+    kernel_pass: KernelPass,
 ) -> None:
-    check_promise(precision, layout, hidden_size, log_a, "h200", kernel_pass, regime)
+    check_promise(precision, layout, hidden_size, log_a, "h200", kernel_pass, specialization)

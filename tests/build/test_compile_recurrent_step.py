@@ -33,10 +33,10 @@ CASES = tuple(
 @pytest.mark.parametrize(("model", "gpu", "precision", "heads", "hidden_size"), CASES)
 def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precision: str, heads: int, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], gpu, precision=precision, heads=heads, hidden_size=hidden_size)
-    for few_channels in (True, False):
-        regime = replace(builder.hinted_regime, few_channels=few_channels, short=True)
-        built = builder.build("step", regime)
-        assert built.plan.entry == "decode_step" and built.dropped == ()
+    for underfills_gpu in (True, False):
+        specialization = replace(builder.hinted_specialization, underfills_gpu=underfills_gpu, short_sequences=True)
+        built = builder.build("step", specialization)
+        assert built.plan.strategy == "decode" and built.dropped == ()
         assert built.resources is not None
         for kernel in built.resources:
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
@@ -47,7 +47,7 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precis
 )
 def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], precision=precision, hidden_size=hidden_size)
-    solution = builder.solve("step", builder.hinted_regime)
+    solution = builder.solve("step", builder.hinted_specialization)
     ranks = range(0, len(solution.candidates), max(1, len(solution.candidates) // 6))
     broken = []
     for rank in ranks:
@@ -58,11 +58,12 @@ def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) ->
     assert broken == [], "the estimate of registers is wrong"
 
 
-def test_regimes_are_planned_for_their_batches() -> None:
+def test_specializations_are_planned_for_their_batches() -> None:
     """Few sequences are spread over all SMs, unit by unit; of many, a block has more than one."""
     builder = builder_of("lstm", "h200", precision="bf16", hidden_size=512, batch=1)
     few, many = (
-        builder.solve("step", replace(builder.hinted_regime, few_channels=one)).plan().variables for one in (True, False)
+        builder.solve("step", replace(builder.hinted_specialization, underfills_gpu=one)).plan().variables
+        for one in (True, False)
     )
     assert few["units"] * few["warps"] * builder.target.profile.sm_count >= 512 > 0
     assert few["batch_tile"] == 1 and many["batch_tile"] > 1

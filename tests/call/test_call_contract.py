@@ -375,7 +375,7 @@ def test_a_kernel_describes_itself() -> None:
     assert [plan for plan in kernel.plans.values() if plan.kernel_pass == "forward"] == [kernel.plan]
     assert {kernel_pass for kernel_pass, _ in kernel.plans} == {"forward", "step"}
     with pytest.raises(TypeError):
-        kernel.plans[("forward", kernel.plan.regime)] = kernel.plan  # type: ignore[index]
+        kernel.plans[("forward", kernel.plan.specialization)] = kernel.plan  # type: ignore[index]
     assert "rg_lru" in repr(kernel) and "h200" in repr(kernel)
     assert "__global__" in kernel.source
     assert kernel.plan.template in kernel.explain()

@@ -1,4 +1,4 @@
-"""`minrnn-gen bench scan` around the measuring itself: what it refuses, prints and leaves behind."""
+"""`minrnn-gen bench` around the measurement: refused options, printed tables, and the record of a stopped run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(_: session.Session, problem: Problem) -> tuple[Row, ...]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], None]:
-    """Put a machine that is none in the place of the GPU, and a function in the place of measuring."""
+    """Return the function that replaces the GPU by a fake and the measurement by a function."""
 
     def put(measure: Measure) -> None:
         monkeypatch.setattr(gpu, "open_gpu", lambda: SimpleNamespace(name="a GPU that is none"))
@@ -45,14 +45,14 @@ def test_every_table_is_printed_and_recorded(
 ) -> None:
     measured(answer)
     path = tmp_path / "record.json"
-    said = command("bench", suite.command, "--quick", "--peer", "none", "--json", path)
+    said = command("bench", suite.command, "--quick", "--baseline", "none", "--json", path)
     assert (said.status, said.error) == (0, "")
     record = read_record(path)
     assert record.is_complete
     assert [row.problem for row in record.rows[::2]] == [
         problem for table in suite.tables for problem in suite.problems(table, True)
     ]
-    assert record.command == f"minrnn-gen bench {suite.command} --quick --peer none"
+    assert record.command == f"minrnn-gen bench {suite.command} --quick --baseline none"
     for title in suite.titles.values():
         assert title in said.out
     answers = [row for row in record.rows if row.contender == "somebody"]
@@ -66,9 +66,10 @@ def test_every_table_is_printed_and_recorded(
 @pytest.mark.parametrize(("name", "table"), [(name, table) for name, suite in SUITES.items() for table in suite.tables])
 def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measure], None], name: str, table: str) -> None:
     measured(answer)
-    said = command("bench", name, "--quick", "--only", table, "--peer", "none")
-    assert [title for title in SUITES[name].titles.values() if title in said.out] == [
-        title for each, title in SUITES[name].titles.items() if each == table
+    said = command("bench", name, "--quick", "--only", table, "--baseline", "none")
+    titles = SUITES[name].titles
+    assert [title for title in titles.values() if title in said.out] == [
+        title for other, title in titles.items() if other == table
     ]
 
 
@@ -84,7 +85,7 @@ def test_a_run_that_is_stopped_leaves_what_it_has(
 
     measured(stopped)
     path = tmp_path / "record.json"
-    said = command("bench", "scan", "--quick", "--peer", "none", "--json", path)
+    said = command("bench", "scan", "--quick", "--baseline", "none", "--json", path)
     assert said.status == 130
     assert problems[0].label in said.out
     assert "the run was not completed" in said.out
@@ -100,7 +101,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
         raise AssertionError("measured")
 
     measured(never)
-    said = command("bench", "scan", "--peer", "none", f"--json={tmp_path}")
+    said = command("bench", "scan", "--baseline", "none", f"--json={tmp_path}")
     assert said.status == 2
     assert said.error.startswith("error: --json: ")
 
@@ -119,13 +120,13 @@ def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("scan", "--peer", "accelerated_scan.wrap"), "did you mean 'accelerated_scan.warp'?"),
+        (("scan", "--baseline", "accelerated_scan.wrap"), "did you mean 'accelerated_scan.warp'?"),
         (("scan", "--only", "sweep"), "invalid value for '--only'"),
-        (("scan", "--peer-seconds", "0"), "invalid value for '--peer-seconds'"),
-        (("recurrent", "--peer", "flashrnn.cuda_fuse"), "did you mean 'flashrnn.cuda_fused'?"),
+        (("scan", "--baseline-seconds", "0"), "invalid value for '--baseline-seconds'"),
+        (("recurrent", "--baseline", "flashrnn.cuda_fuse"), "did you mean 'flashrnn.cuda_fused'?"),
         (("recurrent", "--only", "raw"), "invalid value for '--only'"),
         (("calls", "--only", "cells"), "invalid value for '--only'"),
-        (("calls", "--peer", "torch.n"), "did you mean 'torch.nn'?"),
+        (("calls", "--baseline", "torch.n"), "did you mean 'torch.nn'?"),
         (("calls", "--plot", "calls.svg"), "--plot"),
     ],
 )

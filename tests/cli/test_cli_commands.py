@@ -111,6 +111,25 @@ def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Pa
         assert heading in explained
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_the_step_of_a_dense_cell_is_a_kernel_of_its_own(command: Command, min_gru: Path, direction: str) -> None:
+    of_lstm = (min_gru, "--gpu", "h100", "--pass", "step", "--set", "model=lstm", "--set", f"direction={direction}")
+    assert "decode_step" in command("render", *of_lstm).out.splitlines()[0]
+    assert "decode: one step in one launch" in command("explain", *of_lstm).out
+    many = command("explain", *of_lstm, "--set", "batch=4096", "--set", "hidden_size=2048")
+    assert "one step as a product and a pointwise kernel: " in many.out
+
+
+@pytest.mark.parametrize("model", ["min_gru", "lstm"])
+@pytest.mark.parametrize("line", ["render", "explain"])
+def test_a_bidirectional_spec_has_no_step(command: Command, min_gru: Path, model: str, line: str) -> None:
+    settings = ("--set", f"model={model}", "--set", "hidden_size=64", "--set", "direction=bidirectional")
+    assert command(line, min_gru, "--gpu", "h100", *settings).status == 0
+    answer = command(line, min_gru, "--gpu", "h100", *settings, "--pass", "step")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.error.count("\n") == 1 and "the spec is bidirectional; allowed for it: pass forward" in answer.error
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     (
@@ -128,7 +147,7 @@ def test_explain_says_how_a_dense_cell_takes_its_steps(command: Command, min_gru
     asked = f"model=lstm hidden_size=64 {settings}".split()
     answer = command("explain", min_gru, "--gpu", "h100", *(word for one in asked for word in ("--set", one)))
     assert answer.status == 0
-    assert [line for line in answer.out.splitlines() if "walk" in line and line.endswith(said)]
+    assert [line for line in answer.out.splitlines() if "strategy" in line and line.endswith(said)]
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -37,7 +37,9 @@ class Way:
         builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
         builder = replace(builder, waits_are_bounded=is_debug)
         lookback = dict(self.variables).get("lookback") == 1
-        solution = builder.solve(kernel_pass, replace(builder.hinted_regime, few_channels=lookback, short=False))
+        solution = builder.solve(
+            kernel_pass, replace(builder.hinted_specialization, underfills_gpu=lookback, short_sequences=False)
+        )
         ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
         return builder.build_candidate(solution, next(ranks))
 

@@ -62,10 +62,10 @@ def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
 
 def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
     """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
-    hinted = replace(builder.hinted_regime, few_channels=True)
+    hinted = replace(builder.hinted_specialization, underfills_gpu=True)
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
-    for resets, kept_states in product((False, True), kept) if kernel_pass != "step" else ((False, "none"),):
-        for solution in builder.solutions(kernel_pass, replace(hinted, resets=resets, kept_states=kept_states)):
+    for resets, states_out in product((False, True), kept) if kernel_pass != "step" else ((False, "none"),):
+        for solution in builder.solutions(kernel_pass, replace(hinted, resets=resets, states_out=states_out)):
             kinds: dict[tuple[bool, ...], int] = {}
             for rank, candidate in enumerate(solution.candidates):
                 kinds.setdefault(kind_of(dict(candidate)), rank)
@@ -82,7 +82,7 @@ def kernels() -> tuple[Kernel, ...]:
         target = Target(load_profile(gpu), profile_bytes(gpu), "spec")
         builder = Builder(load_spec(sizes), target, Store(cache_folder()))
         for kernel_pass in PASSES:
-            found += [(plan, builder._lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
+            found += [(plan, builder.lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
     return tuple(found)
 
 

@@ -94,7 +94,7 @@ TEXTS = {False: (CellText, StepsText), True: (CellBackwardText, StepsBackwardTex
 def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     """Attributes, filters and tests that exist; no calls: a template computes nothing."""
     members = {
-        "plan": {field.name for field in dataclasses.fields(KernelPlan)},
+        "plan": {*(field.name for field in dataclasses.fields(KernelPlan)), *vars(KernelPlan)},
         "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
         "signature": {"begin", "step", "call"},
     }

@@ -15,7 +15,7 @@ from minrnn_gen.config.gpu_profile import load_profile, profile_names
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.plan.families import FAMILIES, families_of
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import CellKind, CellShape, Problem
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -46,7 +46,7 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
         operation_count=4,
         transcendental_count=1,
     )
-    for kernel_pass, layout, precision, gpu, alignment, few_channels in itertools.product(
+    for kernel_pass, layout, precision, gpu, alignment, underfills_gpu in itertools.product(
         ("forward", "backward", "step"),
         ("BTD", "TBD", "BDT"),
         ("fp32", "bf16"),
@@ -54,8 +54,8 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
         (2, 16),
         (False, True),
     ):
-        regime = Regime(max(alignment, precision_of(precision).storage_bytes), few_channels=few_channels)
-        problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, regime, load_profile(gpu))
+        specialization = Specialization(max(alignment, precision_of(precision).storage_bytes), underfills_gpu=underfills_gpu)
+        problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, specialization, load_profile(gpu))
         for family in families_of(problem):
             yield problem, family
 

@@ -58,7 +58,7 @@ REGIMES = (("forward", False, False), ("reverse", True, True))
 
 def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
     """Call forward, backward and step on a length of more than a round."""
-    contract, precision, random = kernel.contract, precision_of(kernel.spec.precision), np.random.default_rng(0)
+    interface, precision, random = kernel.interface, precision_of(kernel.spec.precision), np.random.default_rng(0)
     time = round_steps(kernel.plan) + 5
     if kernel.plan.group_tiles:
         time = (kernel.plan.group_tiles + 1) * kernel.plan.tile_steps + 5
@@ -66,24 +66,24 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
     def normal(shape: tuple[int, ...], dtype: str = precision.storage_dtype) -> Any:
         return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(dtype)))
 
-    states = {name: normal(contract.state_shape(BATCH), precision.arithmetic_dtype) for name in kernel.states}
+    states = {name: normal(interface.state_shape(BATCH), precision.arithmetic_dtype) for name in kernel.states}
     vectors: dict[str, Any] = {
-        "bias": normal((len(kernel.gates), contract.hidden_size)),
-        "parameters": {name: normal(contract.parameter_shape) for name in kernel.parameters},
+        "bias": normal((len(kernel.gates), interface.hidden_size)),
+        "parameters": {name: normal(interface.parameter_shape) for name in kernel.parameters},
         "state": states,
     }
-    if contract.recurrent_gates:
-        vectors |= {"R": normal(contract.R_shape), "recurrent_bias": normal(contract.recurrent_bias_shape)}
+    if interface.recurrent_gates:
+        vectors |= {"R": normal(interface.R_shape), "recurrent_bias": normal(interface.recurrent_bias_shape)}
     sequences: dict[str, Any] = {}
     if has_sequences:
         sequences = {
             "resets": cupy.asarray(random.random((BATCH, time)) < 0.1),
             "lengths": cupy.asarray(np.array([time, time // 2])),
         }
-    x = normal(contract.shape(contract.x_axes, BATCH, time))
+    x = normal(interface.shape(interface.x_axes, BATCH, time))
     y, _, saved = kernel.forward(x, **vectors, **sequences, all_states=all_states)
     kernel.backward(saved, y, states)
-    kernel.step(normal((BATCH, len(kernel.gates), contract.hidden_size)), **vectors)
+    kernel.step(normal((BATCH, len(kernel.gates), interface.hidden_size)), **vectors)
     cupy.cuda.Device().synchronize()
 
 
@@ -102,20 +102,20 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    for (layout, strategy), (model, precision, hidden_size), regime in itertools.product(EVERY_WAY, CELLS, REGIMES):
+    for (layout, strategy), (model, precision, hidden_size), specialization in itertools.product(EVERY_WAY, CELLS, REGIMES):
         spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-        yield _case(f"{layout} {strategy} {model} {precision}", spec, regime, strategy)
-    for layout, (model, precision, hidden_size), regime in itertools.product(LAYOUTS, NO_SCANS, REGIMES):
+        yield _case(f"{layout} {strategy} {model} {precision}", spec, specialization, strategy)
+    for layout, (model, precision, hidden_size), specialization in itertools.product(LAYOUTS, NO_SCANS, REGIMES):
         spec = {"model": model, "hidden_size": hidden_size, "precision": precision, "layout": layout}
-        yield _case(f"{layout} {model if isinstance(model, str) else model['name']} {precision}", spec, regime)
-    for (cell, precision, heads, head_dim, layout), regime in itertools.product(DENSE, REGIMES):
+        yield _case(f"{layout} {model if isinstance(model, str) else model['name']} {precision}", spec, specialization)
+    for (cell, precision, heads, head_dim, layout), specialization in itertools.product(DENSE, REGIMES):
         spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
         hints = {"recurrent_bias": True, "batch": MANY.get((cell, head_dim))}
-        yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, regime)
+        yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, specialization)
 
 
-def _case(name: str, spec: Mapping[str, Any], regime: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
-    direction, has_sequences, all_states = regime
+def _case(name: str, spec: Mapping[str, Any], specialization: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
+    direction, has_sequences, all_states = specialization
     return Case(f"{name} {direction}", {**spec, "direction": direction}, has_sequences, all_states, strategy)
 
 

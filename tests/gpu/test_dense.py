@@ -60,9 +60,9 @@ def plain_run(
 def check_call(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
     """Call both passes with all that they may be given, on numbers drawn now; return the arguments of the forward and its y."""
     cell, precision, layout = kernel.plan.model, kernel.spec.precision, kernel.spec.layout
-    contract = kernel.contract
-    heads, size, hidden = contract.heads, contract.head_dim, contract.hidden_size
-    gates, products = len(kernel.gates), len(contract.recurrent_gates)
+    interface = kernel.interface
+    heads, size, hidden = interface.heads, interface.head_dim, interface.hidden_size
+    gates, products = len(kernel.gates), len(interface.recurrent_gates)
     dtype = getattr(torch, DTYPES[precision])
     carried = torch.float64 if precision == "fp64" else torch.float32
 
@@ -156,9 +156,9 @@ def check_against_autograd(
 def arguments(torch: Any, kernel: Kernel, batch: int, time: int, seed: int) -> tuple[Any, Any]:
     """Return x and R of a call in layout BTD."""
     generator = torch.Generator("cuda").manual_seed(seed)
-    contract, dtype = kernel.contract, getattr(torch, kernel.contract.precision.storage_dtype)
-    x = torch.randn(contract.shape(contract.x_axes, batch, time), device="cuda", generator=generator)
-    R = torch.randn(contract.R_shape, device="cuda", generator=generator) * contract.head_dim**-0.5
+    interface, dtype = kernel.interface, getattr(torch, kernel.interface.precision.storage_dtype)
+    x = torch.randn(interface.shape(interface.x_axes, batch, time), device="cuda", generator=generator)
+    R = torch.randn(interface.R_shape, device="cuda", generator=generator) * interface.head_dim**-0.5
     return x.to(dtype), R.to(dtype)
 
 
@@ -267,9 +267,9 @@ def test_a_step_is_a_forward_of_one(compiled: Callable[..., Kernel], cell: str, 
     for heads, size in STEP_LAYERS:
         hidden = heads * size
         kernel = compiled(model=cell, hidden_size=hidden, heads=heads, precision=precision, recurrent_bias=True)
-        contract = kernel.contract
-        products = len(contract.recurrent_gates)
-        R, bias = random(*contract.R_shape, scale=size**-0.5), random(len(kernel.gates), hidden)
+        interface = kernel.interface
+        products = len(interface.recurrent_gates)
+        R, bias = random(*interface.R_shape, scale=size**-0.5), random(len(kernel.gates), hidden)
         recurrent_bias = random(products, heads, size)
         for batch in STEP_BATCHES:
             x = random(batch, hidden, len(kernel.gates)).transpose(1, 2)  # any strides

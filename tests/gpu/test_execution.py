@@ -215,7 +215,7 @@ def test_more_than_two_to_the_31_elements(cupy: ModuleType, compiled: Callable[.
         kernel = compiled(model=RAW_CELL, hidden_size=hidden, precision="bf16", layout=layout, batch=batch, time=time)
         axes = {"BTD": (1, 0, 2, 3), "TBD": (0, 1, 2, 3), "BDT": (1, 2, 3, 0)}[layout]
         x = cupy.empty(tuple((time, batch, 2, hidden)[axis] for axis in axes), ml_dtypes.bfloat16)
-        incoming = cupy.empty(kernel.contract.y_shape(batch, time), ml_dtypes.bfloat16)
+        incoming = cupy.empty(kernel.interface.y_shape(batch, time), ml_dtypes.bfloat16)
         for start in range(0, time, period):
             part, dy_part = (
                 time_major(x, layout, X_AXES)[start : start + period],
@@ -251,9 +251,9 @@ def first_that_keeps_its_promise(builder: Builder, solution: Solution, rank: int
 
 
 @pytest.mark.parametrize("layout", ("BTD", "BDT"))
-@pytest.mark.parametrize("few_channels", (False, True))
+@pytest.mark.parametrize("underfills_gpu", (False, True))
 def test_candidates_of_a_problem_agree(
-    cupy: ModuleType, compiled: Callable[..., Kernel], layout: str, few_channels: bool
+    cupy: ModuleType, compiled: Callable[..., Kernel], layout: str, underfills_gpu: bool
 ) -> None:
     """Not only the chosen plan: a spread over all feasible ones of both passes, for an odd length."""
     kernel = compiled(model=RAW_CELL, hidden_size=96, precision="fp32", layout=layout)
@@ -261,17 +261,18 @@ def test_candidates_of_a_problem_agree(
     x *= 0.7
     y, state, saved = kernel.forward(x)
     expected = kernel.backward(saved, y)
-    builder: Builder = kernel._builder
+    builder: Builder = kernel.builder
     alignment_bytes = 16 if layout == "BTD" else 4
-    # Of two sequences this is the regime of every call; many channels are another's, whose kernels serve these too.
-    called = replace(builder.hinted_regime, alignment_bytes=alignment_bytes, few_channels=True, short=False)
+    # Of two sequences this is the specialization of every call; many channels are another's, whose kernels serve these too.
+    called = replace(builder.hinted_specialization, alignment_bytes=alignment_bytes, underfills_gpu=True, short_sequences=False)
     solutions = [
-        builder.solve(kernel_pass, replace(called, few_channels=few_channels)) for kernel_pass in ("forward", "backward")
+        builder.solve(kernel_pass, replace(called, underfills_gpu=underfills_gpu)) for kernel_pass in ("forward", "backward")
     ]
     for turn in range(CANDIDATES_TRIED):
         ranks = [turn * (len(solution.candidates) - 1) // (CANDIDATES_TRIED - 1) for solution in solutions]
         built = [first_that_keeps_its_promise(builder, *one) for one in zip(solutions, ranks, strict=True)]
-        other = minrnn_gen.Kernel(builder, tuple(replace(one, plan=replace(one.plan, regime=called)) for one in built))
+        plans = [replace(one.plan, problem=replace(one.plan.problem, specialization=called)) for one in built]
+        other = minrnn_gen.Kernel(builder, tuple(replace(one, plan=plan) for one, plan in zip(built, plans, strict=True)))
         chosen = [dict(one.plan.variables) for one in built]
         its_y, its_state, its_saved = other.forward(x)
         found = other.backward(its_saved, y)
@@ -286,7 +287,7 @@ def test_candidates_of_a_problem_agree(
         assert len(other.plans) == 2, "another kernel ran"
 
 
-def test_other_sizes_and_alignments_compile_once_per_regime(cupy: ModuleType) -> None:
+def test_other_sizes_and_alignments_compile_once_per_specialization(cupy: ModuleType) -> None:
     kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": 64, "precision": "fp32", "layout": "BDT"})
     generator = numpy.random.default_rng(3)
     for _ in range(60):

@@ -47,7 +47,7 @@ def test_in_the_sample_of_persistent_kernels_every_choice_meets_every_other(kern
 
 @pytest.mark.parametrize("kernel_pass", PASSES)
 def test_a_sample_is_built_as_it_is(kernel_pass: KernelPass, tmp_path: Path) -> None:
-    """Its own pass in every regime; the other as it is for everybody."""
+    """Its own pass in every specialization; the other as it is for everybody."""
     store = Store(tmp_path)
     for sample in sampled(kernel_pass, "h200")[::40]:
         with nothing_compiled():

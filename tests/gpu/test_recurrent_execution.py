@@ -203,7 +203,7 @@ kernel = minrnn_gen.compile({"model": "gru", "hidden_size": head_dim, "precision
 if call not in kernel.source:
     raise SystemExit("not in this scope")
 x = torch.randn(2, 9, 3, head_dim, device="cuda").bfloat16()
-R = torch.randn(kernel.contract.R_shape, device="cuda").bfloat16()
+R = torch.randn(kernel.interface.R_shape, device="cuda").bfloat16()
 y, _ = kernel(x, R)
 torch.cuda.synchronize()
 raise SystemExit("it came to its end")

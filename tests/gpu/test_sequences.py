@@ -51,14 +51,14 @@ def assert_near(
 
 def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """Return host arrays of a call, and dy and dstate of its backward."""
-    random, contract, precision = np.random.default_rng(3), kernel.contract, precision_of(kernel.spec.precision)
+    random, interface, precision = np.random.default_rng(3), kernel.interface, precision_of(kernel.spec.precision)
     storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
 
     def normal(shape: tuple[int, ...], dtype: Any = storage) -> Any:
         return random.normal(size=shape).astype(dtype)
 
     rows = 1 if sequences == "packed" else BATCH
-    arguments: dict[str, Any] = {"x": normal(contract.shape(contract.x_axes, rows, TIME))}
+    arguments: dict[str, Any] = {"x": normal(interface.shape(interface.x_axes, rows, TIME))}
     count = rows
     if sequences == "packed":
         arguments["cu_seqlens"] = np.array([0, 1, 1, 130, 257, TIME])
@@ -68,22 +68,22 @@ def arguments_of(kernel: Kernel, sequences: str, has_bias: bool) -> tuple[dict[s
     if sequences in ("resets", "both", "packed"):
         arguments["resets"] = random.random((rows, TIME)) < 0.02
         arguments["resets"][:, [0, -1]] = True
-    if contract.input_size:
-        arguments["weight"] = (normal((contract.weight_rows, INPUTS), float) / INPUTS**0.5).astype(storage)
+    if interface.input_size:
+        arguments["weight"] = (normal((interface.weight_rows, INPUTS), float) / INPUTS**0.5).astype(storage)
     if has_bias:
-        arguments["bias"] = normal(contract.shape(contract.gate_axes, 0, 0))
+        arguments["bias"] = normal(interface.shape(interface.gate_axes, 0, 0))
     if kernel.parameters:  # below 1, so that no state of ind_rnn grows without bound
         arguments["parameters"] = {
-            name: np.tanh(normal(contract.parameter_shape, float)).astype(storage) for name in kernel.parameters
+            name: np.tanh(normal(interface.parameter_shape, float)).astype(storage) for name in kernel.parameters
         }
-    if kernel.contract.recurrent_gates:
-        scale = kernel.contract.head_dim**-0.5
-        arguments["R"] = (scale * normal(contract.R_shape, float)).astype(storage)
+    if kernel.interface.recurrent_gates:
+        scale = kernel.interface.head_dim**-0.5
+        arguments["R"] = (scale * normal(interface.R_shape, float)).astype(storage)
         if has_bias:
-            arguments["recurrent_bias"] = normal(contract.recurrent_bias_shape)
-    arguments["state"] = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
-    dstate = {name: normal(contract.state_shape(count), carried) for name in kernel.states}
-    return arguments, normal(contract.y_shape(rows, TIME)), dstate
+            arguments["recurrent_bias"] = normal(interface.recurrent_bias_shape)
+    arguments["state"] = {name: normal(interface.state_shape(count), carried) for name in kernel.states}
+    dstate = {name: normal(interface.state_shape(count), carried) for name in kernel.states}
+    return arguments, normal(interface.y_shape(rows, TIME)), dstate
 
 
 @pytest.mark.parametrize("sequences", SEQUENCES)

@@ -31,18 +31,18 @@ def kernel_and_time(taking: Taking, layout: str, strategy: Strategy) -> tuple[Ke
 
 def arguments_of(kernel: Kernel, time: int, seed: int) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """Return arguments of a call on the host, and dy and dstate of its backward."""
-    random, contract = np.random.default_rng(seed), kernel.contract
+    random, interface = np.random.default_rng(seed), kernel.interface
 
     def normal(shape: tuple[int, ...]) -> Any:
         return random.normal(size=shape).astype(np.float32)
 
     arguments = {
-        "x": normal(contract.shape(contract.x_axes, BATCH, time)),
-        "bias": normal((len(contract.gates), HIDDEN)),
-        "parameters": {name: normal((HIDDEN,)) for name in contract.parameters},
-        "state": {name: normal((BATCH, HIDDEN)) for name in contract.states},
+        "x": normal(interface.shape(interface.x_axes, BATCH, time)),
+        "bias": normal((len(interface.gates), HIDDEN)),
+        "parameters": {name: normal((HIDDEN,)) for name in interface.parameters},
+        "state": {name: normal((BATCH, HIDDEN)) for name in interface.states},
     }
-    return arguments, normal(contract.y_shape(BATCH, time)), {name: normal((BATCH, HIDDEN)) for name in contract.states}
+    return arguments, normal(interface.y_shape(BATCH, time)), {name: normal((BATCH, HIDDEN)) for name in interface.states}
 
 
 def mapped(convert: Callable[[Any], Any], tree: Any) -> Any:

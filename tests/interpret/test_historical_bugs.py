@@ -14,12 +14,13 @@ import pytest
 from support.emulated_calls import kernel_of
 from support.small_problems import Prepared, prepare, problems_of
 
-from minrnn_gen.call.arguments import Given
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import alignment_of
 from minrnn_gen.run import scan
+from minrnn_gen.run.gpu import GpuRun
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
@@ -119,10 +120,10 @@ def test_lengths_of_32_bits_read_as_64(monkeypatch: pytest.MonkeyPatch) -> None:
     y, _, saved = kernel.forward(x, lengths=lengths)
 
     def backward() -> Any:
-        from_arrays = kernel.saved_from(Given(x, lengths=lengths), y, saved.arrays())
+        from_arrays = kernel.executor.restore(CallArguments(x, lengths=lengths), y, saved.arrays())
         return kernel.backward(from_arrays, np.ones_like(y))["x"]
 
     np.testing.assert_array_equal(backward(), kernel.backward(saved, np.ones_like(y))["x"])
-    monkeypatch.setattr(scan.DeviceRun, "with_sequences_beside_x", lambda _run, call: call)
+    monkeypatch.setattr(GpuRun, "with_sequences_beside_x", lambda _run, call: call)
     with pytest.raises(KernelMisbehaved, match="out of bounds"):
         backward()

@@ -50,7 +50,8 @@ def file_of(case: dict[str, Any]) -> Path:
 
 
 def decision(case: dict[str, Any]) -> dict[str, Any]:
-    plain = real_solution(**case).plan().to_json()
+    plan = real_solution(**case).plan().to_json()
+    plain = plan | plan["problem"] | plan["launch"] | plan["budget"] | {"template": f"{plan['name']}.cu.j2"}
     return {"case": case, "decided": {key: plain[key] for key in DECIDED}, "promised": {key: plain[key] for key in PROMISED}}
 
 

@@ -38,7 +38,17 @@ def test_json_has_every_field_and_no_cuda() -> None:
     assert "__" not in text and "#" not in text
 
 
-@pytest.mark.parametrize("damage", [lambda data: data.pop("threads"), lambda data: data.update(colour="blue")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.pop("launch"),
+        lambda data: data["launch"].pop("threads"),
+        lambda data: data["problem"].pop("specialization"),
+        lambda data: data["prediction"].pop("margins"),
+        lambda data: data.update(colour="blue"),
+        lambda data: data["budget"].update(colour="blue"),
+    ],
+)
 def test_other_json_is_no_plan(damage: object) -> None:
     data = PLAN.to_json()
     damage(data)  # type: ignore[operator]
@@ -47,13 +57,16 @@ def test_other_json_is_no_plan(damage: object) -> None:
 
 
 def test_a_plan_cannot_be_changed() -> None:
-    for field in dataclasses.fields(KernelPlan):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(PLAN, field.name, None)
-        if isinstance(value := getattr(PLAN, field.name), Mapping):
-            with pytest.raises(TypeError):
-                value["other"] = 1  # type: ignore[index]
-        assert not isinstance(value, list | dict | set)
+    for part in (PLAN, PLAN.problem, PLAN.launch, PLAN.budget, PLAN.prediction):
+        for field in dataclasses.fields(part):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(part, field.name, None)
+            if isinstance(value := getattr(part, field.name), Mapping):
+                with pytest.raises(TypeError):
+                    value["other"] = 1  # type: ignore[index]
+            assert not isinstance(value, list | dict | set)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PLAN.threads = 1  # type: ignore[assignment,misc]
     assert PLAN.runners_up
     with pytest.raises(TypeError):
         PLAN.runners_up[0].variables["steps_per_lane"] = 1  # type: ignore[index]
@@ -75,7 +88,7 @@ for case in ("qrnn h200 bf16 BTD", "rg_lru t4 fp16 BDT", "min_lstm b200 fp64 TBD
     model, gpu, precision, layout = case.split()
     builder = real_builder(model, gpu, 384, precision, layout)
     for kernel_pass in ("forward", "step"):
-        solution = builder.solve(kernel_pass, builder.hinted_regime)
+        solution = builder.solve(kernel_pass, builder.hinted_specialization)
         plan = solution.plan()
         print(json.dumps(plan.to_json()))
         print(render(plan, builder.lowered, header_lines(plan, builder.spec.canonical(), "digest", solution.constraints)))

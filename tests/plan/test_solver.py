@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.planning_problems import GENERATED_CELLS, dense_problems, problems, profile, real_solution, solved
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.families import FAMILIES, families_of, family_of
+from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import blocks_per_sm
 from minrnn_gen.plan.problem import Problem
@@ -113,7 +113,7 @@ def test_what_is_dominated_is_taken_where_nothing_else_fits(gpu: str) -> None:
 @settings(max_examples=60)
 @given(problems())
 def test_real_problems_against_brute_force(problem: Problem) -> None:
-    check_against_brute_force(problem, family_of(problem))
+    check_against_brute_force(problem, families_of(problem)[0])
 
 
 @settings(max_examples=20)
@@ -126,7 +126,7 @@ def test_problems_of_dense_cells_against_brute_force(problem: Problem) -> None:
     if taken.family is not first and solution is not None:
         assert taken.plan().predicted_total_us < solution.plan().predicted_total_us
     assert solution is not None or taken.family is not first
-    assert bool(taken.passed_over) == (not taken.plan().is_persistent)
+    assert bool(taken.passed_over) == (taken.plan().strategy == "stepwise")
 
 
 LINEAR = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-40, 40))
@@ -155,7 +155,7 @@ def test_drawn_problems_against_brute_force(
             f"line_{number}", "drawn", over, used, lambda *_, limit=limit: limit, "units", drops_dominated=gives_way
         )
         constraints.append(drawn)
-    real = family_of(ANY)
+    real = families_of(ANY)[0]
     family = replace(
         real,
         variables=lambda _: variables,
@@ -250,7 +250,7 @@ def test_a_gpu_that_is_too_small_is_named_with_what_is_missing(field: str, value
     gpu = profile("h200").model_copy(update={"name": "tiny", field: value})
     for layout in ("BTD", "BDT"):
         problem = replace(ANY, gpu=gpu, layout=layout)
-        assert check_against_brute_force(problem, family_of(problem)) is None
+        assert check_against_brute_force(problem, families_of(problem)[0]) is None
         with pytest.raises(Infeasible, match=rf"tiny: rejected by .*{constraint} \d+.*for {constraint}, the limit is {value}"):
             solved(problem)
 

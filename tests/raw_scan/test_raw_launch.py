@@ -1,4 +1,4 @@
-"""What raw scans launch: kernels that see the caller's memory as batch, time and channels, here played by NumPy on the host."""
+"""What raw scans launch: kernels that see the caller's memory as batch, time and channels, here run by NumPy on the host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.codegen.signature import AXES, signature
 from minrnn_gen.errors import BadInput
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
-from minrnn_gen.raw_scan import arrangement, device, host, scan
+from minrnn_gen.raw_scan import arrangement, cpu, device, scan
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES
-from minrnn_gen.run.replay import Steps, Tapes
+from minrnn_gen.run.replay import TraceCache, TraceRecorder
 
 
 def on_device(values: Any, name: str = "array") -> Array:
@@ -60,14 +60,14 @@ class Plan:
     entry: str
     layout: str
     hidden_size: int
-    regime: Regime
+    specialization: Specialization
     threads: int = 32
     channels_per_block: int = 8
     variables: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class PlayedKernel:
+class NumpyKernel:
     """Both kernels of the raw cell, with the signatures that the scan templates have."""
 
     plan: Plan
@@ -120,7 +120,7 @@ class PlayedKernel:
         return [read.pop(f"{name}_{AXES[axis]}_stride") for axis in axes]
 
     def order(self, time: int) -> Iterator[int]:
-        return iter(range(time - 1, -1, -1) if self.plan.regime.reverse else range(time))
+        return iter(range(time - 1, -1, -1) if self.plan.specialization.reverse else range(time))
 
     def gates(self, x: int, strides: list[int], batch: int, time: int, raw: bool = False) -> list[Any]:
         """The two gates as [batch, time, channels]."""
@@ -146,11 +146,11 @@ class PlayedKernel:
 
     def check_alignment(self, pointer: int, *strides: int) -> None:
         for offset in (pointer, *(stride * self.precision.storage_bytes for stride in strides)):
-            assert offset % self.plan.regime.alignment_bytes == 0
+            assert offset % self.plan.specialization.alignment_bytes == 0
 
 
 @dataclass(frozen=True)
-class PlayedKernels:
+class NumpyKernels:
     """In the place of `RawKernels`."""
 
     precision: Precision
@@ -158,25 +158,26 @@ class PlayedKernels:
     layout: str
     log_a: bool
 
-    def regime_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Regime:
+    def specialization_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Specialization:
         assert sizes.batch > 0
-        return Regime(alignment_bytes, reverse)
+        return Specialization(alignment_bytes, reverse)
 
-    def ready(self, kernel_pass: KernelPass, regime: Regime) -> tuple[PlayedKernel, Plan]:
-        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, regime)
-        return PlayedKernel(plan, kernel_pass, self.precision, self.log_a), plan
+    def ready(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[NumpyKernel, Plan]:
+        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, specialization)
+        return NumpyKernel(plan, kernel_pass, self.precision, self.log_a), plan
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of at most 6 channels, which want to be at least 4, played on the host."""
+def numpy_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of at most 6 channels, which want to be at least 4, run on the host."""
 
-    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> PlayedKernels:
+    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> NumpyKernels:
         assert device == 0 and 1 <= hidden_size <= 6
-        return PlayedKernels(precision_of(precision), hidden_size, layout, log_a)
+        return NumpyKernels(precision_of(precision), hidden_size, layout, log_a)
 
     monkeypatch.setattr(device, "raw_kernels", kernels)
-    monkeypatch.setattr(scan, "_TAPES", Tapes())
+    for name in ("SCANS", "BACKWARDS"):
+        monkeypatch.setattr(scan, name, TraceCache())
     monkeypatch.setattr(arrangement, "SIZE_LIMIT", 6)
     monkeypatch.setattr(arrangement, "CHANNELS_WANTED", 4)
 
@@ -222,7 +223,7 @@ def assert_equal(found: list[Array], expected: list[Array]) -> None:
         assert np.allclose(one.owner.values, other.owner.values, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> None:
@@ -235,21 +236,21 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
     found, expected = empty(recurrence, shape, state_shape), empty(recurrence, shape, state_shape)
     call = ScanCall(recurrence, a, b, h0)
-    device.run_scan(call, found[0], found[1], Steps(call.a, None))
-    host.run_scan(moved_to_host(call), *map(on_host, expected))
+    device.run_scan(call, found[0], found[1], TraceRecorder(call.a, None))
+    cpu.run_scan(moved_to_host(call), *map(on_host, expected))
     assert_equal(found, expected)
 
     found, expected = empty(recurrence, shape, shape, state_shape), empty(recurrence, shape, shape, state_shape)
     backward = BackwardCall(recurrence, a, y, dy, h0, dfinal)
-    device.run_scan_backward(backward, found[0], found[1], found[2], Steps(backward.a, None))
-    host.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
+    device.run_scan_backward(backward, found[0], found[1], found[2], TraceRecorder(backward.a, None))
+    cpu.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_scans_of_one_form_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
+def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
     how = {"log_a": recurrence.log_a, "reverse": recurrence.reverse, "axis": recurrence.axis}
     for again in range(3):
         form, random = np.random.default_rng(seed), np.random.default_rng([seed, again])
@@ -266,13 +267,13 @@ def test_scans_of_one_form_do_what_the_host_does(recurrence: Recurrence, seed: i
             assert np.allclose(as_arrays(one), other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("played")
+@pytest.mark.usefixtures("numpy_kernels")
 def test_what_equals_a_flag_or_an_axis_is_not_taken_for_one() -> None:
     values = np.ones((2, 3, 2))
     with torch_on_host():
         for _ in range(2):
             scan.scan(Tensor(values), Tensor(values), axis=1)
-        assert len(scan._TAPES._tapes) == 1
+        assert len(scan.SCANS) == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scan, "check_scan", lambda *_, **__: pytest.fail("it was looked at again"))
             scan.scan(Tensor(values), Tensor(values), axis=1)

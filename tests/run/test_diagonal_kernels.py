@@ -123,7 +123,7 @@ def test_kernels_do_what_plain_loops_do(
 
 @functools.cache
 def loaded(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Any:
-    return loading(kernel._builder, folder, **dict(variables))
+    return loading(kernel.builder, folder, **dict(variables))
 
 
 # Relative error of a whole array. In 16 bits the states before each step are read back rounded, and dx is rounded once more.

@@ -22,7 +22,7 @@ from minrnn_gen.codegen.signature import ArrayNames, signature
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense_launch import NamedArguments, persistent_launches
@@ -63,7 +63,9 @@ def test_every_copy_stays_within_its_run(
 
 @settings(max_examples=50)
 @given(hidden_size=st.integers(1, 100), batch=sizes, time=sizes, precision_name=st.sampled_from(["fp64", "fp32", "bf16"]))
-def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int, time: int, precision_name: str) -> None:
+def test_contiguous_arrays_are_in_the_hinted_specialization(
+    hidden_size: int, batch: int, time: int, precision_name: str
+) -> None:
     """What is compiled ahead is what such a call needs: no second compile."""
     precision = precision_of(precision_name)
     target = Target(load_profile("h200"), b"", "spec")
@@ -75,7 +77,7 @@ def test_contiguous_arrays_are_in_the_hinted_regime(hidden_size: int, batch: int
         spec = load_spec(
             {"model": "min_gru"}, hidden_size=hidden_size, precision=precision_name, layout=layout, batch=batch, time=time
         )
-        hinted = Builder(spec, target, Store(Path())).hinted_regime
+        hinted = Builder(spec, target, Store(Path())).hinted_specialization
         assert alignment_of_call(x, y) == hinted.alignment_bytes
 
 
@@ -118,7 +120,7 @@ def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str,
     def plan_of(entry: str) -> Any:
         return SimpleNamespace(
             entry=entry, layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2},
-            regime=Regime(16, resets=sequences == "resets", kept_states="storage" if kept else "none"),
+            specialization=Specialization(16, resets=sequences == "resets", states_out="storage" if kept else "none"),
         )  # fmt: skip
 
     stride = dict(zip(x_axes, x.strides, strict=True)) | {f"y{axis}": one for axis, one in zip(y_axes, y.strides, strict=True)}
@@ -167,7 +169,7 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch:
         entry="persistent_forward",
         layout="BTD",
         heads=heads,
-        regime=Regime(16),
+        specialization=Specialization(16),
         variables={"grid_blocks": grid_blocks, "cluster_blocks": 1, "batch_tile": batch_tile},
     )
     call: Any = SimpleNamespace(batch=batch, time=5)

@@ -14,7 +14,7 @@ from support.dense_cases import Case, assert_same_bits, cases, check_backward, c
 from support.emulated_code import HAS_COMPILER
 from support.persistent_on_cpu import persistent_kernels
 
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import alignment_of
 from minrnn_gen.precision import precision_of
 
@@ -31,9 +31,9 @@ def way(
     return (model, head_dim, heads, precision, gap, flags.split(), wanted)
 
 
-# Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), regime; cluster_blocks, row_warps,
-# split_k_warps, batch_tile, stages, and in fp32 by tensor cores presplit_tf32. Heads of less than a warp, of a part of a
-# tile, and of several warps and blocks.
+# Cell, units of a head, heads, precision, values of a gap behind rows (8 are aligned), specialization; cluster_blocks,
+# row_warps, split_k_warps, batch_tile, stages, and in fp32 by tensor cores presplit_tf32. Heads of less than a warp, of part of
+# a tile, and of several warps and blocks.
 WAYS = (
     way("lstm", 16, 1, "bf16", 8, "resets", 1, 1, 1, 8, 4),
     way("lstm", 5, 2, "fp16", 1, "reverse arithmetic", 1, 1, 1, 2, 8),
@@ -76,18 +76,20 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     has_resets = "resets" in flags if resets is None else resets
     kept = next((flag for flag in flags if flag in ("storage", "arithmetic")), "none")
     value_bytes = precision_of(precision).storage_bytes
-    regime = Regime(alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept)
+    specialization = Specialization(
+        alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept
+    )
     product = "fma" if "fma" in flags else "tf32x3"
     gpu = "a100" if variables["grid_blocks"] > 1 else "h200"  # the one without clusters
     bounds = ("few_registers" in flags, "debug" in flags)
-    kernels = persistent_kernels(folder, model, head_dim, heads, precision, regime, product, *bounds, gpu, **variables)
+    kernels = persistent_kernels(folder, model, head_dim, heads, precision, specialization, product, *bounds, gpu, **variables)
     return cases(
         st.just(kernels),
         ("BTD", "TBD"),
         gap,
         kept=("real" if kept == "arithmetic" else kept,),
-        reverse=(regime.reverse,),
-        has_resets=(regime.resets,),
+        reverse=(specialization.reverse,),
+        has_resets=(specialization.resets,),
     )
 
 

@@ -22,10 +22,8 @@ from support.uncompiled_kernels import compiled_for_host
 from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, step_sequences_max
-from minrnn_gen.run.dense import DenseRun
-from minrnn_gen.run.scan import DeviceRun
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
@@ -78,29 +76,25 @@ def kernel_of(model: str, precision: str, head_dim: int, heads: int, **spec: Any
 
 @functools.cache
 def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callable[..., Any]:
-    """Return what stands for `DeviceRun._load`: the candidate of these variables, for any regime."""
+    """Return what gives the kernels of `as_if_on_a_device`: the candidate of these variables, for any specialization."""
 
     @functools.cache
-    def load(regime: Regime) -> Any:
-        solution = kernel._builder.solve("step", regime)
+    def load(specialization: Specialization) -> Any:
+        solution = kernel.builder.solve("step", specialization)
         assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
-        code = emulated_code.compiled(render(plan, kernel._builder.lowered, ()), plan, folder)
+        code = emulated_code.compiled(render(plan, kernel.builder.lowered, ()), plan, folder)
 
         def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
             code.run(blocks, arguments, seed=blocks)
 
         return SimpleNamespace(launch=launch), plan
 
-    return lambda _run, _pass, regime: load(regime)
+    return lambda _pass, specialization: load(specialization)
 
 
 def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
-    def compiled(run: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> Any:
-        return b"", load(run, kernel_pass, regime)[1]
-
-    with as_if_on_a_device(kernel, load) as launched, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DenseRun, "_compiled", compiled)
+    with as_if_on_a_device(kernel, load) as launched:
         y, state = kernel.step(*given, **named)
     assert {kernel_pass for kernel_pass, _ in launched} <= {"step"}
     return y, state
@@ -122,12 +116,12 @@ def copied(array: Array, off: int) -> Array:
 @st.composite
 def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]:
     kernel = kernel_of(way.model, way.precision, way.head_dim, way.heads)
-    contract, random = kernel.contract, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    storage, real = numpy_dtype(contract.precision.storage_dtype), numpy_dtype(contract.precision.arithmetic_dtype)
+    interface, random = kernel.interface, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    storage, real = numpy_dtype(interface.precision.storage_dtype), numpy_dtype(interface.precision.arithmetic_dtype)
     if batch is None:
         # A part of a tile, a whole one and more; and of such parts as are computed as fewer sequences.
         batch = draw(st.sampled_from(sorted({0, 1, way.batch_tile // 4, way.batch_tile, 2 * way.batch_tile + 1})))
-    hidden, gates, products = contract.hidden_size, len(contract.gates), len(contract.recurrent_gates)
+    hidden, gates, products = interface.hidden_size, len(interface.gates), len(interface.recurrent_gates)
     vector_dtypes = st.sampled_from((None, storage, np.dtype(np.float32)))
 
     def vector(*shape: int) -> Array | None:
@@ -136,13 +130,13 @@ def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]
 
     order = draw(st.permutations(range(3)))
     x = random.normal(size=(batch, gates, hidden)).astype(storage)
-    R = (random.uniform(-1, 1, contract.R_shape) / contract.head_dim).astype(storage)
+    R = (random.uniform(-1, 1, interface.R_shape) / interface.head_dim).astype(storage)
     call = {
         # Any strides, with gaps.
         "x_t": np.ascontiguousarray(x.transpose(order)).repeat(2, 2)[..., ::2].transpose(np.argsort(order)),
-        "R": copied(R.reshape(-1, contract.head_dim) if draw(st.booleans()) else R, way.off),
+        "R": copied(R.reshape(-1, interface.head_dim) if draw(st.booleans()) else R, way.off),
         "bias": vector(gates, hidden),
-        "recurrent_bias": vector(products, way.heads, contract.head_dim),
+        "recurrent_bias": vector(products, way.heads, interface.head_dim),
         "parameters": {name: random.normal(size=hidden).astype(draw(vector_dtypes) or storage) for name in kernel.parameters},
         "state": {name: copied(random.normal(size=(batch, hidden)).astype(real), way.off) for name in kernel.states},
     }
@@ -151,23 +145,23 @@ def calls(draw: st.DrawFn, way: Way, batch: int | None = None) -> dict[str, Any]
 
 def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
     """The equations in float64; what R multiplies is rounded to storage."""
-    contract, builder = kernel.contract, kernel._builder
+    interface, builder = kernel.interface, kernel.builder
     x = call["x_t"].astype(np.float64)
     batch, _, hidden = x.shape
     previous = call["state"] or {name: np.zeros((batch, hidden)) for name in kernel.states}
-    output = previous[builder.lowered.output_state].astype(numpy_dtype(contract.precision.storage_dtype))
-    R, by_head = call["R"].astype(np.float64).reshape(contract.R_shape), (batch, contract.heads, contract.head_dim)
+    output = previous[builder.lowered.output_state].astype(numpy_dtype(interface.precision.storage_dtype))
+    R, by_head = call["R"].astype(np.float64).reshape(interface.R_shape), (batch, interface.heads, interface.head_dim)
     product = np.einsum("gnoi,bni->bgno", R, output.astype(np.float64).reshape(by_head))
-    product = product.reshape(batch, len(contract.recurrent_gates), hidden)
+    product = product.reshape(batch, len(interface.recurrent_gates), hidden)
     if call["bias"] is not None:
         x = x + call["bias"].astype(np.float64)
     if call["recurrent_bias"] is not None:
         product = product + call["recurrent_bias"].astype(np.float64).reshape(-1, hidden)
     named = {f"W_{gate}": x[:, index] for index, gate in enumerate(kernel.gates)}
-    named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(contract.recurrent_gates)}
+    named |= {f"R_{gate}": product[:, index] for index, gate in enumerate(interface.recurrent_gates)}
     named |= {f"previous_{name}": one.astype(np.float64) for name, one in previous.items()}
     named |= {f"parameter_{name}": one.astype(np.float64) for name, one in call["parameters"].items()}
-    found = lower_step(builder._proved[0]).evaluate(named)
+    found = lower_step(builder.cell).evaluate(named)
     return found["y"], {name: found[f"state_{name}"] for name in kernel.states}
 
 
@@ -185,7 +179,7 @@ def test_a_step_is_its_equations(way: Way, folder: Path, data: st.DataObject) ->
     y_expected, states = expected_of(kernel, call)
     assert y.dtype == call["x_t"].dtype and y.shape == y_expected.shape
     for found, expected, dtype in ((y, y_expected, y.dtype), *((state[name], states[name], None) for name in states)):
-        tolerance = TOLERANCES[numpy_dtype(kernel.contract.precision.arithmetic_dtype).name if dtype is None else dtype.name]
+        tolerance = TOLERANCES[numpy_dtype(kernel.interface.precision.arithmetic_dtype).name if dtype is None else dtype.name]
         np.testing.assert_allclose(found.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -211,7 +205,7 @@ def test_neither_the_plan_nor_the_batch_changes_a_bit(way: Way, folder: Path, da
 def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) -> None:
     kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way, batch=5))
     call = dict(call, state=call["state"] or {name: np.zeros((5, way.heads * way.head_dim)) for name in kernel.states})
-    real = numpy_dtype(kernel.contract.precision.arithmetic_dtype)
+    real = numpy_dtype(kernel.interface.precision.arithmetic_dtype)
     call["state"] = {name: one.astype(real) for name, one in call["state"].items()}
     load = loading(kernel, folder, *way.variables.items())
     y, state = step_on_device(kernel, load, **call)
@@ -223,30 +217,33 @@ def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) 
         assert np.delete(one, 2, 0).tobytes() == np.delete(bad, 2, 0).tobytes()
 
 
-def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
+    """Of more it is a forward of one step."""
     kernel = kernel_of("lstm", "fp32", 16, 1)
-    most = step_sequences_max(kernel._builder.target.profile, 4 * 16 * 16)
-    walked, launched, R = [], [], np.zeros((4, 1, 16, 16), np.float32)
-    monkeypatch.setattr(DenseRun, "_walk_forward", lambda *_, single_step: walked.append(single_step))
-
-    def load(_run: DeviceRun, _pass: KernelPass, regime: Regime) -> Any:
-        return SimpleNamespace(launch=lambda _like, blocks, *_: launched.append(blocks)), plan_of(regime)
+    most = step_sequences_max(kernel.builder.target.profile, 4 * 16 * 16)
+    launched, R = [], np.zeros((4, 1, 16, 16), np.float32)
 
     @functools.cache
-    def plan_of(regime: Regime) -> Any:
-        return kernel._builder.solve("step", regime).plan()
+    def load(kernel_pass: KernelPass, specialization: Specialization) -> Any:
+        module = SimpleNamespace(launch=lambda *_: launched.append(kernel_pass))
+        return module, kernel.builder.solve(kernel_pass, specialization).plan()
 
     x = np.zeros((1, 4, 16), np.float32)
-    for batch in (most, most + 1):
-        step_on_device(kernel, load, np.broadcast_to(x, (batch, 4, 16)), R)
-    assert len(launched) == 1 and walked == [True]
+    with as_if_on_a_device(kernel, load):
+        for batch in (most, most + 1):
+            kernel.step(np.broadcast_to(x, (batch, 4, 16)), R)
+    assert launched == ["step", "forward"]
     # And by what R takes: those of an LSTM with one head of 512 units, and of 1024.
-    profile = kernel._builder.target.profile
+    profile = kernel.builder.target.profile
     assert [step_sequences_max(profile, 4 * size * size) for size in (16, 512, 1024)] == [128, 79, 19]
 
 
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
-        plan = kernel_of("elman", "bf16", head_dim, 1)._builder.solve("step", Regime(2, few_channels=True, short=True)).plan()
+        plan = (
+            kernel_of("elman", "bf16", head_dim, 1)
+            .builder.solve("step", Specialization(2, underfills_gpu=True, short_sequences=True))
+            .plan()
+        )
         assert plan.entry == entry, plan.passed_over

@@ -34,32 +34,28 @@ def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedK
     """Return a kernel of the best candidates of those with most of the variables wanted."""
     loaded = load_spec({"precision": "fp32", "gpu": "h200", **spec})
     builder = HavingBuilder(loaded, target_of(loaded), Store(cache_folder()), wanted=tuple((wanted or {}).items()))
-    return InterpretedKernel(builder, (builder.build("forward", builder.hinted_regime),))
+    return InterpretedKernel(builder, (builder.build("forward", builder.hinted_specialization),))
 
 
 def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> InterpretedKernel:
     """Make the kernel run another text than its own."""
-    run = kernel._by_the_machine
-    load = run.load_text
-    run.load_text = lambda text, plan: load(change(text), plan)  # type: ignore[method-assign]
-    if hasattr(run, "_alternating"):
-        run._alternating._load = run.load_text
+    kernel.backend.substitute = lambda text, _: change(text)
     return kernel
 
 
 def arguments_of(kernel: InterpretedKernel, batch: int, time: int) -> dict[str, Any]:
-    contract, random = kernel.contract, np.random.default_rng(batch * 1000 + time)
-    storage, carried = (numpy_dtype(one) for one in (contract.precision.storage_dtype, contract.precision.arithmetic_dtype))
+    interface, random = kernel.interface, np.random.default_rng(batch * 1000 + time)
+    storage, carried = (numpy_dtype(one) for one in (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
     given: dict[str, Any] = {
-        "x": random.normal(size=contract.shape(contract.preactivation_axes, batch, time)).astype(storage),
-        "bias": random.normal(size=(len(contract.gates), contract.hidden_size)).astype(storage),
-        "state": {name: random.uniform(1, 2, contract.state_shape(batch)).astype(carried) for name in contract.states},
+        "x": random.normal(size=interface.shape(interface.preactivation_axes, batch, time)).astype(storage),
+        "bias": random.normal(size=(len(interface.gates), interface.hidden_size)).astype(storage),
+        "state": {name: random.uniform(1, 2, interface.state_shape(batch)).astype(carried) for name in interface.states},
     }
-    if contract.recurrent_gates:
-        given["R"] = (random.normal(size=contract.R_shape) / contract.head_dim**0.5).astype(storage)
-    if contract.parameters:
+    if interface.recurrent_gates:
+        given["R"] = (random.normal(size=interface.R_shape) / interface.head_dim**0.5).astype(storage)
+    if interface.parameters:
         given["parameters"] = {
-            name: random.uniform(-0.5, 0.5, contract.parameter_shape).astype(storage) for name in contract.parameters
+            name: random.uniform(-0.5, 0.5, interface.parameter_shape).astype(storage) for name in interface.parameters
         }
     return given
 

@@ -15,9 +15,8 @@ from minrnn_gen.build.store import Store
 from minrnn_gen.codegen.render import render
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.run.scan import DeviceRun
 
 HAS_COMPILER = has_compiler()
 
@@ -53,11 +52,11 @@ class HostCode:
 
 
 def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tuple[HostCode, KernelPlan]]:
-    """Return what stands for `DeviceRun._load`: the best kernels of those with most of the variables wanted."""
+    """Return what gives the kernels of `as_if_on_a_device`: the best of those with most of the variables wanted."""
 
     @functools.cache
-    def load(kernel_pass: KernelPass, regime: Regime) -> tuple[HostCode, KernelPlan]:
-        solution = builder.solve(kernel_pass, regime)
+    def load(kernel_pass: KernelPass, specialization: Specialization) -> tuple[HostCode, KernelPlan]:
+        solution = builder.solve(kernel_pass, specialization)
 
         def having(rank: int) -> int:
             return len(wanted.items() & solution.candidates[rank].items())
@@ -66,7 +65,4 @@ def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tupl
         lowered = builder.lowered_backward if kernel_pass == "backward" else builder.lowered
         return compiled(render(plan, lowered, ()), plan, folder), plan
 
-    def of_run(_: DeviceRun, kernel_pass: KernelPass, regime: Regime) -> tuple[HostCode, KernelPlan]:
-        return load(kernel_pass, regime)
-
-    return of_run
+    return load

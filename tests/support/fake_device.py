@@ -7,7 +7,9 @@ memory pose as arrays on a device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +24,10 @@ from minrnn_gen.codegen.signature import AXES, ArrayNames, signature
 from minrnn_gen.gpu import cublas, device
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream
-from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.run.backend import KernelKey
+from minrnn_gen.run.cuda import CudaBackend, KernelLoader
+from minrnn_gen.run.executor import Executor
 
 
 def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:
@@ -44,7 +48,7 @@ def contiguous(pointer: int, *shape: int, dtype: str = "float64") -> Any:
 
 @dataclass
 class LoadedOnHost:
-    """The kernel of one pass and regime of a cell, in float64."""
+    """The kernel of one pass and specialization of a cell, in float64."""
 
     kernel_pass: str
     cell: Any
@@ -60,7 +64,7 @@ class LoadedOnHost:
         bias, parameters = self._vectors(left)
         initial = {name: contiguous(left.pop(f"initial_{name}"), batch, hidden) for name in self.cell.states}
         resets, resets_strides = 0, [0, 0]
-        if self.plan.regime.resets:
+        if self.plan.specialization.resets:
             resets, resets_strides = left.pop("resets"), self._strides(left, "resets", "bt")
         begins = 0 if is_bdt else left.pop("begins")
         ends = left.pop("ends")
@@ -87,19 +91,19 @@ class LoadedOnHost:
             begin = int(contiguous(begins, batch, dtype="int64")[sequence])
             end = int(contiguous(ends, batch, dtype="int64")[sequence]) if ends else time
             marks = np.zeros((1, end - begin), bool)
-            if self.plan.regime.resets:
+            if self.plan.specialization.resets:
                 start = resets + sequence * resets_strides[0] + begin * resets_strides[1]
                 marks = memory(start, marks.shape, (0, resets_strides[1]), "bool")
             its_initial = {name: one[sequence : sequence + 1] for name, one in initial.items()}
             x = gates(x_pointer, x_strides, sequence, begin, end)
             bounds = [(0, 0, end - begin)]
             its = reference_loops.Problem(
-                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.regime.reverse
+                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.specialization.reverse
             )
             return begin, end, its
 
         if self.kernel_pass == "forward":
-            keeps = self.plan.regime.kept_states != "none"
+            keeps = self.plan.specialization.states_out != "none"
             kept = [left.pop(f"kept_{name}") for name in self.cell.states] if keeps else []
             final = [contiguous(left.pop(f"final_{name}"), batch, hidden) for name in self.cell.states]
             assert not left
@@ -191,18 +195,19 @@ class CublasOnHost:
 
 
 def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
-    """Return what stands for `DeviceRun._load`."""
-    lowered, spec = kernel._builder.lowered_backward, kernel.spec
+    """Return what gives kernels by pass and specialization, with what is read of their plans."""
+    lowered, spec = kernel.builder.lowered_backward, kernel.spec
 
-    def load(_: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
+    @functools.cache
+    def load(kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
         plan = SimpleNamespace(
             entry=f"scan_{kernel_pass}",
             layout=spec.layout,
             hidden_size=spec.hidden_size,
             channels_per_block=32,
-            regime=regime,
+            specialization=specialization,
             threads=32,
-            variables={"cluster_blocks": 2 if regime.reverse else 1},
+            variables={"cluster_blocks": 2 if specialization.reverse else 1},
         )
         cell = SimpleNamespace(
             parsed=reference_loops.cell_named(spec.model),
@@ -213,19 +218,57 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     return load
 
 
+class GivenKernels:
+    """Kernels that `load` gives by pass and specialization, in place of compiled ones; notes what is `launched`."""
+
+    built: Mapping[KernelKey, Any] = {}
+
+    def __init__(self, load: Callable[..., tuple[Any, Any]]) -> None:
+        self.loading = load
+        self.launched: set[tuple[str, Specialization]] = set()
+
+    def plan(self, kernel: KernelKey) -> Any:
+        return self.loading(*kernel)[1]
+
+    def load(self, kernel: KernelKey, part: str = "") -> tuple[Any, Any]:
+        assert not part
+        self.launched.add(kernel)
+        return self.loading(*kernel)
+
+    def build_ahead(self, kernel: KernelKey) -> None:
+        """Build nothing."""
+
+
+class HostBackend(CudaBackend):
+    """Takes host arrays for arrays on a device."""
+
+    def takes(self, _call: Any) -> bool:
+        return True
+
+
+_EXECUTORS: weakref.WeakKeyDictionary[Any, tuple[Executor, GivenKernels]] = weakref.WeakKeyDictionary()
+
+
+def executor_on(kernel: Any, kernels: KernelLoader) -> Executor:
+    """Return what executes the calls of `kernel` with other kernels, and on host arrays."""
+    return Executor(kernel.interface, kernel.builder, HostBackend(kernels))
+
+
 @contextlib.contextmanager
-def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None) -> Iterator[set[tuple[str, Regime]]]:
-    """Run the calls of `kernel` on host arrays as they would run on a device; yields the (pass, regime) that were launched.
+def as_if_on_a_device(
+    kernel: Any, load: Callable[..., tuple[Any, Any]] | None = None, executor: Executor | None = None
+) -> Iterator[set[tuple[str, Specialization]]]:
+    """Run the calls of `kernel` on host arrays as they would run on a device; yields what (pass, specialization) ran.
 
-    `load` gives the kernels, with their plans; without it they are plain loops.
+    `load` gives the kernels, with their plans; without it they are plain loops. What was recorded is kept
+    from one block to the next, unless there is another `executor`.
     """
-    launched: set[tuple[str, Regime]] = set()
-    loaded = load or plain_loops_for(kernel)
-
-    def noted(run: DeviceRun, kernel_pass: str, regime: Regime) -> tuple[Any, Any]:
-        launched.add((kernel_pass, regime))
-        return loaded(run, kernel_pass, regime)
-
+    loading = load or plain_loops_for(kernel)
+    if kernel not in _EXECUTORS:
+        kernels = GivenKernels(loading)
+        _EXECUTORS[kernel] = executor_on(kernel, kernels), kernels
+    known, kernels = _EXECUTORS[kernel]
+    kernels.loading, kernels.launched = loading, set()
     numpy_as_cupy = SimpleNamespace(
         arange=np.arange,
         asarray=np.asarray,
@@ -233,8 +276,7 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
         cuda=SimpleNamespace(Device=lambda _: contextlib.nullcontext()),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceRun, "_load", noted)
-        patch.setattr(kernel, "_run_of", lambda _: kernel._on_device, raising=False)
+        patch.setattr(kernel, "executor", executor or known)
         patch.setattr(device, "cupy_module", lambda: numpy_as_cupy)
         patch.setattr(gpu_stream, "is_capturing", lambda _: False)
         patch.setattr(gpu_stream, "current_stream", lambda _: 0)
@@ -242,4 +284,4 @@ def as_if_on_a_device(kernel: Any, load: Callable[..., tuple[Any, Any]] | None =
         patch.setattr(cublas, "_handle", lambda: 1)
         patch.setattr(cublas, "_library", CublasOnHost)
         patch.setattr(gpu_memory, "read_back", as_numpy)
-        yield launched
+        yield kernels.launched

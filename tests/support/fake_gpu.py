@@ -1,4 +1,4 @@
-"""A GPU that is none: a clock that only counts, and NumPy arrays that answer to the names of torch that are used."""
+"""Fake GPU: a clock that only counts, and NumPy arrays with the names of torch that the benchmark uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minrnn_gen.bench.report.record import COPY
 
 @dataclass
 class FakeClock:
-    """A clock on which each run takes as long as its contender says (`costs_ms`, by the order of calls), and what it saw."""
+    """Clock on which a run takes `costs_ms()`, with a record of the runs it timed."""
 
     costs_ms: Callable[[], float] = lambda: 1.0
     now_seconds: float = 0.0
@@ -48,7 +48,7 @@ class FakeClock:
 
 
 class Tensor(np.ndarray):  # type: ignore[type-arg]
-    """A NumPy array with the methods of a tensor, as torch defines them."""
+    """NumPy array with the methods of a tensor, as torch defines them."""
 
     def transpose(self, first: int, second: int) -> Tensor:  # type: ignore[override]
         return self.swapaxes(first, second)
@@ -130,7 +130,7 @@ torch = SimpleNamespace(
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """Random arrays and a copy, as `bench.gpu.Gpu` has them, in NumPy and float32."""
+    """Random arrays and a copy, as `bench.harness.gpu.Gpu` has them, in NumPy and float32."""
 
     torch: Any = field(default_factory=lambda: torch)
     seed: int = 0
@@ -165,7 +165,7 @@ class FakeGpu:
 
 
 class OnHost(Gpu):
-    """The real torch on the CPU in the place of the GPU."""
+    """GPU whose arrays are real torch's, on the CPU."""
 
     def normal(self, *shape: int) -> Any:
         return self.torch.randn(shape, generator=self.torch.Generator().manual_seed(sum(shape)))

@@ -14,7 +14,7 @@ from minrnn_gen.tune.results import CandidateKey, key_of
 
 
 def key(trial: Trial) -> CandidateKey:
-    return key_of(trial.plan.template.removesuffix(".cu.j2"), trial.plan.variables)
+    return key_of(trial.plan.name, trial.plan.variables)
 
 
 def spread_us(candidate: CandidateKey) -> float:

@@ -75,7 +75,7 @@ class HostFunctions:
 
     def results(self, name: str, *arguments: Any) -> Iterator[Any]:
         """Yield what the function gives with every combination of the worst errors."""
-        arrays = [np.ascontiguousarray(each, self.plan.arithmetic_dtype) for each in (*arguments, *arguments)[:2]]
+        arrays = [np.ascontiguousarray(argument, self.plan.arithmetic_dtype) for argument in (*arguments, *arguments)[:2]]
         function: Callable[..., Any] = getattr(self._library, f"of_{name}")
         for errors in itertools.product((-1, 1), repeat=2):
             for symbol, error in zip(("exp_ulps", "other_ulps"), errors, strict=True):

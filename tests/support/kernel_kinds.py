@@ -114,8 +114,8 @@ def made(kind: Kind) -> Made:
     given = {"gpu": "h200", "precision": "fp32", **kind.spec}
     spec = RawSpec.model_validate(given) if kind.is_complex else load_spec(given)
     builder = WantedBuilder(spec, target_of(spec), Store(cache_folder()), wanted=tuple(kind.wanted.items()))
-    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
-    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", specialization),))
     wide = spec if kind.is_complex else load_spec(spec.model_dump(), precision="fp64", functions=None)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
@@ -124,7 +124,7 @@ def made(kind: Kind) -> Made:
 
 def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
     """Return what the raw scan of NumPy says, in complex128."""
-    layout, x = kernel.contract.layout, inputs.forward["x"]
+    layout, x = kernel.interface.layout, inputs.forward["x"]
     gates, time = ("btgh".index("g"), 1) if layout == "BTD" else ("bght".index("g"), 2)
     a, b = (np.ascontiguousarray(x.take(n, gates)) for n in (0, 1))
     h0, dfinal = inputs.forward.get("state", {}).get("h"), inputs.dstate.get("h")
@@ -135,7 +135,7 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
-    if not plan.entry.startswith("scan"):
+    if plan.family != "scan":
         stages = plan.variables.get("stages", 1)
         return (2 * stages + 1, stages, 1, stages + 1, 0)
     tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
@@ -155,8 +155,8 @@ class Call:
 
     def inputs(self, kernel: Kernel) -> Inputs:
         """Return arrays for it, the same for the same call."""
-        contract, plan = kernel.contract, kernel.plan
-        inputs = inputs_of(contract, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
+        interface, plan = kernel.interface, kernel.plan
+        inputs = inputs_of(interface, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
         optional = {"lengths", "resets", "bias", "state"} - self.given
         forward = {name: one for name, one in inputs.forward.items() if name not in optional}
         if plan.model == "log_raw":

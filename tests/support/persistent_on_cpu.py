@@ -35,7 +35,7 @@ from minrnn_gen.codegen.render import render
 from minrnn_gen.codegen.signature import names_of, signature
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense_launch import workspace_bytes_of
@@ -84,7 +84,7 @@ def persistent_kernels(
     head_dim: int,
     heads: int,
     precision: str,
-    regime: Regime,
+    specialization: Specialization,
     product: str,
     few_registers: bool,
     is_debug: bool,
@@ -100,8 +100,8 @@ def persistent_kernels(
     builder = Builder(spec, Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
     def plan_by(solver: Builder, kernel_pass: KernelPass) -> KernelPlan:
-        solution = solver.solve(kernel_pass, regime)
-        assert solution.family.name == f"persistent_{kernel_pass}"
+        solution = solver.solve(kernel_pass, specialization)
+        assert solution.family.strategy == "persistent"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         return solution.plan(having.index(max(having)))
 
@@ -117,9 +117,9 @@ def persistent_kernels(
     @functools.cache
     def code(kernel_pass: KernelPass) -> HostCode:
         plan = plan_of(kernel_pass)
-        return compiled(render(plan, builder._lowered_for(kernel_pass), ()), plan, folder)
+        return compiled(render(plan, builder.lowered_for(kernel_pass), ()), plan, folder)
 
     numbers = precision_of(precision)
-    lowered = {kernel_pass: builder._lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
+    lowered = {kernel_pass: builder.lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
     dtypes = (numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype))
-    return PersistentKernels(builder._proved[0], heads, head_dim, *dtypes, lowered, code)
+    return PersistentKernels(builder.cell, heads, head_dim, *dtypes, lowered, code)

@@ -13,7 +13,7 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.plan.families import solutions
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -48,7 +48,7 @@ def real_solution(
     heads: int = 1,
 ) -> Solution:
     builder = real_builder(model, gpu, hidden_size, precision, layout, heads)
-    return builder.solve(kernel_pass, Regime(alignment_bytes) if alignment_bytes else builder.hinted_regime)
+    return builder.solve(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def problems(draw: st.DrawFn) -> Problem:
         layout=draw(st.sampled_from(("BTD", "TBD", "BDT"))),
         batch=draw(st.sampled_from((1, 8, 2**20, 2**40))),
         time=draw(st.sampled_from((1, 37, 4096, 2**40))),
-        regime=Regime(draw(st.sampled_from(alignments))),
+        specialization=Specialization(draw(st.sampled_from(alignments))),
         gpu=profile(draw(st.sampled_from(profile_names()))),
     )
 

@@ -14,7 +14,7 @@ from minrnn_gen.codegen.header import header_lines
 from minrnn_gen.codegen.render import render
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 
 # What no built-in cell has: two states, an output that looks back, a parameter in it, and a value carried from a gate to it.
@@ -52,7 +52,7 @@ def rendered_case(
     model: Any, gpu: str = "h200", kernel_pass: KernelPass = "forward", alignment_bytes: int | None = None, **spec: Any
 ) -> Rendered:
     builder = builder_of(model, gpu, **spec)
-    solution = builder.solve(kernel_pass, Regime(alignment_bytes) if alignment_bytes else builder.hinted_regime)
+    solution = builder.solve(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
     plan = solution.plan()
     header = header_lines(plan, builder.spec.canonical(), "0" * 64, solution.constraints)
     return Rendered(plan, render(plan, builder.lowered, header), header)

@@ -13,7 +13,7 @@ from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import KeptStates, KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.plan.solver import Solution
 
@@ -64,28 +64,28 @@ class StrategyBuilder(Builder):
 
     strategy: Strategy = field(kw_only=True)
 
-    def regime_of(
+    def specialization_of(
         self,
         sizes: Sizes,
         alignment_bytes: int,
         reverse: bool = False,
         resets: bool = False,
-        kept_states: KeptStates = "none",
+        states_out: StatesOut = "none",
         packed: bool = False,
-    ) -> Regime:
-        """Return the regime of a call; whether time may be split over any blocks is not for the sizes to say."""
+    ) -> Specialization:
+        """Return the specialization of a call; whether time may be split over any blocks is not for the sizes to say."""
         assert not (packed and self.strategy.takes_tickets), "packed sequences are not split by tickets"
-        regime = super().regime_of(sizes, alignment_bytes, reverse, resets, kept_states, packed)
-        return replace(regime, few_channels=self.strategy.takes_tickets)
+        specialization = super().specialization_of(sizes, alignment_bytes, reverse, resets, states_out, packed)
+        return replace(specialization, underfills_gpu=self.strategy.takes_tickets)
 
-    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
-        solutions = super().solutions(kernel_pass, regime)
+    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
+        solutions = super().solutions(kernel_pass, specialization)
         if kernel_pass == "step":
             return solutions
         return iter(having(next(solutions), self.strategy.variables))
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(super()._request_key(kernel_pass, regime), json.dumps(dict(self.strategy.variables)))
+    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        return digest(super().request_key(kernel_pass, specialization), json.dumps(dict(self.strategy.variables)))
 
 
 def having(solution: Solution, variables: Mapping[str, int]) -> tuple[Solution]:
@@ -104,8 +104,8 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
     loaded = load_spec(spec)
     builder = StrategyBuilder(loaded, target_of(loaded), store, strategy=strategy)
     passes: tuple[KernelPass, ...] = ("forward", "backward") if loaded.training else ("forward",)
-    regime = builder.hinted_regime
-    built = tuple(builder.build(one, regime) for one in passes)
+    specialization = builder.hinted_specialization
+    built = tuple(builder.build(one, specialization) for one in passes)
     assert all(strategy.variables.items() <= one.plan.variables.items() for one in built)
     return Kernel(builder, built)
 

@@ -21,10 +21,9 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.interpret.library import EmulatedKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
@@ -39,9 +38,9 @@ class WantedBuilder(EmulatedBuilder):
 
     wanted: tuple[tuple[str, int], ...] = ()
 
-    def build(self, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        """Return the kernel for a regime as for long sequences that do not fill a GPU: those may be split in every way."""
-        return super().build(kernel_pass, replace(regime, few_channels=True, short=False))
+    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        """Return the kernel as for long sequences that do not fill a GPU: those may be split in every way."""
+        return super().build(kernel_pass, replace(specialization, underfills_gpu=True, short_sequences=False))
 
     def _chosen(self, solution: Solution) -> KernelPlan:
         candidates = solution.candidates
@@ -97,7 +96,7 @@ class Prepared:
         from minrnn_gen.codegen.render import render
 
         builder = self.kernel.builder
-        return render(plan, builder._lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+        return render(plan, builder.lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
 
     def run(self, seed: int, others: Mapping[str, str]) -> str:
         """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""
@@ -111,16 +110,12 @@ class Prepared:
 
     def results_with(self, seed: int, others: Mapping[str, str]) -> Arrays:
         """Run the call, with others in place of some texts; raises KernelMisbehaved."""
-        run = self.kernel._by_the_machine
-        load = type(run).load_text
 
-        def load_other(text: str, plan: KernelPlan) -> EmulatedKernel:
+        def other(text: str, plan: KernelPlan) -> str:
             self.texts[text] = plan
-            return load(run, others.get(text, text), plan)
+            return others.get(text, text)
 
-        run.load_text = load_other  # type: ignore[method-assign]
-        if hasattr(run, "_alternating"):
-            run._alternating._load = load_other
+        self.kernel.backend.substitute = other
         with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
             return self.results(self.kernel, self.inputs, self.saved)
 
@@ -147,14 +142,14 @@ def prepare(problem: Problem) -> Prepared:
     """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
     spec = _spec_of({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
     builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
-    regime = replace(builder.hinted_regime, reverse=RUNS_REVERSED[spec.direction][0])
-    kernel = InterpretedKernel(builder, (builder.build("forward", regime),))
+    specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
+    kernel = InterpretedKernel(builder, (builder.build("forward", specialization),))
     is_complex = precision_of(spec.precision).storage_dtype.startswith("complex")
     exact_spec = _spec_of(spec.model_dump() | {"precision": "complex128" if is_complex else "fp64", "functions": None})
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
-    plan = builder.build("backward", regime).plan if problem.kernel_pass == "backward" else kernel.plan
+    plan = builder.build("backward", specialization).plan if problem.kernel_pass == "backward" else kernel.plan
     case = _case_of(problem, plan)
-    inputs = inputs_of(kernel.contract, case)
+    inputs = inputs_of(kernel.interface, case)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
@@ -174,7 +169,7 @@ def prepare(problem: Problem) -> Prepared:
 
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
-    if plan.entry.startswith(("persistent", "decode", "stepwise")):
+    if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
         if problem.call == "packed":
             return Case(tile + 1, DENSE_STEPS)

@@ -121,10 +121,10 @@ def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     store, lowered, code = Store(cache_folder()), {}, {}
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), store)
     for kernel_pass in ("forward", "backward"):
-        *_, solution = solutions(builder._problem(kernel_pass, builder.hinted_regime))
-        plan, lowered[kernel_pass] = solution.plan(), builder._lowered_for(kernel_pass)
+        *_, solution = solutions(builder.problem(kernel_pass, builder.hinted_specialization))
+        plan, lowered[kernel_pass] = solution.plan(), builder.lowered_for(kernel_pass)
         code[kernel_pass] = compiled(render(plan, lowered[kernel_pass], ()), plan, store.folder)
     numbers = precision_of(precision)
     storage, real = numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype)
-    cell, _ = builder._proved
+    cell = builder.cell
     return HostKernels(cell, heads, HEAD_DIM, storage, real, lowered, code)

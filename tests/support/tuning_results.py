@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.tune.results import Result, Setting
 
 SETTING = Setting(
@@ -25,7 +25,7 @@ SETTING = Setting(
     functions="fast",
     layout="BTD",
     matrix_product="",
-    regime=Regime(16),
+    specialization=Specialization(16),
     hidden_size=512,
     heads=1,
     batch=8,
@@ -47,7 +47,9 @@ SETTINGS = st.builds(
     gpu=st.sampled_from(["h200", "t4", "l4"]),
     device=_TEXT,
     cell=_WORD,
-    regime=st.builds(Regime, st.sampled_from([2, 16]), st.booleans(), st.booleans(), st.sampled_from(["none", "storage"])),
+    specialization=st.builds(
+        Specialization, st.sampled_from([2, 16]), st.booleans(), st.booleans(), st.sampled_from(["none", "storage"])
+    ),
     hidden_size=st.integers(1, 2**20),
     batch=st.integers(1, 2**40),
 )

@@ -32,16 +32,16 @@ def call_of(model: str, projects: bool, **spec: Any) -> tuple[Any, tuple[Any, ..
         **({"recurrent_bias": True} if dense else {}),
         **spec,
     )
-    contract = kernel.contract
-    named = {"x": tensor(BATCH, TIME, INPUTS) if projects else tensor(BATCH, TIME, *contract.shape(contract.gate_axes, 0, 0))}
+    interface = kernel.interface
+    named = {"x": tensor(BATCH, TIME, INPUTS) if projects else tensor(BATCH, TIME, *interface.shape(interface.gate_axes, 0, 0))}
     if dense:
-        named |= {"R": tensor(*contract.R_shape), "recurrent_bias": tensor(contract.recurrent_rows)}
+        named |= {"R": tensor(*interface.R_shape), "recurrent_bias": tensor(interface.recurrent_rows)}
     if projects:
-        named["weight"] = tensor(contract.weight_rows, INPUTS)
-    named["bias"] = tensor(contract.weight_rows)
-    parameters = {name: tensor(*contract.parameter_shape) for name in kernel.parameters}
+        named["weight"] = tensor(interface.weight_rows, INPUTS)
+    named["bias"] = tensor(interface.weight_rows)
+    parameters = {name: tensor(*interface.parameter_shape) for name in kernel.parameters}
     # The normaliser of slstm is 0 at the start and at least 1 later on; at 0 and at 1 there is no derivative.
-    state = {name: tensor(*contract.state_shape(BATCH), low=1.5 if name == "n" else None) for name in kernel.states}
+    state = {name: tensor(*interface.state_shape(BATCH), low=1.5 if name == "n" else None) for name in kernel.states}
     names, own, states = tuple(named), tuple(parameters), tuple(state)
 
     def run(*tensors: Any) -> Any:
@@ -133,8 +133,8 @@ def test_what_a_call_records_is_what_the_kernel_returns(clip: float | None) -> N
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "lstm"])
 def test_all_states_are_values_beside_what_has_gradients(model: str) -> None:
     kernel = host_kernel(model, HIDDEN, "fp32", input_size=INPUTS)
-    R = {"R": torch.randn(kernel.contract.R_shape)} if model == "lstm" else {}
-    x, weight = torch.randn(BATCH, TIME, INPUTS), torch.randn(kernel.contract.weight_rows, INPUTS)
+    R = {"R": torch.randn(kernel.interface.R_shape)} if model == "lstm" else {}
+    x, weight = torch.randn(BATCH, TIME, INPUTS), torch.randn(kernel.interface.weight_rows, INPUTS)
     _, expected = kernel(x, **R, weight=weight, all_states=True)
     x.requires_grad_()
 

@@ -60,12 +60,12 @@ def layer(request: pytest.FixtureRequest) -> Any:
 )
 def test_the_operators_keep_what_their_schemas_say(model: str, projects: bool) -> None:
     kernel = host_kernel(model, HIDDEN, "fp32", **({"input_size": INPUTS} if projects else {}))
-    contract = kernel.contract
+    interface = kernel.interface
     shape = (INPUTS,) if projects else (len(kernel.gates), HIDDEN)
     x = torch.randn(BATCH, TIME, *shape, requires_grad=True)
-    R = torch.randn(contract.R_shape, requires_grad=True) if contract.recurrent_gates else None
-    weight = torch.randn(contract.weight_rows, INPUTS, requires_grad=True) if projects else None
-    bias = torch.randn(contract.weight_rows, requires_grad=True)
+    R = torch.randn(interface.R_shape, requires_grad=True) if interface.recurrent_gates else None
+    weight = torch.randn(interface.weight_rows, INPUTS, requires_grad=True) if projects else None
+    bias = torch.randn(interface.weight_rows, requires_grad=True)
     parameters = [torch.randn(HIDDEN, requires_grad=True) for _ in kernel.parameters]
     state = [torch.randn(BATCH, HIDDEN, requires_grad=True) for _ in kernel.states]
     for initial, lengths in ((state, None), ([], torch.tensor([3, 6]))):

@@ -150,7 +150,7 @@ def test_the_best_is_exact_else_of_the_nearest_sizes_else_nothing(memory: Histor
         {"cell_digest": "3" * 64},
         {"kernel_pass": "backward"},
         {"precision": "fp32"},
-        {"regime": replace(SETTING.regime, reverse=True)},
+        {"specialization": replace(SETTING.specialization, reverse=True)},
         {"time": int(SETTING.time * 2**DISTANCE_MOST) + 1},
     ],
     ids=lambda change: "".join(change),

@@ -33,19 +33,19 @@ a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
     """Race the candidates of the forward alone."""
-    memory, regime = open_history(builder.store), builder.hinted_regime
-    pool = CandidatePool(builder, "forward", regime, measurer, memory)
+    memory, specialization = open_history(builder.store), builder.hinted_specialization
+    pool = CandidatePool(builder, "forward", specialization, measurer, memory)
     return KernelTuning(pool, top, seconds, lambda _: None).run()
 
 
 def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:
-    solution = builder.solve("forward", builder.hinted_regime)
+    solution = builder.solve("forward", builder.hinted_specialization)
     return [key_of(solution.family.name, one) for one in solution.candidates][:top]
 
 
 def winner_of(tuned: TunedKernel) -> CandidateKey:
     assert tuned.winner is not None
-    return key_of(tuned.winner.plan.template.removesuffix(".cu.j2"), tuned.winner.plan.variables)
+    return key_of(tuned.winner.plan.name, tuned.winner.plan.variables)
 
 
 def emptied(builder: Builder) -> Builder:
@@ -54,8 +54,8 @@ def emptied(builder: Builder) -> Builder:
 
 
 def taken(builder: Builder) -> CandidateKey:
-    plan = builder.build("forward", builder.hinted_regime).plan
-    return key_of(plan.template.removesuffix(".cu.j2"), plan.variables)
+    plan = builder.build("forward", builder.hinted_specialization).plan
+    return key_of(plan.name, plan.variables)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -136,7 +136,7 @@ def test_a_budget_ends_after_the_first_pick_at_the_least(builder_of: BuilderOf) 
 @pytest.mark.usefixtures("compiler")
 def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf) -> None:
     def passes(**spec: Any) -> list[tuple[str, bool, str]]:
-        return [(name, its.reverse, its.kept_states) for name, its in kernels_of(builder_of(**spec))]
+        return [(name, its.reverse, its.states_out) for name, its in kernels_of(builder_of(**spec))]
 
     assert passes() == [("forward", False, "none"), ("step", False, "none")]
     assert passes(model="min_gru_log", direction="reverse")[0] == ("forward", True, "none")
@@ -145,7 +145,7 @@ def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf
     assert {one for one in both if one[0] == "backward"} == {("backward", False, "none"), ("backward", True, "none")}
     builder = builder_of(training=True)
     tuned = list(tune(builder, FakeMeasurer(), open_history(builder.store), Limits(60.0, 2)))
-    assert [(one.setting.kernel_pass, one.setting.regime) for one in tuned] == list(kernels_of(builder))
+    assert [(one.setting.kernel_pass, one.setting.specialization) for one in tuned] == list(kernels_of(builder))
     assert all(one.ended == "decided" and one.winner for one in tuned)
 
 
@@ -155,15 +155,15 @@ def test_what_was_measured_is_taken_without_measuring(builder_of: BuilderOf) -> 
     model_pick = taken(builder_of())
     slow_first = FakeMeasurer(lambda one: 100.0 if one == model_pick else spread_us(one))
     tuned = raced(builder_of(), slow_first)
-    found = builder_of().build("forward", builder_of().hinted_regime)
+    found = builder_of().build("forward", builder_of().hinted_specialization)
     assert found.cached and taken(builder_of()) == winner_of(tuned) != model_pick
     assert "on NVIDIA H200" in found.chosen and found.chosen in explain(found)
     builder_of().store.clear()
-    anew = builder_of().build("forward", builder_of().hinted_regime)
+    anew = builder_of().build("forward", builder_of().hinted_specialization)
     assert not anew.cached and anew.plan == found.plan and anew.source == found.source
-    assert "batch 8" in builder_of(batch=16).build("forward", builder_of(batch=16).hinted_regime).chosen
+    assert "batch 8" in builder_of(batch=16).build("forward", builder_of(batch=16).hinted_specialization).chosen
     for other in (builder_of("h100"), builder_of(batch=512), builder_of(precision="bf16"), builder_of(model="hgrn")):
-        assert not other.build("forward", other.hinted_regime).chosen
+        assert not other.build("forward", other.hinted_specialization).chosen
 
 
 def test_a_choice_that_does_not_fit_or_keep_its_promise_is_the_models(

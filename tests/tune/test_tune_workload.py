@@ -17,7 +17,7 @@ from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes, alignment_of
 from minrnn_gen.tune.tuner import kernels_of
-from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_regime, on_host
+from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_specialization, on_host
 
 SubjectOf = Callable[..., Workload]
 CASES = (
@@ -39,8 +39,8 @@ def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Work
     def made(**spec: Any) -> list[Workload]:
         builder = builder_of(gpu="h200", **{"hidden_size": 32, "training": True, "batch": 3, "time": 37, **spec})
         found = []
-        for kernel_pass, regime in kernels_of(builder):
-            solution = builder.solve(kernel_pass, regime)
+        for kernel_pass, specialization in kernels_of(builder):
+            solution = builder.solve(kernel_pass, specialization)
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
             found.append(Workload(trial, builder.target, Store(tmp_path), on_host))
         return found
@@ -73,7 +73,7 @@ def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callab
     assert timed["x"].shape == (3, 37, 3, 32)
 
 
-def test_checked_sizes_are_of_the_regime_and_few() -> None:
+def test_checked_sizes_are_of_the_specialization_and_few() -> None:
     profile = load_profile("h200")
     shapes = itertools.product((1, 8, 64, 4096), (1, 100, 129, 1000, 16384, 10**6), (5, 512, 1536), (True, False))
     for batch, time, hidden_size, is_dense in shapes:
@@ -81,7 +81,7 @@ def test_checked_sizes_are_of_the_regime_and_few() -> None:
         found = checked_sizes(plan(batch, time, hidden_size), is_dense, profile.sm_count)
         assert found.batch <= batch and found.time <= time
         assert found.are_short == planned.are_short
-        assert found.are_few_channels(hidden_size, profile) == planned.are_few_channels(hidden_size, profile)
+        assert found.underfill(hidden_size, profile) == planned.underfill(hidden_size, profile)
         # As aligned where time is contiguous.
         assert alignment_of(2 * found.time) == alignment_of(2 * time)
         assert found.batch * found.time * hidden_size <= max(2 * CHECKED_ELEMENTS, 160 * (hidden_size + 64 * 132))
@@ -96,9 +96,10 @@ def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_call_of_another_regime_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
+def test_a_call_of_another_specialization_says_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
     subject = subjects_of(model="min_gru", training=False)[0]
     kernel = subject.kernel_of(subject.trial)
-    demand_regime(kernel, subject.plan)
+    demand_specialization(kernel, subject.plan)
     with pytest.raises(Exception, match="and the candidate is of"):
-        demand_regime(kernel, replace(subject.plan, regime=replace(subject.plan.regime, resets=True)))
+        other = replace(subject.plan.problem, specialization=replace(subject.plan.specialization, resets=True))
+        demand_specialization(kernel, replace(subject.plan, problem=other))

@@ -1,4 +1,4 @@
-"""The scans of other libraries, and whether they work here."""
+"""Baselines of raw scans: the scans of other libraries, and whether they work here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minrnn_gen.bench.harness.rounds import failure_of
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
 Layout = Literal["B,T,C", "B,C,T"]
-# y of a (or log a) and b, both in the peer's layout.
+# y of a (or log a) and b, all in the baseline's layout.
 Scan = Callable[[Any, Any], Any]
 
 NOT_INSTALLED = "not installed"
@@ -25,8 +25,8 @@ PROBE = (sys.executable, "-m", "minrnn_gen.bench.contenders.probe")
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A scan of another library.
+class Baseline:
+    """Scan of another library.
 
     `load` imports it and returns the function; `takes_log_a`: its first argument is log a; `has_gradients`: torch's autograd
     goes through it; `on_host`: it works on a stream of its own and returns when it is done.
@@ -95,57 +95,60 @@ def _jax_associative_scan() -> Scan:
 
 
 def _composed(earlier: tuple[Any, Any], later: tuple[Any, Any]) -> tuple[Any, Any]:
-    """First `earlier`, then `later`, as one affine map (a, b)."""
+    """Composition of two affine maps (a, b): first `earlier`, then `later`."""
     return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 
 
-PEERS = (
-    Peer("accelerated_scan.warp", "accelerated-scan", "B,C,T", _accelerated_warp),
-    Peer("accelerated_scan.scalar", "accelerated-scan", "B,C,T", _accelerated_scalar),
-    Peer("fla.chunk_hgrn", "fla-core", "B,T,C", _chunk_hgrn, takes_log_a=True),
-    Peer("fla.fused_recurrent_hgrn", "fla-core", "B,T,C", _fused_recurrent_hgrn, takes_log_a=True),
-    Peer("torch.associative_scan", "torch", "B,C,T", _torch_associative_scan, has_gradients=False),
-    Peer("jax.associative_scan", "jax", "B,T,C", _jax_associative_scan, has_gradients=False, on_host=True),
+BASELINES = (
+    Baseline("accelerated_scan.warp", "accelerated-scan", "B,C,T", _accelerated_warp),
+    Baseline("accelerated_scan.scalar", "accelerated-scan", "B,C,T", _accelerated_scalar),
+    Baseline("fla.chunk_hgrn", "fla-core", "B,T,C", _chunk_hgrn, takes_log_a=True),
+    Baseline("fla.fused_recurrent_hgrn", "fla-core", "B,T,C", _fused_recurrent_hgrn, takes_log_a=True),
+    Baseline("torch.associative_scan", "torch", "B,C,T", _torch_associative_scan, has_gradients=False),
+    Baseline("jax.associative_scan", "jax", "B,T,C", _jax_associative_scan, has_gradients=False, on_host=True),
 )
 
 
-def peer_of(name: str) -> Peer:
-    """Return the peer called `name`; another name is BadInput."""
-    by_name = {peer.name: peer for peer in PEERS}
+def baseline_of(name: str) -> Baseline:
+    """Return the baseline called `name`; another name is BadInput."""
+    by_name = {baseline.name: baseline for baseline in BASELINES}
     return by_name[known_name(name, by_name)]
 
 
 def known_name(name: str, names: Collection[str]) -> str:
     """Return `name`, which is BadInput where it is none of `names`."""
     if name not in names:
-        raise BadInput(f"--peer: {shown(name)} is given{nearest_name(name, names)}; allowed: {', '.join(names)}, or none")
+        raise BadInput(f"--baseline: {shown(name)} is given{nearest_name(name, names)}; allowed: {', '.join(names)}, or none")
     return name
 
 
-def load(peer: Peer) -> Scan:
-    """Import a peer and return its scan; what it prints while it builds goes to stderr."""
+def load(baseline: Baseline) -> Scan:
+    """Return the scan of a baseline, imported here; what it prints while it builds goes to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
-        return peer.load()
+        return baseline.load()
 
 
-def refusals(peers: Sequence[Peer], seconds: float) -> dict[str, str]:
-    """Return {name: why not} of the peers that cannot be measured here.
+def refusals(baselines: Sequence[Baseline], seconds: float) -> dict[str, str]:
+    """Return {name: reason} of the baselines that cannot be measured here.
 
-    Each is tried on a small scan in a process of its own, all at the same time, and may build whatever it needs for `seconds`:
-    so neither a crash nor an endless build takes the run with it, and what was built is there for the next import.
+    Every baseline runs a small scan in a process of its own, all at the same time, and may build for `seconds`. So neither a
+    crash nor an endless build ends the run, and what was built is there for the next import.
     """
-    with ThreadPoolExecutor(max(1, len(peers))) as pool:
-        answers = pool.map(lambda peer: refusal(peer, seconds), peers)
-        return {peer.name: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
+    with ThreadPoolExecutor(max(1, len(baselines))) as pool:
+        reasons = pool.map(lambda baseline: refusal(baseline, seconds), baselines)
+        return {baseline.name: reason for baseline, reason in zip(baselines, reasons, strict=True) if reason is not None}
 
 
-def refusal(peer: Peer, seconds: float, program: Sequence[str] = PROBE) -> str | None:
-    """Return why `peer` cannot be measured here, or None where it can; `program` is given its name and its status says so."""
-    return failure_in_process((*program, peer.name), seconds) if is_installed(peer.distribution) else NOT_INSTALLED
+def refusal(baseline: Baseline, seconds: float, program: Sequence[str] = PROBE) -> str | None:
+    """Return why `baseline` cannot be measured here, None where it can.
+
+    `program` gets its name as an argument and answers by its exit status.
+    """
+    return failure_in_process((*program, baseline.name), seconds) if is_installed(baseline.distribution) else NOT_INSTALLED
 
 
 def is_installed(distribution: str) -> bool:
-    """Say whether a distribution is here."""
+    """Return whether a distribution is installed."""
     try:
         metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -154,7 +157,7 @@ def is_installed(distribution: str) -> bool:
 
 
 def failure_in_process(program: Sequence[str], seconds: float) -> str | None:
-    """Run `program` for `seconds` at most; return None where its status is 0, else why not, by its last line."""
+    """Run `program` for `seconds` at most; return None where its exit status is 0, else the last line it printed."""
     try:
         process = subprocess.Popen(
             program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
@@ -162,17 +165,17 @@ def failure_in_process(program: Sequence[str], seconds: float) -> str | None:
     except OSError as error:
         return failure_of(error)
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         _end(process)
         return f"not ready after {seconds:g} s"
     if process.returncode == 0:
         return None
-    return said.strip().rpartition("\n")[2] or f"its process ended with status {process.returncode}"
+    return output.strip().rpartition("\n")[2] or f"its process ended with status {process.returncode}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process with the compilers that it started."""
+    """End a process and the compilers that it started."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:

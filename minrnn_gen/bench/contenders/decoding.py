@@ -1,4 +1,4 @@
-"""A text token by token: steps of a kernel in a CUDA graph and without one, beside the cells and layers of torch.nn."""
+"""Decoding token by token: steps of a kernel, with a CUDA graph and eager, beside the cells and layers of torch.nn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from minrnn_gen.precision import PrecisionName
 
 # (y_t [B, H], the state after) of the input of a step and the state before, None before the first one.
 Step = Callable[[Any, Any], tuple[Any, Any]]
-# Of torch.nn a cell, which is a step, and a layer over one step; a cell copies no weights, whatever their dtype.
+# (name, suffix of the class, precision) of torch.nn: its cell, which is a step, and its layer over one step. A cell copies no
+# weights, whatever their dtype.
 _OF_TORCH: tuple[tuple[str, str, PrecisionName], ...] = (
     ("cell", "Cell", "bf16"),
     ("layer", "", "bf16"),
@@ -25,31 +26,31 @@ _OF_TORCH: tuple[tuple[str, str, PrecisionName], ...] = (
 )
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
-    """Return ours in a graph and eager, and, of dense cells, projected and beside those of torch.nn with one head."""
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    """Return ours in a graph and eager; for dense cells also ours projected, and torch.nn's where there is one head."""
     if problem.model not in DENSE_REFERENCES:
         scanned = fused_cells.Inputs(problem, gpu)
         return _ours(problem, gpu, lambda: ((), scanned.array("x", "BTD")), scanned.judge("BTD"))
     inputs = Inputs(problem, gpu)
     projected = ProjectedInputs(problem, gpu, inputs)
-    found = _ours(problem, gpu, lambda: ((inputs.array("R"),), inputs.array("x")), inputs.judged)
-    found.append(_in_graph("minrnn-gen projected", gpu, lambda: _projected(problem, projected), projected.judged))
-    if torch_cells.NAME in peers and problem.heads == 1 and problem.model in torch_cells.LAYERS:
+    entries = _ours(problem, gpu, lambda: ((inputs.array("R"),), inputs.array("x")), inputs.judged)
+    entries.append(_in_graph("minrnn-gen projected", gpu, lambda: _projected(problem, projected), projected.judged))
+    if torch_cells.NAME in baselines and problem.heads == 1 and problem.model in torch_cells.LAYERS:
         for kind, suffix, precision in _OF_TORCH:
             name = f"{torch_cells.NAME} {kind} {precision}"
             steps = partial(_of_torch, problem, gpu, projected, suffix, precision)
-            found.append(_in_graph(name, gpu, steps, projected.judged, precision, refused.get(torch_cells.NAME)))
-    return found
+            entries.append(_in_graph(name, gpu, steps, projected.judged, precision, refused.get(torch_cells.NAME)))
+    return entries
 
 
 def decoded(step: Step, inputs: Sequence[Any]) -> Run:
-    """Return the run of one step after the other; its results are y_t by the number of the step."""
+    """Return the run of the steps in sequence; its results are y_t by the number of the step."""
 
     def run() -> Arrays:
-        found, state = {}, None
+        outputs, state = {}, None
         for number, x_t in enumerate(inputs):
-            found[f"y {number}"], state = step(x_t, state)
-        return found
+            outputs[f"y {number}"], state = step(x_t, state)
+        return outputs
 
     return run
 
@@ -57,7 +58,7 @@ def decoded(step: Step, inputs: Sequence[Any]) -> Run:
 def _ours(
     problem: Problem, gpu: Gpu, arrays: Callable[[], tuple[tuple[Any, ...], Any]], judge: Callable[[Arrays], Any]
 ) -> list[Contender]:
-    """Return the kernel in a graph and without one, of `arrays`: R where there is one, and x [B, T, G, H]."""
+    """Return the kernel in a graph and eager; `arrays` returns R where the cell has it, and x [B, T, G, H]."""
 
     def steps() -> Run:
         R, x = arrays()
@@ -76,7 +77,7 @@ def _ours(
 
     return [
         _in_graph("minrnn-gen", gpu, steps, judge),
-        Contender("minrnn-gen eager", eager, _whole(gpu, judge), on_host=True),
+        Contender("minrnn-gen eager", eager, judge_of_steps(gpu, judge), on_host=True),
     ]
 
 
@@ -118,14 +119,14 @@ def _in_graph(
     precision: PrecisionName | None = None,
     refused: str | None = None,
 ) -> Contender:
-    return Contender(name, lambda: gpu.graph_of(steps()), _whole(gpu, judge), refused=refused, precision=precision)
+    return Contender(name, lambda: gpu.graph_of(steps()), judge_of_steps(gpu, judge), refused=refused, precision=precision)
 
 
-def _whole(gpu: Gpu, judge: Callable[[Arrays], Any]) -> Callable[[Arrays], Any]:
-    """Return what judges the y_t of all steps as y [B, T, H]."""
+def judge_of_steps(gpu: Gpu, judge: Callable[[Arrays], Any]) -> Callable[[Arrays], Any]:
+    """Return the judge of the y_t of all steps, joined to y [B, T, H]."""
     return lambda results: judge({"y": gpu.torch.stack(tuple(results.values())).transpose(0, 1)})
 
 
 def _by_step(x: Any) -> list[Any]:
-    """Return the inputs of each step, as they would come one by one."""
+    """Return the contiguous inputs of the steps, in their order."""
     return [x[:, step].contiguous() for step in range(x.shape[1])]

@@ -1,4 +1,4 @@
-"""Dense cells: minrnn-gen as planned and by the alternating path, beside other libraries."""
+"""Dense cells: minrnn-gen as planned and by the stepwise path, beside other libraries."""
 
 from __future__ import annotations
 
@@ -19,41 +19,45 @@ from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import families_of
-from minrnn_gen.plan.kernel_plan import KernelPlan, Regime
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.plan.solver import Solution, solve
 
 
 @dataclass(frozen=True)
-class AlternatingBuilder(Builder):
-    """Builds the kernels that serve any size, step by step, whether or not all steps would fit one launch."""
+class StepwiseBuilder(Builder):
+    """Builder of stepwise kernels, which run at any size, even where all steps would fit one launch."""
 
-    def solutions(self, kernel_pass: KernelPass, regime: Regime) -> Iterator[Solution]:
+    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
         """Yield the solution of the last family alone."""
-        problem = self._problem(kernel_pass, regime)
-        *_, any_size = families_of(problem)
-        yield replace(solve(problem, any_size), passed_over="the benchmark asks for the other path")
+        problem = self.problem(kernel_pass, specialization)
+        *_, stepwise = families_of(problem)
+        yield replace(solve(problem, stepwise), passed_over="the benchmark asks for the other path")
 
-    def _request_key(self, kernel_pass: KernelPass, regime: Regime) -> str:
-        return digest(super()._request_key(kernel_pass, regime), "alternating")
-
-
-OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": AlternatingBuilder}
+    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        return digest(super().request_key(kernel_pass, specialization), "stepwise")
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
-    """Return everyone who has the cell; `refused` {peer, or peer at a shape: why not}, whose rows say so."""
+# The stepwise path has the name under which the committed records have it.
+OURS: Mapping[str, type[Builder]] = {"minrnn-gen": Builder, "minrnn-gen alternating": StepwiseBuilder}
+
+
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    """Return ours by every path and the baselines that have the cell.
+
+    `refused` maps a baseline, or a baseline at a shape, to the reason that its row shows.
+    """
     inputs = Inputs(problem, gpu)
-    ways = OURS if problem.table == "cells" else {"minrnn-gen": Builder}
-    entries = [_ours(name, builder, problem, inputs, gpu) for name, builder in ways.items()]
-    entries += flash.contenders(problem, gpu, inputs, peers, refused)
-    if torch_cells.NAME in peers:
+    builders = OURS if problem.table == "cells" else {"minrnn-gen": Builder}
+    entries = [_ours(name, builder, problem, inputs, gpu) for name, builder in builders.items()]
+    entries += flash.contenders(problem, gpu, inputs, baselines, refused)
+    if torch_cells.NAME in baselines:
         entries += torch_cells.contenders(problem, gpu, inputs, refused.get(torch_cells.NAME))
     return entries
 
 
 def path_of(plan: KernelPlan) -> str:
-    """Return how the steps are taken: all in one launch, or one by one."""
+    """Return the path of a plan, by its name in the records: all steps in one launch, or launches for every step."""
     return "persistent" if plan.is_persistent else "alternating"
 
 
@@ -62,7 +66,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
     first_seconds: list[float] = []
 
     def prepare() -> Run:
-        x, R, dy = (inputs.array(each) for each in ("x", "R", "dy"))
+        x, R, dy = (inputs.array(name) for name in ("x", "R", "dy"))
         gpu.finish()
         with tempfile.TemporaryDirectory() as folder:
             began = gpu.seconds()
@@ -71,7 +75,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
 
             def forward() -> Arrays:
                 y, states = kernel(x, R)
-                return {"y": y} | {name: states[name] for name in inputs.kept_states}
+                return {"y": y} | {name: states[name] for name in inputs.states_out}
 
             def both() -> Arrays:
                 y, _, saved = kernel.forward(x, R)
@@ -88,13 +92,13 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
     def facts() -> dict[str, int | float | str]:
         # A call of other strides may have compiled once more: the last plan of a pass is the one that was timed.
         plans = {kernel_pass: plan for (kernel_pass, _), plan in kernels[-1].plans.items()}
-        found: dict[str, int | float | str] = {
+        values: dict[str, int | float | str] = {
             PATH: ", then ".join(dict.fromkeys(path_of(plan) for plan in plans.values())),
             FIRST_CALL: round(first_seconds[-1], 3),
         }
         for kernel_pass, plan in plans.items():
-            found |= {f"{kernel_pass} {variable}": value for variable, value in plan.variables.items()}
-            found[f"{kernel_pass} predicted_ms"] = plan.predicted_total_us / 1e3
-        return found
+            values |= {f"{kernel_pass} {variable}": value for variable, value in plan.variables.items()}
+            values[f"{kernel_pass} predicted_ms"] = plan.predicted_total_us / 1e3
+        return values
 
     return Contender(name, prepare, inputs.judged, facts=facts)

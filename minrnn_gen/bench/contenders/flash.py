@@ -1,7 +1,7 @@
-"""FlashRNN, whose kernels are compiled by nvcc for every shape: built beforehand, each in a process of its own.
+"""FlashRNN, whose kernels nvcc compiles for every shape: every build runs beforehand, in a process of its own.
 
-Its fused kernels ask for properties of the device that CUDA 13 has no longer, so that the question does not compile. The
-numbers that it wants of the answer come from the profile of the GPU instead; nothing else of it is changed.
+Its fused kernels query properties of the device that CUDA 13 has removed, so that the query does not compile. The numbers that
+it needs come from the profile of the GPU instead; nothing else of it is changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 
 DISTRIBUTION = "flashrnn"
-# Its backends by the names of the peers: all steps in one launch, and products and pointwise kernels in turn.
+# {baseline: backend of FlashRNN}: all steps in one launch, and products alternating with pointwise kernels.
 BACKENDS = {"flashrnn.cuda_fused": "cuda_fused", "flashrnn.cuda": "cuda"}
 NO_FUSED = "no fused kernel"
 CHANGED = "the query of the device's properties, which does not compile with CUDA 13, is answered by minrnn-gen's profile"
@@ -47,9 +47,9 @@ Function = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Build:
-    """A backend's kernels for one cell and shape, all lengths."""
+    """Build of a backend's kernels for one cell and shape, which run at all lengths."""
 
-    peer: str
+    baseline: str
     model: str
     heads: int
     head_dim: int
@@ -58,47 +58,48 @@ class Build:
 
     @property
     def label(self) -> str:
-        """The peer at this shape."""
-        return f"{self.peer} {self.model} {self.heads} x {self.head_dim}, {self.batch}"
+        """The baseline and the shape, as failures name them."""
+        return f"{self.baseline} {self.model} {self.heads} x {self.head_dim}, {self.batch}"
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What makes it."""
-        return (*BUILD, self.peer, self.model, *map(str, (self.heads, self.head_dim, self.batch)), str(self.folder))
+        """The command that makes this build."""
+        return (*BUILD, self.baseline, self.model, *map(str, (self.heads, self.head_dim, self.batch)), str(self.folder))
 
     @cached_property
     def folder(self) -> Path:
-        """Where it is kept, with other extensions of torch: one for each version of what made it."""
+        """The folder of the build among torch's extensions, one for every pair of versions of FlashRNN and torch."""
         extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
         made_by = [f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch")]
         return Path(extensions) / "minrnn-gen-bench" / digest(self.label, self.device, *made_by)[:16]
 
     @property
     def made(self) -> dict[str, Any] | None:
-        """What is known of the finished build, None where there is none: `library`, its path, and `seconds`."""
+        """The finished build as {`library`: its path, `seconds`: its duration}, None where there is none."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / LIBRARY_FILE).read_text())
+            record: dict[str, Any] = json.loads((self.folder / LIBRARY_FILE).read_text())
         except (OSError, ValueError):
             return None
-        return found if Path(found["library"]).exists() else None
+        return record if Path(record["library"]).exists() else None
 
 
-def build_of(peer: str, problem: Problem, device: str) -> Build | None:
-    """Return what `peer` needs for `problem`; None where its fused backend has no kernel."""
-    if problem.model == "gru" and BACKENDS[peer] == "cuda_fused":
+def build_of(baseline: str, problem: Problem, device: str) -> Build | None:
+    """Return the build that `baseline` needs for `problem`, None where its fused backend has no kernel."""
+    if problem.model == "gru" and BACKENDS[baseline] == "cuda_fused":
         return None
-    return Build(peer, str(problem.model), problem.heads or 1, problem.head_dim, problem.batch, device)
+    return Build(baseline, str(problem.model), problem.heads or 1, problem.head_dim, problem.batch, device)
 
 
-def refusals(gpu: Gpu, peers: Sequence[str], problems: Sequence[Problem], seconds: float) -> dict[str, str]:
-    """Build everything that `problems` take, in parallel, and return {peer, or `Build.label`: why not}.
+def refusals(gpu: Gpu, baselines: Sequence[str], problems: Sequence[Problem], seconds: float) -> dict[str, str]:
+    """Run the builds of `problems` in parallel and return {baseline, or `Build.label`: reason} of those that are missing.
 
-    All of it may take `seconds`; what is not there by then, or fails, is refused, what an earlier run made is used again.
+    All builds together may take `seconds`. A build that fails, or is unfinished by then, is refused; builds of earlier runs
+    are used again.
     """
-    chosen = [peer for peer in peers if peer in BACKENDS]
+    chosen = [baseline for baseline in baselines if baseline in BACKENDS]
     if not is_installed(DISTRIBUTION):
         return dict.fromkeys(chosen, NOT_INSTALLED)
-    wanted = [build_of(peer, problem, gpu.name) for peer in chosen for problem in problems if is_of_cells(problem)]
+    wanted = [build_of(baseline, problem, gpu.name) for baseline in chosen for problem in problems if is_of_cells(problem)]
     builds = [build for build in dict.fromkeys(wanted) if build is not None and build.made is None]
     ends_at = time.monotonic() + seconds
 
@@ -113,22 +114,22 @@ def refusals(gpu: Gpu, peers: Sequence[str], problems: Sequence[Problem], second
 
 
 def _processors() -> int:
-    """Return how many processors this process may use, which may be fewer than there are."""
+    """Return the number of processors that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def contenders(
-    problem: Problem, gpu: Gpu, inputs: Inputs, peers: Collection[str], refused: Mapping[str, str]
+    problem: Problem, gpu: Gpu, inputs: Inputs, baselines: Collection[str], refused: Mapping[str, str]
 ) -> list[Contender]:
-    """Return its backends, where the table `cells` has this shape: elsewhere a build would cost a minute for one number."""
+    """Return FlashRNN's backends where the table `cells` has this shape; other shapes are not worth a build of a minute."""
     if not is_of_cells(problem):
         return []
-    return [_contender(peer, problem, gpu, inputs, refused) for peer in BACKENDS if peer in peers]
+    return [_contender(baseline, problem, gpu, inputs, refused) for baseline in BACKENDS if baseline in baselines]
 
 
-def _contender(peer: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: Mapping[str, str]) -> Contender:
-    build = None if peer in refused else build_of(peer, problem, gpu.name)
-    why = refused.get(peer) or (refused.get(build.label) if build is not None else NO_FUSED)
+def _contender(baseline: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: Mapping[str, str]) -> Contender:
+    build = None if baseline in refused else build_of(baseline, problem, gpu.name)
+    why = refused.get(baseline) or (refused.get(build.label) if build is not None else NO_FUSED)
 
     def prepare() -> Run:
         assert build is not None
@@ -141,21 +142,21 @@ def _contender(peer: str, problem: Problem, gpu: Gpu, inputs: Inputs, refused: M
         made = build.made if build is not None else None
         return {"changed": CHANGED} | ({} if made is None else {FIRST_CALL: round(made["seconds"], 3)})
 
-    return Contender(peer, prepare, judged, facts=facts, refused=why)
+    return Contender(baseline, prepare, judged, facts=facts, refused=why)
 
 
 def their_order(model: str) -> list[int]:
-    """Return for each of its gates of R which of ours it is: gru n, r, z of our r, z, n; every other as ours."""
+    """Return our index of each gate of R in FlashRNN's order: its gru has n, r, z for our r, z, n; other cells agree."""
     return [2, 0, 1] if model == "gru" else list(range({"elman": 1}.get(model, 4)))
 
 
 def bias_count(model: str) -> int:
-    """Return how many biases its cell has: that of gru has one for W.n and one for R.n."""
+    """Return the number of biases of FlashRNN's cell, of which gru has one for W.n and one for R.n."""
     return {"elman": 1}.get(model, 4)
 
 
 def run_of(problem: Problem, torch: Any, inputs: Inputs, function: Function) -> Run:
-    """Return the run of one of its functions on our arrays; its results are in its own shapes and orders."""
+    """Return the run of a function of FlashRNN on our arrays; the results are in its shapes and orders."""
     heads, units = problem.heads or 1, problem.head_dim
     x, R = inputs.array("x"), inputs.array("R")[their_order(str(problem.model))]
     Wx = x.reshape(problem.batch, problem.time, -1, heads, units)
@@ -165,7 +166,7 @@ def run_of(problem: Problem, torch: Any, inputs: Inputs, function: Function) -> 
         with torch.no_grad():
             states, last = function(Wx, R, b)
         named = dict(zip(inputs.cell.states, last, strict=True))
-        return {"y": states[0]} | {name: named[name] for name in inputs.kept_states}
+        return {"y": states[0]} | {name: named[name] for name in inputs.states_out}
 
     if problem.task == "forward":
         return forward
@@ -181,22 +182,22 @@ def run_of(problem: Problem, torch: Any, inputs: Inputs, function: Function) -> 
 
 
 def as_ours(problem: Problem, results: Arrays) -> dict[str, Any]:
-    """Return its results in our shapes and orders: y [B, T, H], dx [B, T, G, H], dR [Gr, N, D, D], states [B, H]."""
+    """Return FlashRNN's results in our shapes and orders: y [B, T, H], dx [B, T, G, H], dR [Gr, N, D, D], states [B, H]."""
     order = their_order(str(problem.model))
     shapes = {"y": (problem.batch, problem.time, -1), "dx": (problem.batch, problem.time, -1, problem.channels)}
-    found = {name: one.reshape(shapes.get(name, (problem.batch, -1))) for name, one in results.items() if name != "dR"}
+    ours = {name: array.reshape(shapes.get(name, (problem.batch, -1))) for name, array in results.items() if name != "dR"}
     if "dR" in results:
-        found["dR"] = results["dR"][[order.index(gate) for gate in range(len(order))]]
-    return found
+        ours["dR"] = results["dR"][[order.index(gate) for gate in range(len(order))]]
+    return ours
 
 
 def loaded(build: Build) -> Function:
-    """Return its function with the library that was built for it: nothing is compiled, solved or tried once more."""
+    """Return FlashRNN's function with its finished build loaded: nothing is compiled, solved or tried again."""
     made = build.made
     if made is None:
         raise ToolchainMissing(f"{build.label} was not built")
     with contextlib.redirect_stdout(sys.stderr):
-        module = its_module()
+        module = flashrnn_module()
     path = Path(made["library"])
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -206,8 +207,8 @@ def loaded(build: Build) -> Function:
     return function_of(module, build)
 
 
-def its_module() -> Any:
-    """Import the module that builds and calls the kernels, its query of the device answered by our profile."""
+def flashrnn_module() -> Any:
+    """Return the module that builds and calls the kernels, its query of the device answered by our profile."""
     module: Any = importlib.import_module("flashrnn.flashrnn.flashrnn")
     live = gpu_device.live_device()
     if live is None:
@@ -223,10 +224,10 @@ def its_module() -> Any:
 
 
 def function_of(module: Any, build: Build) -> Function:
-    """Return its function for one cell by one backend."""
+    """Return FlashRNN's function for one cell by one backend."""
 
     def function(Wx: Any, R: Any, b: Any) -> tuple[Any, Any]:
-        states, last = module.flashrnn(Wx, R, b, function=build.model, backend=BACKENDS[build.peer], dtype=DTYPE)
+        states, last = module.flashrnn(Wx, R, b, function=build.model, backend=BACKENDS[build.baseline], dtype=DTYPE)
         return states, last
 
     return function

@@ -1,7 +1,7 @@
-"""FlashRNN's kernels built for one shape: `python -m MODULE PEER MODEL HEADS HEAD_DIM BATCH FOLDER`.
+"""Build of FlashRNN's kernels for one shape: `python -m MODULE BASELINE MODEL HEADS HEAD_DIM BATCH FOLDER`.
 
-They are run once. Everything that is compiled stays in the folder; which library serves is written there at the end. If none
-does, the reason is the last line printed.
+The kernels run once. Everything that is compiled stays in the folder, where the path of the final library is written at the
+end. If the build fails, the reason is the last line printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minrnn_gen.bench.contenders.flash import LIBRARY_FILE, Build, function_of, its_module, run_of
+from minrnn_gen.bench.contenders.flash import LIBRARY_FILE, Build, flashrnn_module, function_of, run_of
 from minrnn_gen.bench.harness.gpu import Gpu, open_gpu
 from minrnn_gen.bench.harness.rounds import failure_of
 from minrnn_gen.bench.problems.scan_problems import Problem
@@ -24,44 +24,44 @@ from minrnn_gen.build.store import digest
 
 # Enough steps for every part of a kernel; its own trial takes two.
 TIME = 32
-# The compilers of one build at the same time: as many builds run as there are processors, and a compiler takes a gigabyte.
+# Concurrent compilers of one build: as many builds run as there are processors, and a compiler takes a gigabyte.
 COMPILERS = "2"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build, try, and return the exit status."""
-    peer, model, heads, head_dim, batch, folder = arguments
+    """Return the exit status of the build and its trial."""
+    baseline, model, heads, head_dim, batch, folder = arguments
     try:
         gpu = open_gpu()
-        build = Build(peer, model, int(heads), int(head_dim), int(batch), gpu.name)
+        build = Build(baseline, model, int(heads), int(head_dim), int(batch), gpu.name)
         began = gpu.seconds()
         library = built(build, gpu, Path(folder))
         record = {"library": library, "seconds": gpu.seconds() - began}
         (Path(folder) / LIBRARY_FILE).write_text(json.dumps(record))
     except Exception as error:
-        # A failed compilation says what is wrong in one of very many lines.
-        said = [line for line in str(error).splitlines() if "error:" in line]
-        print(failure_of(RuntimeError(said[0]) if said else error))
+        # A failed compilation has its error in one of very many lines.
+        messages = [line for line in str(error).splitlines() if "error:" in line]
+        print(failure_of(RuntimeError(messages[0]) if messages else error))
         return 1
     return 0
 
 
 def built(build: Build, gpu: Gpu, folder: Path) -> str:
-    """Build into `folder`, run forward and backward, and return the path of the library that served."""
+    """Build into `folder`, run forward and backward, and return the path of the library that ran."""
     os.environ.setdefault("MAX_JOBS", COMPILERS)
-    # What a build that was ended has left would be waited for without end.
+    # A lock that a killed build has left would be waited for without end.
     for lock in folder.rglob("lock"):
         lock.unlink()
-    module = its_module()
+    module = flashrnn_module()
     compiling: Any = importlib.import_module("flashrnn.flashrnn.cuda_init")
     choosing: Any = importlib.import_module("flashrnn.flashrnn.cuda_init_parametric")
-    # It waits for up to ten seconds lest two builds meet in one folder; here each has its own.
+    # FlashRNN waits for up to ten seconds lest two builds meet in one folder; here every build has its own.
     compiling.time = SimpleNamespace(sleep=lambda _: None)
     libraries: list[str] = []
     load = compiling.load
 
     def load_apart(*, extra_cflags: Sequence[str] = (), **more: Any) -> Any:
-        """One folder for each set of flags: candidates that are tried would else be compiled over each other."""
+        """Load from a folder of its own for every set of flags, so that candidates do not overwrite each other."""
         own = folder / digest(*extra_cflags)[:16]
         own.mkdir(parents=True, exist_ok=True)
         library = load(extra_cflags=extra_cflags, build_directory=str(own), **more)

@@ -28,26 +28,26 @@ def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
 
 
 class Inputs:
-    """Standard normal pre-activations x and incoming gradients dy, and what they should give."""
+    """Standard normal pre-activations x and incoming gradients dy, and their results in float64."""
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
         self._problem, self._gpu = problem, gpu
         self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
         self._values: Callable[[str], Any] = cache(self._made)
-        self._reference: Callable[[], Any] = cache(self._expected)
+        self.expected: Callable[[], Any] = cache(self._expected)
 
     def array(self, name: str, layout: str) -> Any:
         """Return x or dy in `layout`, contiguous."""
         return self._values(name).permute((_X_ORDER if name == "x" else _Y_ORDER)[layout]).contiguous()
 
     def judge(self, layout: str) -> Callable[[Arrays], dict[str, float]]:
-        """Return what holds y, or dx, in `layout` against the reference."""
+        """Return the judge of y, or of dx, in `layout`."""
 
         def judged(results: Arrays) -> dict[str, float]:
             (name, result), *_ = results.items()
             gates = [result] if name == "y" else [result.select(_X_ORDER[layout].index(2), g) for g in range(self._gates)]
-            found = self._gpu.torch.stack([gate.permute(_BY_TIME[layout]).double() for gate in gates])
-            return {name: scan_reference.relative_error(found, self._reference())}
+            by_time = self._gpu.torch.stack([gate.permute(_BY_TIME[layout]).double() for gate in gates])
+            return {name: scan_reference.relative_error(by_time, self.expected())}
 
         return judged
 

@@ -1,4 +1,4 @@
-"""What Python takes for a call of a layer until it goes on, while the device works: `minrnn_gen.torch` beside torch.nn."""
+"""Host time of a call of a layer, until Python goes on while the device works: `minrnn_gen.torch` beside torch.nn."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
 from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 from minrnn_gen.precision import PrecisionName
 
-# A layer of torch.nn has one head, whatever the problem has: a call of it costs the host the same. In bf16 its
-# flatten_parameters() may do nothing, and every call copies the weights; in fp16 it does not.
+# A layer of torch.nn has one head, whatever the problem has: its call costs the host the same. In bf16 flatten_parameters() may
+# do nothing, and every call copies the weights; in fp16 no call does.
 PRECISIONS: tuple[PrecisionName, ...] = ("bf16", "fp16")
 FLAT = "flat weights"
 # Runs before the first that counts: compiled, prepared, the allocator's blocks of all sizes there.
 WARM_UP_RUNS = 3
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
-    """Return the layer of here, and that of torch.nn where it has the cell, of the same width."""
-    found = [Contender("minrnn-gen", lambda: _run_of(problem, gpu, problem.precision, _ours(problem)), on_host=True)]
-    if torch_cells.NAME in peers and problem.model in torch_cells.LAYERS:
-        found += [_theirs(problem, gpu, precision, refused.get(torch_cells.NAME)) for precision in PRECISIONS]
-    return found
+def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
+    """Return our layer, and that of torch.nn of the same width where torch.nn has the cell."""
+    entries = [Contender("minrnn-gen", lambda: _run_of(problem, gpu, problem.precision, _ours(problem)), on_host=True)]
+    if torch_cells.NAME in baselines and problem.model in torch_cells.LAYERS:
+        entries += [_theirs(problem, gpu, precision, refused.get(torch_cells.NAME)) for precision in PRECISIONS]
+    return entries
 
 
 def _ours(problem: Problem) -> Callable[..., Any]:
@@ -53,12 +53,12 @@ def _theirs(problem: Problem, gpu: Gpu, precision: PrecisionName, refused: str |
 
 
 def _run_of(problem: Problem, gpu: Gpu, precision: PrecisionName, made: Callable[..., Any]) -> Run:
-    """Return calls in a row of a layer `made` of (inputs, channels, device=, dtype=) for the task of the problem."""
+    """Return the run of calls in a row of a layer, `made` of (inputs, channels, device=, dtype=), for the problem's task."""
     torch, dtype = gpu.torch, gpu.dtype(precision)
     x = gpu.normal(problem.batch, problem.time, problem.inputs or problem.channels).to(dtype)
     dy = gpu.normal(problem.batch, problem.time, problem.channels).to(dtype)
     layer = made(x.shape[-1], problem.channels, device=x.device, dtype=dtype)
-    # In training mode cuDNN keeps what a backward needs, recorded or not.
+    # In training mode cuDNN keeps the reserve space of a backward, recorded or not.
     layer.train(problem.task != "forward")
     if problem.task != "forward":
         x.requires_grad_()  # as the output of the layer below

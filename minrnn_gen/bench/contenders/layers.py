@@ -1,4 +1,4 @@
-"""A minGRU layer, projection included: minrnn-gen beside the paper's own form in torch and what torch compiles of it."""
+"""minGRU layer, projection included: minrnn-gen beside the paper's own form in torch, eager and compiled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
 
 
 def log_space_layer(torch: Any, x: Any, weight: Any) -> Any:
-    """The minGRU of arXiv 2410.01201, appendix B: log-space model and log-space arithmetic, from a state of 0.
+    """minGRU of arXiv 2410.01201, appendix B: log-space model and log-space arithmetic, from a state of 0.
 
     x [B, T, I], weight [2 H, I] with the rows of z before those of h; returns [B, T, H] in the dtype of x. log(1 - z) and log z
     are -softplus(W.z) and -softplus(-W.z); h[t] = exp(A[t] + logcumsumexp(log z + log g(W.h) - A)[t]) with A the cumulative
@@ -53,11 +53,11 @@ def log_space_layer(torch: Any, x: Any, weight: Any) -> Any:
 
 
 class Inputs:
-    """Normal x and dy, a weight that keeps the variance of x, and what they should give.
+    """Normal x and dy, a weight that keeps the variance of x, and their results in float64.
 
-    The cell has a kink at W.h = 0, where a rounding would be another gradient and nobody's error. So x and weight are multiples
-    of so much that their products and all sums of these are exact in float32, in any order; and x is odd multiples, weight even
-    ones but for its first column, so that no sum is 0.
+    The cell has a kink at W.h = 0, where a rounding changes the gradient without any error. So x and weight are small multiples
+    of a power of two: their products and all sums of these are exact in float32, in any order. x has odd multiples; weight has
+    even multiples except in its first column, so that no sum is 0.
     """
 
     # A value has 7 bits behind its sign then, the digits of bfloat16; 1,024 products of two of them have 24.
@@ -68,12 +68,12 @@ class Inputs:
         self._problem, self._gpu = problem, gpu
         self._cell = scan_reference.CELL_REFERENCES[str(problem.model)]
         self.array: Callable[[str], Any] = cache(self._made)
-        self._reference: Callable[[], Arrays] = cache(self._expected)
+        self.expected: Callable[[], Arrays] = cache(self._expected)
 
     def judged(self, results: Arrays) -> dict[str, float]:
-        """Return the relative error of y [B, T, H], dx [B, T, I] and dweight [G H, I], of those there are."""
-        expected = self._reference()
-        return {name: scan_reference.relative_error(each.detach().double(), expected[name]) for name, each in results.items()}
+        """Return the relative errors of the results among y [B, T, H], dx [B, T, I] and dweight [G H, I]."""
+        expected = self.expected()
+        return {name: scan_reference.relative_error(array.detach().double(), expected[name]) for name, array in results.items()}
 
     def _made(self, name: str) -> Any:
         problem, gpu = self._problem, self._gpu
@@ -82,7 +82,7 @@ class Inputs:
         if name == "weight":
             weight = self._even(gpu.normal(len(self._cell.gates) * problem.channels, problem.inputs))
             weight[:, 0] += self.STEP
-            # A power of two, so that what is a multiple stays one.
+            # A power of two, so that multiples stay multiples.
             return (weight * 2.0 ** -round(math.log2(problem.inputs) / 2)).to(dtype)
         if name == "x":
             return (self._even(gpu.normal(problem.batch, problem.time, problem.inputs)) + self.STEP).to(dtype)
@@ -105,7 +105,7 @@ class Inputs:
 
 
 def _projection(problem: Problem, inputs: Inputs) -> Run:
-    """The matrix products of the layer and nothing else: one forward, three with gradients."""
+    """Matrix products of the layer alone: one in the forward, three with gradients."""
     x, weight = inputs.array("x"), inputs.array("weight")
     if problem.task == "forward":
         return lambda: {"gates": x @ weight.T}
@@ -118,7 +118,7 @@ def _projection(problem: Problem, inputs: Inputs) -> Run:
 
 
 def _autograd(problem: Problem, inputs: Inputs, layer: Layer) -> Run:
-    """`layer` and torch's gradients of it."""
+    """Run of `layer`, with its gradients by torch's autograd where the task has them."""
     import torch
 
     x, weight, dy = (inputs.array(name) for name in ("x", "weight", "dy"))

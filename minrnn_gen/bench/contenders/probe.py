@@ -1,24 +1,24 @@
-"""Whether a peer builds and runs here: `python -m MODULE PEER`; if not, the reason is the last line printed."""
+"""Probe of one baseline, in a process of its own: `python -m MODULE BASELINE`; the last line printed is why it fails."""
 
 from __future__ import annotations
 
 import sys
 
-from minrnn_gen.bench.contenders.baselines import load, peer_of
+from minrnn_gen.bench.contenders.baselines import baseline_of, load
 from minrnn_gen.bench.harness.gpu import open_gpu
 from minrnn_gen.bench.harness.rounds import failure_of
 
-# Small, and within every peer's limits: a power of two of at least 32 steps, and channels enough for a block.
+# Small, and within every baseline's limits: a power of two of at least 32 steps, and channels enough for a block.
 BATCH, TIME, CHANNELS = 2, 128, 64
 
 
 def main(name: str) -> int:
-    """Try the peer called `name` and return the exit status."""
+    """Return the exit status: 0 where the baseline called `name` builds and runs here."""
     try:
-        gpu, peer = open_gpu(), peer_of(name)
-        shape = (BATCH, TIME, CHANNELS) if peer.layout == "B,T,C" else (BATCH, CHANNELS, TIME)
+        gpu, baseline = open_gpu(), baseline_of(name)
+        shape = (BATCH, TIME, CHANNELS) if baseline.layout == "B,T,C" else (BATCH, CHANNELS, TIME)
         coefficients = gpu.uniform(*shape)
-        load(peer)(coefficients.log() if peer.takes_log_a else coefficients, gpu.normal(*shape))
+        load(baseline)(coefficients.log() if baseline.takes_log_a else coefficients, gpu.normal(*shape))
         gpu.finish()
     except Exception as error:
         print(failure_of(error))

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import minrnn_gen
-from minrnn_gen.bench.contenders.baselines import Layout, Peer, load
+from minrnn_gen.bench.contenders.baselines import Baseline, Layout, load
 from minrnn_gen.bench.harness.gpu import Gpu
 from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
 from minrnn_gen.bench.problems.scan_problems import Problem
@@ -15,28 +15,28 @@ from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.precision import precision_of
 
 OURS: dict[str, Layout] = {"minrnn-gen B,T,C": "B,T,C", "minrnn-gen B,C,T": "B,C,T"}
-# Elements of y that are held against float64: 2 GiB for each array of the reference.
+# Elements of y that are compared with float64: 2 GiB for each array of the reference.
 CHECKED_ELEMENTS = 1 << 28
 NO_GRADIENTS = "no gradients"
 OVERWRITES = "overwrites its inputs"
 
 
-def contenders(problem: Problem, gpu: Gpu, peers: Sequence[Peer], refused: Mapping[str, str]) -> list[Contender]:
-    """Return everyone who scans; `refused` {peer: why not}, whose rows say so."""
+def contenders(problem: Problem, gpu: Gpu, baselines: Sequence[Baseline], refused: Mapping[str, str]) -> list[Contender]:
+    """Return the copy, ours in both layouts, and the baselines; those of `refused` {name: reason} have its reason as row."""
     inputs = Inputs(problem, gpu)
     assert problem.words is not None
     moved_bytes = problem.words * problem.elements * precision_of(problem.precision).storage_bytes
     entries = [gpu.copy(moved_bytes)]
     entries += [_ours(name, layout, problem, inputs) for name, layout in OURS.items()]
-    entries += [_theirs(peer, problem, inputs, refused.get(peer.name)) for peer in peers]
+    entries += [_theirs(baseline, problem, inputs, refused.get(baseline.name)) for baseline in baselines]
     return entries
 
 
 class Inputs:
-    """The arrays of one problem, made when they are asked for; every layout holds the same values.
+    """Arrays of one problem, made on first use; every layout holds the same values.
 
-    a is sigmoid(N(0, 1)) in even channels and between 0.99 and 1 in odd ones, where a state is remembered for hundreds of
-    steps and a carry that is lost shows. b and dy are standard normal.
+    a is sigmoid(N(0, 1)) in even channels and between 0.99 and 1 in odd channels, where a state is remembered for hundreds of
+    steps and a lost carry shows. b and dy are standard normal.
     """
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
@@ -48,7 +48,7 @@ class Inputs:
 
     @property
     def channels(self) -> slice:
-        """The channels that are checked: an odd stride, so that every lane of a warp has its turn."""
+        """The channels that are checked, at an odd stride, so that they fall on every lane of a warp."""
         step = -(-self._problem.elements // CHECKED_ELEMENTS)
         return slice(None, None, step | 1)
 
@@ -59,17 +59,17 @@ class Inputs:
         return array[:, self.channels].permute(2, 0, 1).double()
 
     def repaired(self) -> bool:
-        """Say whether somebody has written into the arrays with time last, which all share who take them, and undo it."""
-        found = False
+        """Restore the shared arrays with time last; return whether a library had overwritten any of them."""
+        overwritten = False
         for name, copy in self._copies.items():
             expected = self._values(name).transpose(1, 2)
             if not self._gpu.torch.equal(copy, expected):
                 copy[...] = expected
-                found = True
-        return found
+                overwritten = True
+        return overwritten
 
     def judge(self, layout: Layout, takes_log_a: bool) -> Callable[[Arrays], dict[str, float]]:
-        """Return what holds results in `layout` against the reference for the a (or log a) that they were computed from."""
+        """Return the judge of results in `layout`, whose reference takes the a (or log a) that they were computed from."""
 
         def judged(results: Arrays) -> dict[str, float]:
             expected = self.expected(takes_log_a)
@@ -115,7 +115,7 @@ def _ours(name: str, layout: Layout, problem: Problem, inputs: Inputs) -> Conten
     axis = {"B,T,C": 1, "B,C,T": 2}[layout]
 
     def prepare() -> Run:
-        a, b = (inputs.array(each, layout) for each in ("a", "b"))
+        a, b = (inputs.array(operand, layout) for operand in ("a", "b"))
         if problem.task == "forward":
             return lambda: {"y": minrnn_gen.scan(a, b, axis=axis)[0]}
         dy = inputs.array("dy", layout)
@@ -130,19 +130,20 @@ def _ours(name: str, layout: Layout, problem: Problem, inputs: Inputs) -> Conten
     return Contender(name, prepare, inputs.judge(layout, takes_log_a=False))
 
 
-def _theirs(peer: Peer, problem: Problem, inputs: Inputs, refused: str | None) -> Contender:
-    if refused is None and problem.task != "forward" and not peer.has_gradients:
+def _theirs(baseline: Baseline, problem: Problem, inputs: Inputs, refused: str | None) -> Contender:
+    if refused is None and problem.task != "forward" and not baseline.has_gradients:
         refused = NO_GRADIENTS
 
     def prepare() -> Run:
-        a, b = (inputs.array(each, peer.layout) for each in ("log a" if peer.takes_log_a else "a", "b"))
-        scan = load(peer)
+        operands = ("log a" if baseline.takes_log_a else "a", "b")
+        a, b = (inputs.array(operand, baseline.layout) for operand in operands)
+        scan = load(baseline)
         if problem.task == "forward":
             return checked(lambda: {"y": scan(a, b)})
         import torch
 
         a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
-        dy = inputs.array("dy", peer.layout)
+        dy = inputs.array("dy", baseline.layout)
 
         def run() -> Arrays:
             y = scan(a, b)
@@ -157,4 +158,6 @@ def _theirs(peer: Peer, problem: Problem, inputs: Inputs, refused: str | None) -
             raise ValueError(OVERWRITES)
         return run
 
-    return Contender(peer.name, prepare, inputs.judge(peer.layout, peer.takes_log_a), on_host=peer.on_host, refused=refused)
+    return Contender(
+        baseline.name, prepare, inputs.judge(baseline.layout, baseline.takes_log_a), on_host=baseline.on_host, refused=refused
+    )

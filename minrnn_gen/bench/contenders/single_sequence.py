@@ -1,4 +1,4 @@
-"""One sequence through one layer: the CPU step after step, the CPU by a parallel scan, and the GPU."""
+"""Layer over a single sequence: the CPU step after step, the CPU by a parallel scan, and the GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.cpu.recurrence import ScanMethod
 
 ON_CPU: Mapping[str, ScanMethod] = {"CPU, step by step": "sequential", "CPU, parallel scan": "parallel"}
-# Where the kernels of one call are told apart: long enough that launching is not all there is.
+# Length at which the time is divided over the kernels of a call: long enough that launches do not dominate.
 SHARES_AT_TIME = 4096
 
 
 def contenders(problem: Problem, gpu: Gpu) -> list[Contender]:
-    """Return the two ways on the CPU, and the GPU."""
+    """Return the CPU by both methods, and the GPU."""
     x, weight = host_inputs(problem, gpu.seed + problem.time)
     expected: Callable[[], Any] = cache(lambda: layer_reference(problem, x, weight))
 

@@ -1,4 +1,4 @@
-"""The recurrent layers of torch, which are cuDNN's: each in a precision of its own, and with its projection inside."""
+"""Recurrent layers of torch.nn, which are cuDNN's: every layer has a precision of its own and computes its projection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRECISIONS: tuple[PrecisionName, ...] = ("bf16", "fp16", "fp32")
 
 
 def contenders(problem: Problem, gpu: Gpu, inputs: Inputs, refused: str | None) -> list[Contender]:
-    """Return the layer in each precision in the table `cells`, else in the problem's; none for cells or heads it has not."""
+    """Return the layer in every precision in the table `cells`, else in the problem's; torch.nn has few cells and one head."""
     if problem.model not in LAYERS or problem.heads != 1:
         return []
     precisions = _PRECISIONS if problem.table == "cells" else (problem.precision,)
@@ -38,7 +38,7 @@ def contenders(problem: Problem, gpu: Gpu, inputs: Inputs, refused: str | None) 
 
 def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedInputs, precision: PrecisionName) -> Run:
     torch, dtype = gpu.torch, gpu.dtype(precision)
-    # Products of fp32 arrays are in fp32, as everybody's here.
+    # Products of fp32 arrays are in fp32, as those of every contender.
     torch.backends.cudnn.allow_tf32 = False
     x, weight, R, dy = (projected.array(name).to(dtype) for name in ("x", "weight", "R", "dy"))
     layer = module_of(torch, LAYERS[str(problem.model)], weight, R, batch_first=True)
@@ -47,7 +47,7 @@ def _prepared(problem: Problem, gpu: Gpu, inputs: Inputs, projected: ProjectedIn
         with torch.no_grad():
             y, last = layer(x)
         states: dict[str, Any] = {"c": last[1][0]} if problem.model == "lstm" else {}
-        return {"y": y} | {name: states[name] for name in inputs.kept_states}
+        return {"y": y} | {name: states[name] for name in inputs.states_out}
 
     if problem.task == "forward":
         return forward

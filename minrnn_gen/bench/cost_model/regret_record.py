@@ -1,4 +1,4 @@
-"""What a sweep of candidates said about the picks, as a file, as text between the markers of a page, and as a plot."""
+"""Record of the regrets of a sweep: as a file, as sections of a page, and as a plot."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from minrnn_gen.tune.results import Result
 PUBLISHED_REGRETS = "benchmarks/tuner_h200.json"
 REGRETS_PAGE, REGRETS_PLOT = "docs/tuning.md", "docs/regret.svg"
 NOT_MEASURED = "Not measured yet; `minrnn-gen bench tuner` does.\n"
-# Of each kernel, so that a plot of all stays small.
+# Points drawn of a kernel, so that a plot of all kernels stays small.
 DRAWN_POINTS = 25
 DENSE = ("lstm", "gru", "slstm", "elman")
 
 
 class RegretRecord(pydantic.BaseModel):
-    """How good the picks for every kernel are, and on what the candidates were measured."""
+    """Regrets of the picks for every kernel, and the device, driver and toolchain that the candidates were measured with."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -37,20 +37,20 @@ class RegretRecord(pydantic.BaseModel):
 
 
 def regret_record(results: Iterable[Result], qualities: Iterable[Quality]) -> RegretRecord:
-    """Return the record of a sweep; where most of its results are from is where it is from."""
-    places = Counter((one.setting.device, one.setting.driver, one.setting.toolchain) for one in results)
+    """Return the record of a sweep, with the device, driver and toolchain of most of its results."""
+    places = Counter((result.setting.device, result.setting.driver, result.setting.toolchain) for result in results)
     device, driver, toolchain = places.most_common(1)[0][0] if places else ("", "", "")
     return RegretRecord(device=device, driver=driver, toolchain=toolchain, qualities=tuple(qualities))
 
 
 def write_regrets(record: RegretRecord, path: str | os.PathLike[str]) -> None:
-    """Write `record` as JSON, a line for each kernel; a path that cannot be written is BadInput."""
+    """Write `record` as JSON, with a line for every kernel; a path that cannot be written is BadInput."""
     whole = record.model_dump_json()
     write_text(whole.replace('{"label":', '\n{"label":') + "\n", path, "--out")
 
 
 def read_regrets(path: str | os.PathLike[str]) -> RegretRecord:
-    """Read a record; what is none is BadInput."""
+    """Return the record at `path`; BadInput for a file that is no record."""
     try:
         return RegretRecord.model_validate_json(Path(path).read_bytes())
     except (OSError, pydantic.ValidationError) as error:
@@ -61,31 +61,35 @@ def read_regrets(path: str | os.PathLike[str]) -> RegretRecord:
 
 
 def regret_sections(record: RegretRecord | None) -> Mapping[str, Callable[[], str]]:
-    """Return the text of every section about a record, by name."""
+    """Return {section: text} of a record, or of its absence."""
     if record is None:
         return dict.fromkeys(("held out", "fitted", "regret plot", "regret provenance"), lambda: NOT_MEASURED)
     return {
-        "held out": partial(table_of, [one for one in record.qualities if not one.is_fitted]),
-        "fitted": partial(table_of, [one for one in record.qualities if one.is_fitted]),
+        "held out": partial(table_of, [quality for quality in record.qualities if not quality.is_fitted]),
+        "fitted": partial(table_of, [quality for quality in record.qualities if quality.is_fitted]),
         "regret plot": lambda: f"![Predicted and measured times]({REGRETS_PLOT.removeprefix('docs/')})\n",
         "regret provenance": lambda: f"Measured on an {record.device}, driver {record.driver} ({record.toolchain}).\n",
     }
 
 
 def drawn_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return points of one kernel to be drawn, spread evenly over its candidates from the fastest to the slowest."""
+    """Return the points of a kernel to be drawn, spread evenly over its candidates from the fastest to the slowest."""
     ordered = sorted(points, key=lambda point: point[1])
     count = min(DRAWN_POINTS, len(ordered))
     return [ordered[number * (len(ordered) - 1) // max(count - 1, 1)] for number in range(count)]
 
 
 def regret_svg(record: RegretRecord) -> str:
-    """Draw predicted over measured times, as SVG; ToolchainMissing without matplotlib."""
+    """Return a plot of predicted over measured times as SVG; ToolchainMissing without matplotlib."""
     need_matplotlib()
 
     def points_of(are_dense: bool, is_fitted: bool) -> list[tuple[float, float]]:
-        its = [one for one in record.qualities if one.is_fitted == is_fitted and (one.label.split()[0] in DENSE) == are_dense]
-        return [point for one in its for point in drawn_points(one.points)]
+        return [
+            point
+            for quality in record.qualities
+            if quality.is_fitted == is_fitted and (quality.label.split()[0] in DENSE) == are_dense
+            for point in drawn_points(quality.points)
+        ]
 
     panels = []
     for title, are_dense in (("affine and diagonal cells", False), ("dense cells", True)):

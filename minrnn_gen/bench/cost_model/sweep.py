@@ -1,4 +1,4 @@
-"""Every feasible candidate of the tuner's problems measured, over as many occasions as it takes, and how good picks are."""
+"""Sweep of the feasible candidates of the tuner's problems, over several sessions, and the regrets of the picks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import Measurer
 from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of, median_us, setting_of
 
-# Of each candidate: a median that leaves an outlier out. What is slow is run once.
+# Runs of a candidate: a median that leaves an outlier out. A slow candidate runs once.
 REPEATS = 3
-# Of one kernel, and how many of them are the best predicted: a sweep of all problems is then a quarter of an hour on an H200.
+# Candidates of a kernel at most, and how many of them are the best predicted. A sweep of all problems then takes a quarter of
+# an hour on an H200.
 CANDIDATES_MOST, BEST_PREDICTED = 500, 200
 
 
 @dataclass
 class ResultsFile:
-    """One file of results, as the memory has them, that grows from occasion to occasion."""
+    """File of results, in the format of the tuner's history, which grows from session to session."""
 
     path: Path
     _results: list[Result] = field(init=False)
@@ -41,15 +42,15 @@ class ResultsFile:
 
     @property
     def results(self) -> Sequence[Result]:
-        """All of them."""
+        """All results."""
         return self._results
 
     def known(self, setting: Setting) -> Sequence[Result]:
         """Return the results of exactly this setting."""
-        return [one for one in self._results if one.setting == setting]
+        return [result for result in self._results if result.setting == setting]
 
     def add(self, results: Sequence[Result]) -> None:
-        """Write results at the end of the file; raises BadInput where they cannot be."""
+        """Append results to the file; raises BadInput where it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_results(self.path, results)
@@ -60,7 +61,7 @@ class ResultsFile:
 
 @dataclass(frozen=True)
 class SweptKernel:
-    """One pass of one problem."""
+    """Pass of a problem, whose candidates are swept."""
 
     problem: TunerProblem
     kernel_pass: KernelPass
@@ -73,18 +74,18 @@ class SweptKernel:
 
     @cached_property
     def builder(self) -> Builder:
-        """What builds its candidates."""
+        """The builder of its candidates."""
         spec = load_spec(self.problem.spec, gpu=self.gpu)
         return builder_of(spec, target_of(spec), remembered)
 
     def pool(self, measurer: Measurer, file: ResultsFile) -> CandidatePool:
-        """Return its candidates."""
-        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_regime, measurer, file)
+        """Return the pool of its candidates."""
+        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_specialization, measurer, file)
 
 
 @dataclass(frozen=True)
 class Swept:
-    """How far a sweep is: the kernel under way, and how many of its candidates are done, of how many."""
+    """Progress of a sweep: the current kernel, and how many of its wanted candidates are done."""
 
     label: str
     done: int
@@ -92,14 +93,14 @@ class Swept:
 
 
 def kernels_of(problems: Sequence[TunerProblem], gpu: str | None = None) -> tuple[SweptKernel, ...]:
-    """Return the kernels to be swept, in order."""
+    """Return the kernels to be swept, in their order."""
     return tuple(SweptKernel(problem, kernel_pass, gpu) for problem in problems for kernel_pass in PASSES)
 
 
 def drawn(candidates: Sequence[CandidateKey]) -> frozenset[CandidateKey]:
-    """Return the candidates to measure, of all in the order of the cost model: all, or of too many `CANDIDATES_MOST`.
+    """Return the candidates to measure, of all in the order of the cost model: all, or `CANDIDATES_MOST` where they are more.
 
-    Of those the best predicted, and others spread evenly over the rest: the draw is the same on every occasion.
+    These are the best predicted, and others spread evenly over the rest: the draw is the same in every session.
     """
     if len(candidates) <= CANDIDATES_MOST:
         return frozenset(candidates)
@@ -115,7 +116,7 @@ def sweep(
     seconds: float,
     watch: Callable[[Swept], None] = lambda _: None,
 ) -> bool:
-    """Measure every candidate that the file does not have yet, until the time is over; say whether that was all of them."""
+    """Measure the candidates that the file does not have yet, for `seconds`; return whether all are measured."""
     end = time.monotonic() + seconds
     for kernel in kernels:
         if time.monotonic() >= end:
@@ -135,48 +136,48 @@ def sweep(
 
 
 def qualities(kernels: Sequence[SweptKernel], file: ResultsFile) -> Iterator[Quality]:
-    """Yield how good the picks of the cost model, as it is now, are for each kernel that the file has results of."""
+    """Yield the regrets of the current cost model for every kernel that the file has results of."""
     by_kernel: dict[Setting, dict[Setting, list[Result]]] = {}
     for result in file.results:
-        its = by_kernel.setdefault(_anywhere(result.setting), {})
-        its.setdefault(result.setting, []).append(result)
+        by_setting = by_kernel.setdefault(_anywhere(result.setting), {})
+        by_setting.setdefault(result.setting, []).append(result)
     for kernel in kernels:
         builder = kernel.builder
-        solutions = tuple(builder.solutions(kernel.kernel_pass, builder.hinted_regime))
+        solutions = tuple(builder.solutions(kernel.kernel_pass, builder.hinted_specialization))
         wanted = setting_of(solutions[0].problem, builder.cell_digest, device="", driver="", toolchain="", sources=_ANY_SOURCES)
         groups = by_kernel.get(wanted, {})
-        # Times of different drivers or templates are not mixed: the occasion with the most of them counts.
+        # Times of different drivers or templates are not mixed: the setting with the most results counts.
         results = max(groups.values(), key=len, default=[])
-        times = {key: median_us(its) for key, its in times_of(results).items()}
+        times = {key: median_us(runs_us) for key, runs_us in times_of(results).items()}
         ranked: list[Ranked] = []
         predicted_us: dict[CandidateKey, float] = {}
         for solution in solutions:
             problem, family = solution.problem, solution.family
-            declared = sorted(solution.candidates, key=lambda one: tuple(one.values()))
-            places = {key_of(family.name, one): place for place, one in enumerate(declared)}
+            declared = sorted(solution.candidates, key=lambda candidate: tuple(candidate.values()))
+            places = {key_of(family.name, candidate): place for place, candidate in enumerate(declared)}
             for candidate in solution.candidates:
                 key = key_of(family.name, candidate)
                 predicted_us[key] = total_us(family.predicted_us(problem, candidate))
                 if key in times:
-                    taken = family.resources(problem, candidate)
-                    threads = taken.threads * taken.blocks_per_sm
+                    resources = family.resources(problem, candidate)
+                    threads = resources.threads * resources.blocks_per_sm
                     ranked.append(Ranked(times[key], predicted_us[key], places[key], threads))
         # As the tuner races them: the solver's pick first.
-        ordered = ranked[:1] + sorted(ranked[1:], key=lambda one: one.predicted_us)
-        found = quality_of(
+        ordered = ranked[:1] + sorted(ranked[1:], key=lambda candidate: candidate.predicted_us)
+        quality = quality_of(
             kernel.label,
             ordered,
             is_fitted=kernel.problem.is_fitted,
             feasible_count=len(predicted_us),
-            is_complete=min(CANDIDATES_MOST, len(predicted_us)) <= len({one.candidate for one in results}),
+            is_complete=min(CANDIDATES_MOST, len(predicted_us)) <= len({candidate.candidate for candidate in results}),
         )
-        if found is not None:
-            yield found
+        if quality is not None:
+            yield quality
 
 
 _ANY_SOURCES = "0" * 64
 
 
 def _anywhere(setting: Setting) -> Setting:
-    """Return what is the same on every occasion."""
+    """Return the part of a setting that is the same in every session."""
     return replace(setting, device="", driver="", toolchain="", sources=_ANY_SOURCES)

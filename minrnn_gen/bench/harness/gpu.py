@@ -1,4 +1,4 @@
-"""The GPU as the benchmark uses it, through torch: its clock, random arrays, a copy, and what is installed."""
+"""GPU of the benchmark, used through torch: its clock, random arrays, a copy, and the versions installed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from minrnn_gen.bench.report.record import COPY
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.precision import precision_of
 
-# More than twice the L2 cache of any GPU (60 MB on an H200, 126 MB on a B200). Written so often that it takes four
-# milliseconds, in which the host has prepared the call before the device gets to it: the events then enclose the device's work
-# alone. Within one millisecond it had not, where other libraries' threads and the CPU's turns came between.
+# More than twice the L2 cache of any GPU (60 MB on an H200, 126 MB on a B200). The writes take four milliseconds, in which the
+# host prepares the call: the events then enclose the device's work alone. A single millisecond was too short where threads of
+# other libraries interrupted the host.
 FLUSH_BYTES, FLUSHES = 1 << 30, 16
 
-# Whatever can change a number. Distributions, by their names.
+# Distributions whose version can change a number.
 _DISTRIBUTIONS = (
     "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cublas",
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "accelerated-scan", "fla-core", "flashrnn", "jax", "numpy",
@@ -31,7 +31,7 @@ _DISTRIBUTIONS = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU number 0, its clock, and arrays on it. Every random array is another one than the last."""
+    """GPU number 0, its clock, and arrays on it; every random array differs from the last."""
 
     torch: Any
     seed: int = 0
@@ -46,7 +46,7 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """What the driver calls it."""
+        """The driver's name of the GPU."""
         return str(self.torch.cuda.get_device_name(0))
 
     def dtype(self, precision: str) -> Any:
@@ -62,9 +62,9 @@ class Gpu:
         return self.torch.rand(shape, device="cuda", generator=self._generator)
 
     def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
-        """Run once after the L2 cache was overwritten and return (milliseconds, results).
+        """Return (milliseconds, results) of one run, after the L2 cache was overwritten.
 
-        By events on torch's current stream around the run; `on_host` by the host's clock, the device idle before and after.
+        The time is between two events on torch's current stream; `on_host` it is the host's, the device idle before and after.
         """
         cuda = self.torch.cuda
         for _ in range(FLUSHES):
@@ -82,7 +82,7 @@ class Gpu:
         return float(start.elapsed_time(stop)), results
 
     def poison_of(self, results: Arrays) -> Callable[[], None]:
-        """Return what fills with NaN the memory that results of these shapes get next: torch hands out what came back last."""
+        """Return the function that fills the next results' memory with NaN: torch hands out the blocks freed last."""
         kinds = [
             (result.shape, result.dtype)
             for result in results.values()
@@ -90,28 +90,28 @@ class Gpu:
         ]
 
         def poison() -> None:
-            # All at once, or each would be the same memory.
+            # All at once, or every array would get the same memory.
             _ = [self.torch.full(shape, float("nan"), dtype=dtype, device="cuda") for shape, dtype in kinds]
 
         return poison
 
     def seconds(self) -> float:
-        """Return the host's clock."""
+        """Return the host's clock in seconds."""
         return time.perf_counter()
 
     def finish(self) -> None:
-        """Wait for the device; raises what went wrong there."""
+        """Wait for the device; raises the error of a launch that failed there."""
         self.torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Give the last problem's memory back; what remembers its arrays refers to itself, so only a collection ends it."""
+        """Free the last problem's memory; its arrays lie in reference cycles, which only a collection ends."""
         gc.collect()
         self.torch.cuda.empty_cache()
 
     def graph_of(self, run: Run) -> Run:
-        """Return what replays `run` as one CUDA graph; its results are the same arrays every time."""
+        """Return the replay of `run` as one CUDA graph; its results are the same arrays every time."""
         cuda = self.torch.cuda
-        # Once beside the current stream, as torch wants it, so that what is compiled and loaded is there.
+        # One run on a side stream, as torch requires before a capture: it compiles and loads the kernels.
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
         with cuda.stream(side):
@@ -132,7 +132,7 @@ class Gpu:
         return replayed
 
     def copy(self, moved_bytes: int) -> Contender:
-        """Return the copy that reads and writes `moved_bytes` together: the floor of everything bound by memory."""
+        """Return the copy that reads and writes `moved_bytes` in sum: the lower bound of every kernel bound by memory."""
 
         def prepare() -> Run:
             source = self.torch.randint(0, 256, (moved_bytes // 2,), dtype=self.torch.uint8, device="cuda")
@@ -147,7 +147,7 @@ class Gpu:
         return Contender(COPY, prepare)
 
     def kernel_shares(self, run: Run, runs: int = 5) -> dict[str, float]:
-        """Return {kernel: share of the device's time} of what `run` launches, by torch's profiler."""
+        """Return {kernel: share of the device's time} of the launches of `run`, by torch's profiler."""
         profiler = self.torch.profiler
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(runs):
@@ -170,21 +170,21 @@ def open_gpu() -> Gpu:
 
 
 def shares_of(times: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Return {name: share of the sum} of (name, time) pairs, equal names added; what took no time is left out."""
+    """Return {name: share of the sum} of (name, time) pairs, equal names added and times of 0 left out."""
     total = sum(time for _, time in times)
     shares: dict[str, float] = {}
-    for name, time_taken in times:
-        if time_taken > 0:
-            shares[name] = shares.get(name, 0.0) + time_taken / total
+    for name, elapsed in times:
+        if elapsed > 0:
+            shares[name] = shares.get(name, 0.0) + elapsed / total
     return {name: round(share, 4) for name, share in shares.items()}
 
 
 def versions() -> dict[str, str]:
-    """Return the version of everything that may change a number, as far as it is installed."""
-    found = {"minrnn-gen": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    """Return {distribution: version} of the installed distributions that can change a number."""
+    installed = {"minrnn-gen": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -1,4 +1,4 @@
-"""Contenders against each other: prepared, timed in turn, and judged."""
+"""Rounds of a measurement: contenders prepared once, timed in rotation, and judged against float64."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ FAILURE_CHARACTERS = 160
 
 
 class Clock(Protocol):
-    """What a contest needs of the device."""
+    """Clock and memory of the device that the contenders run on."""
 
     def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
-        """Run once with a cold cache and return (milliseconds, results), `on_host` by the host's clock."""
+        """Return (milliseconds, results) of one run with a cold cache, `on_host` by the host's clock."""
 
     def poison_of(self, results: Arrays, /) -> Callable[[], None]:
-        """Return what fills the memory with NaN that the next results of these shapes are likely to get."""
+        """Return the function that fills with NaN the memory that the next results of these shapes are likely to get."""
 
     def seconds(self) -> float:
         """Return the host's clock, from any start."""
 
     def finish(self) -> None:
-        """Wait for the device; raises what went wrong there."""
+        """Wait for the device; raises the error of a launch that failed there."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Someone who solves a problem.
+    """Implementation that solves a problem: a kernel of ours, a baseline, or a copy.
 
     `prepare` builds what `run` needs, and `run` returns its results by name. `judge` returns the relative error of each
-    result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are asked
+    result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are read
     at the end. `refused`: why it is not to be measured at all. `precision`: its own, where it is not the problem's.
     """
 
@@ -56,16 +56,16 @@ class Contender:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long one problem may take: rounds until `seconds` are spent, between the least and the most."""
+    """Budget of one problem: rounds until `seconds` are spent, between the least and the most."""
 
     rounds_least: int = 3
-    # A median and quartiles that are runs of their own.
+    # Eleven, so that the median and the quartiles are runs that took place.
     rounds_most: int = 11
     seconds: float = 1.5
 
     @property
     def in_words(self) -> str:
-        """How many rounds there are."""
+        """The number of rounds in words."""
         if self.rounds_least == self.rounds_most:
             return f"{self.rounds_most} rounds"
         return f"{self.rounds_most} rounds, or of those that fit into {self.seconds:g} s, but {self.rounds_least} at least"
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass
 class _Prepared:
-    """A contender that is ready, and the times of its runs."""
+    """Contender that is ready to run, and the times of its runs."""
 
     contender: Contender
     run: Run
@@ -84,11 +84,11 @@ class _Prepared:
     failure: str | None = None
 
 
-def contest(problem: Problem, contenders: Sequence[Contender], clock: Clock, limits: Limits) -> tuple[Row, ...]:
-    """Measure `contenders` at `problem` and return their rows, in their order.
+def run_rounds(problem: Problem, contenders: Sequence[Contender], clock: Clock, limits: Limits) -> tuple[Row, ...]:
+    """Return the rows of `contenders` at `problem`, in their order.
 
-    Each is prepared once; then they take turns, round after round. The results of the last round are judged, so that what is
-    judged was timed. Whoever raises has a row that says so, and the others go on.
+    Contenders are prepared once and then run in rotation, round after round. The results of the last round are judged, so that
+    they are results of a timed run. A contender that raises has a row with its failure, and the others go on.
     """
     rows: dict[str, Row] = {}
     ready: list[_Prepared] = []
@@ -100,33 +100,33 @@ def contest(problem: Problem, contenders: Sequence[Contender], clock: Clock, lim
         began = clock.seconds()
         try:
             run = contender.prepare()
-            # The first run compiles, tunes itself and takes its memory; the second shows what one costs.
+            # The first run compiles, tunes itself and takes its memory; the second shows what a run costs.
             poison = clock.poison_of(run())
             clock.finish()
-            prepared = clock.seconds()
+            ready_at = clock.seconds()
             poison()
             clock.time(run, contender.on_host)
-            round_seconds += clock.seconds() - prepared
+            round_seconds += clock.seconds() - ready_at
         except Exception as error:
             rows[contender.name] = _failed(problem, contender, failure_of(error), clock.seconds() - began)
             continue
-        ready.append(_Prepared(contender, run, poison, prepared - began))
+        ready.append(_Prepared(contender, run, poison, ready_at - began))
     for left in range(rounds_for(round_seconds, limits), 0, -1):
-        for one in ready:
-            _take_turn(one, clock, is_last=left == 1)
-    rows |= {one.contender.name: _row(problem, one) for one in ready}
+        for prepared in ready:
+            _time_run(prepared, clock, is_last=left == 1)
+    rows |= {prepared.contender.name: _row(problem, prepared) for prepared in ready}
     return tuple(rows[contender.name] for contender in contenders)
 
 
 def rounds_for(round_seconds: float, limits: Limits) -> int:
-    """Return how many rounds fit, of which one takes `round_seconds`."""
+    """Return the number of rounds that fit into the limits where a round takes `round_seconds`."""
     if round_seconds * limits.rounds_most <= limits.seconds:
         return limits.rounds_most
     return max(limits.rounds_least, int(limits.seconds / round_seconds))
 
 
 def quartiles(times_ms: Sequence[float]) -> tuple[float, float, float]:
-    """Return (lower quartile, median, upper quartile); of a single time three times the same."""
+    """Return (lower quartile, median, upper quartile), all equal for a single time."""
     if len(times_ms) == 1:
         return (times_ms[0],) * 3
     lower, middle, upper = statistics.quantiles(times_ms, n=4, method="inclusive")
@@ -141,35 +141,35 @@ def failure_of(error: Exception) -> str:
     return line if len(line) <= FAILURE_CHARACTERS else line[: FAILURE_CHARACTERS - 3] + "..."
 
 
-def _take_turn(one: _Prepared, clock: Clock, is_last: bool) -> None:
-    if one.failure is not None:
+def _time_run(prepared: _Prepared, clock: Clock, is_last: bool) -> None:
+    if prepared.failure is not None:
         return
-    contender = one.contender
+    contender = prepared.contender
     try:
-        one.poison()
-        elapsed_ms, results = clock.time(one.run, contender.on_host)
-        one.times_ms.append(elapsed_ms)
+        prepared.poison()
+        elapsed_ms, results = clock.time(prepared.run, contender.on_host)
+        prepared.times_ms.append(elapsed_ms)
         if is_last and contender.judge is not None:
             judged = contender.judge(results)
-            one.errors = {name: value if math.isfinite(value) else None for name, value in judged.items()}
+            prepared.errors = {name: value if math.isfinite(value) else None for name, value in judged.items()}
     except Exception as error:
-        one.failure = failure_of(error)
+        prepared.failure = failure_of(error)
 
 
 def _failed(problem: Problem, contender: Contender, failure: str, prepare_seconds: float) -> Row:
     return Row(problem=problem, contender=contender.name, failure=failure, prepare_seconds=round(prepare_seconds, 3))
 
 
-def _row(problem: Problem, one: _Prepared) -> Row:
-    contender = one.contender
-    if one.failure is not None:
-        return _failed(problem, contender, one.failure, one.prepare_seconds)
-    lower, middle, upper = quartiles(one.times_ms)
+def _row(problem: Problem, prepared: _Prepared) -> Row:
+    contender = prepared.contender
+    if prepared.failure is not None:
+        return _failed(problem, contender, prepared.failure, prepared.prepare_seconds)
+    lower, middle, upper = quartiles(prepared.times_ms)
     facts: dict[str, int | float | str] = {}
     shares: dict[str, float] = {}
     try:
         facts = contender.facts()
-        shares = contender.shares(one.run) if contender.shares else {}
+        shares = contender.shares(prepared.run) if contender.shares else {}
     except Exception as error:
         facts = {"failure": failure_of(error)}
     return Row(
@@ -177,11 +177,11 @@ def _row(problem: Problem, one: _Prepared) -> Row:
         contender=contender.name,
         ms=middle,
         quartiles_ms=(lower, upper),
-        rounds=len(one.times_ms),
+        rounds=len(prepared.times_ms),
         clock="host" if contender.on_host else "device events",
-        errors=one.errors,
-        error_allowed=error_allowed(precision_of(contender.precision or problem.precision)) if one.errors else None,
-        prepare_seconds=round(one.prepare_seconds, 3),
+        errors=prepared.errors,
+        error_allowed=error_allowed(precision_of(contender.precision or problem.precision)) if prepared.errors else None,
+        prepare_seconds=round(prepared.prepare_seconds, 3),
         facts=facts,
         shares=shares,
     )

@@ -1,4 +1,4 @@
-"""A run of the benchmark: table after table, each shape recorded as soon as it is measured."""
+"""Session of the benchmark: table after table, each shape recorded as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minrnn_gen.bench.harness.gpu import FLUSH_BYTES, Gpu, versions
-from minrnn_gen.bench.harness.rounds import Contender, Limits, contest, failure_of
+from minrnn_gen.bench.harness.rounds import Contender, Limits, failure_of, run_rounds
 from minrnn_gen.bench.problems.scan_problems import Problem, TableName
 from minrnn_gen.bench.report.record import Record, Row
 from minrnn_gen.errors import MinrnnError
 from minrnn_gen.gpu.driver import driver_release
 
-# A peer that compiled or tuned itself for longer than this at one shape is left out at the next ones.
+# A baseline that compiled or tuned itself for longer than this at one shape is left out at the next ones.
 PREPARE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What one command measures, and with whom.
+    """Problems and contenders of one command.
 
-    `titles` are the tables in their order; `problems` returns those of one, few and small ones where its second argument says
-    so. `peers` are the names of other libraries; `refusals` tries the chosen ones, for so many seconds, on what is going to be
-    measured, and `contenders` returns everyone at a problem, told {name: why not}. `method` is what is said of it besides what
-    is true of every run.
+    `titles` are the tables in their order. `problems` returns those of a table, or few and small problems where its second
+    argument says so. `baselines` are the names of other libraries. `refusals` tries the chosen baselines on the problems to be
+    measured, for so many seconds, and returns {name: reason} of those that fail. `contenders` returns all contenders at a
+    problem, those of that mapping as refused. `method` is said in the record besides what is true of every run.
     """
 
     command: str
     titles: Mapping[TableName, str]
     problems: Callable[[TableName, bool], tuple[Problem, ...]]
-    peers: tuple[str, ...]
+    baselines: tuple[str, ...]
     refusals: Callable[[Gpu, Sequence[str], Sequence[Problem], float], dict[str, str]]
     contenders: Callable[[Problem, Gpu, Collection[str], Mapping[str, str]], list[Contender]]
     method: Mapping[str, str]
@@ -43,25 +43,25 @@ class Suite:
 
 @dataclass
 class Session:
-    """What a run needs, and who has dropped out of it.
+    """State of a run: the suite, the GPU, the chosen baselines, and those refused.
 
-    `peers` are measured as far as `refused` {name: why not} has none of them; it grows by those that take too long.
+    `refused` maps names to reasons; a baseline that takes too long to prepare joins it.
     """
 
     suite: Suite
     gpu: Gpu
-    peers: Sequence[str]
+    baselines: Sequence[str]
     refused: dict[str, str] = field(default_factory=dict)
 
-    def try_peers(self, problems: Sequence[Problem], seconds: float) -> None:
-        """Refuse the peers that cannot be measured here, after `seconds` at most."""
-        self.refused |= self.suite.refusals(self.gpu, self.peers, problems, seconds)
+    def try_baselines(self, problems: Sequence[Problem], seconds: float) -> None:
+        """Try the baselines for `seconds` at most; those that cannot be measured here are refused."""
+        self.refused |= self.suite.refusals(self.gpu, self.baselines, problems, seconds)
 
     def measure(self, problem: Problem) -> tuple[Row, ...]:
-        """Measure one problem; raises MinrnnError where the device itself has failed, and can do nothing more."""
-        everyone = self.suite.contenders(problem, self.gpu, self.peers, self.refused)
-        rows = contest(problem, everyone, self.gpu, self.suite.limits)
-        self.refused |= too_slow(rows, set(self.peers))
+        """Return the rows of one problem; raises MinrnnError where the device itself has failed."""
+        contenders = self.suite.contenders(problem, self.gpu, self.baselines, self.refused)
+        rows = run_rounds(problem, contenders, self.gpu, self.suite.limits)
+        self.refused |= too_slow(rows, set(self.baselines))
         try:
             self.gpu.release()
             self.gpu.finish()
@@ -70,12 +70,12 @@ class Session:
         return rows
 
 
-def too_slow(rows: Sequence[Row], peers: set[str]) -> dict[str, str]:
-    """Return {peer: why it is left out from now on} of those that took too long to prepare."""
+def too_slow(rows: Sequence[Row], baselines: set[str]) -> dict[str, str]:
+    """Return {baseline: reason} of the baselines that took too long to prepare; they are left out from now on."""
     return {
         row.contender: f"prepared for {row.prepare_seconds:.0f} s at {row.problem.label}, longer than {PREPARE_SECONDS:.0f} s"
         for row in rows
-        if row.contender in peers and row.prepare_seconds is not None and row.prepare_seconds > PREPARE_SECONDS
+        if row.contender in baselines and row.prepare_seconds is not None and row.prepare_seconds > PREPARE_SECONDS
     }
 
 

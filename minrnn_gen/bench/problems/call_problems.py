@@ -1,4 +1,4 @@
-"""What is measured of single calls: the problems of each table."""
+"""Problems of single calls, table by table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TABLES = tuple(TITLES)
 
 # (model, heads, head_dim)
 _Cell = tuple[str, int, int]
-# So few steps that the device is done before the next call: no launch ever waits for room in its queue.
+# So few steps that the device is done before the next call: no launch waits for room in its queue.
 HOST_BATCH, HOST_TIME, HOST_INPUTS = 16, 16, 768
 _HOST_TASKS: tuple[Task, ...] = ("forward", "forward, recorded", "forward + backward")
 _HOST_CELLS: tuple[_Cell, ...] = (("lstm", 12, 64), ("gru", 12, 64), ("min_gru", 1, 768), ("lstm", 1, 256))
-# One text of so many tokens is one run.
+# Tokens of a text, which is decoded in one run.
 DECODED = 64
 _DECODED_CELLS: tuple[_Cell, ...] = (("lstm", 1, 512), ("gru", 1, 512), ("lstm", 12, 64), ("min_gru", 1, 512))
 _BATCHES = (1, 16)

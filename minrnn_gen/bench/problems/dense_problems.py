@@ -1,4 +1,4 @@
-"""What is measured of dense cells: the problems of each table."""
+"""Problems of dense cells, table by table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CELLS: tuple[_Cell, ...] = (
     ("gru", 12, 64, 16),
     ("gru", 1, 768, 16),
 )
-# Forward, and the loop of the backward, in ms (LIMIT_SOURCE); bf16, 1,024 steps.
+# {cell: ms of the forward, and of the loop of the backward} (LIMIT_SOURCE); bf16, 1,024 steps.
 _LIMITS_MS: dict[_Cell, tuple[float, float | None]] = {
     ("lstm", 12, 64, 16): (0.170, 0.245),
     ("lstm", 6, 128, 16): (0.307, 0.407),
@@ -44,12 +44,12 @@ _LIMITS_MS: dict[_Cell, tuple[float, float | None]] = {
     ("lstm", 1, 512, 16): (0.736, 0.782),
     ("lstm", 1, 768, 16): (1.67, None),
 }
-# One shape for every cell, table and library, so that each library compiles once: those of torch have one head.
+# One shape for every cell, table and library, so that a library compiles once; torch.nn has one head.
 _QUICK: _Cell = ("lstm", 1, 64, 16)
 _QUICK_TIME = 64
-# Heads enough for a hidden size of 768, which other libraries are measured with; larger heads alone.
+# {head_dim: heads}: heads enough for a hidden size of 768, which other libraries are measured with; a larger head is alone.
 _SWEPT_HEADS = {16: 48, 32: 24, 64: 12, 128: 6, 256: 3, 512: 1, 1024: 1, 2048: 1}
-# What batch, time and precision vary around: many small heads, and a large one that torch.nn has as well.
+# Centres around which batch, time and precision vary: many small heads, and a large head, which torch.nn has as well.
 _CENTRES = ((12, 64), (1, 512))
 ACCURACY_TIME = 4096
 
@@ -61,7 +61,7 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
 
 
 def is_of_cells(problem: Problem) -> bool:
-    """Say whether the table `cells`, quick or not, has this cell, shape and precision: what is compiled for it serves here."""
+    """Return whether the table `cells`, quick or not, has this cell, shape and precision, so that its build runs here."""
     cell = (problem.model, problem.heads, problem.head_dim, problem.batch)
     return problem.precision == "bf16" and cell in (*_CELLS, *_quick_cells())
 
@@ -76,7 +76,7 @@ def _cells(quick: bool) -> tuple[Problem, ...]:
 
 
 def limit_ms(cell: _Cell, task: Task) -> float | None:
-    """Return what is known to be possible (LIMIT_SOURCE), None where nothing is."""
+    """Return the time of the best kernels known for this cell (LIMIT_SOURCE), None where none is known."""
     forward, backward = _LIMITS_MS.get(cell, (None, None))
     if task == "forward":
         return forward
@@ -88,20 +88,20 @@ def _quick_cells() -> tuple[_Cell, ...]:
 
 
 def _sweep(quick: bool) -> tuple[Problem, ...]:
-    """A star: every head_dim, and around two of them every batch, time and precision, one at a time."""
+    """Return a star of problems: every head_dim, and around two of them batch, time and precision varied singly."""
     if quick:
         return tuple(_problem("sweep", task, _QUICK, _QUICK_TIME) for task in _TRAINING)
     both: Task = "forward + backward"
     heads = [(heads, head_dim) for head_dim, heads in _SWEPT_HEADS.items()]
-    found = [_problem("sweep", task, ("lstm", *shape, BATCH), TIME) for shape in heads for task in _TRAINING]
-    found += [_problem("sweep", both, ("gru", *shape, BATCH), TIME) for shape in heads]
+    problems = [_problem("sweep", task, ("lstm", *shape, BATCH), TIME) for shape in heads for task in _TRAINING]
+    problems += [_problem("sweep", both, ("gru", *shape, BATCH), TIME) for shape in heads]
     for shape in _CENTRES:
         batches = [("lstm", *shape, batch) for batch in (1, 4, 64, 256)]
-        found += [_problem("sweep", task, cell, TIME) for cell in batches for task in _TRAINING]
+        problems += [_problem("sweep", task, cell, TIME) for cell in batches for task in _TRAINING]
         centre = ("lstm", *shape, BATCH)
-        found += [_problem("sweep", both, centre, time) for time in (256, 4096)]
-        found += [_problem("sweep", both, centre, TIME, precision) for precision in ("fp16", "fp32")]
-    return tuple(found)
+        problems += [_problem("sweep", both, centre, time) for time in (256, 4096)]
+        problems += [_problem("sweep", both, centre, TIME, precision) for precision in ("fp16", "fp32")]
+    return tuple(problems)
 
 
 def _accuracy(quick: bool) -> tuple[Problem, ...]:

@@ -1,4 +1,4 @@
-"""What is measured: a problem, and the problems of each table of scans."""
+"""Problems that are measured, and the problems of scans, table by table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pydantic
 from minrnn_gen.precision import PrecisionName
 
 TableName = Literal["raw", "cells", "layers", "classic", "sweep", "accuracy", "host", "decode"]
-# Those of `host` besides: a forward with what a backward would need.
+# The table `host` has besides a forward that is recorded for a backward.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
-# Where times are too short for ms.
+# Units of the tables whose times are too short for ms.
 _UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token"}
-# Calls that are timed together: a program that calls at all calls again and again, and finds the processor's caches warm.
+# Calls that are timed together: programs call again and again, and find the processor's caches warm.
 CALLS_IN_A_ROW = 16
 
 TABLES: tuple[TableName, ...] = ("raw", "cells", "layers", "classic")
@@ -28,9 +28,10 @@ GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3}
 
 
 class Problem(pydantic.BaseModel):
-    """One shape of one table; `model` is a cell, None for a raw scan, `inputs` the width of x where it is projected first.
+    """Problem of a table: a cell, its sizes, the precision and the task.
 
-    A dense cell has `heads`, and where one is known `limit_ms`, what the best kernels for this cell and shape alone took.
+    `model` is a cell, None for a raw scan; `inputs` the width of x where it is projected first. A dense cell has `heads`, and
+    `limit_ms`, the time of the best kernels known for this cell and shape alone.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -61,18 +62,18 @@ class Problem(pydantic.BaseModel):
 
     @property
     def heading(self) -> str:
-        """What the sizes of the label are, and the unit of the times where it is not ms."""
+        """The names of the sizes in the label, and the unit of the times where it is not ms."""
         sizes = "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
         return f"{_UNITS[self.table]}: {sizes}" if self.table in _UNITS else sizes
 
     @property
     def units_per_ms(self) -> float:
-        """How many of the units that the heading names, or of ms, a run of 1 ms takes."""
+        """The time of a run of 1 ms in the unit that the heading names, else in ms."""
         return {"host": 1e3 / CALLS_IN_A_ROW, "decode": 1e3 / max(self.time, 1)}.get(self.table, 1.0)
 
     @property
     def spec(self) -> dict[str, str | int | bool | None]:
-        """The spec of the kernel for it, in the default layout."""
+        """The spec of its kernel, in the default layout."""
         return {
             "model": self.model,
             "hidden_size": self.channels,

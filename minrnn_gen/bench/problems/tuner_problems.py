@@ -1,4 +1,4 @@
-"""What the cost model is judged by: problems that its constants were fitted to, and problems that they never saw."""
+"""Problems by which the cost model is judged: some its constants were fitted to, the others held out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from minrnn_gen.plan.problem import KernelPass
 
-# What is no built-in cell: the raw scan, as `minrnn_gen.scan` has it.
+# The raw scan of `minrnn_gen.scan`, which is no built-in cell.
 RAW_SCAN = {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class TunerProblem:
-    """One spec. `is_fitted`: times of its candidates were among those that the constants of the cost model come from."""
+    """Spec of a swept problem; `is_fitted`: the constants of the cost model were fitted to times of its candidates."""
 
     model: str
     batch: int
@@ -45,7 +45,7 @@ class TunerProblem:
         }
 
 
-# Other sizes, cells, precisions and layouts than those below, between them and beyond them.
+# Sizes, cells, precisions and layouts that FITTED does not have, between its sizes and beyond them.
 HELD_OUT = (
     TunerProblem("ind_rnn", 8, 2048, 1024, "fp32"),
     TunerProblem("lstm", 1, 1024, 256, "bf16"),

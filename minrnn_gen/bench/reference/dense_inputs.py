@@ -1,4 +1,4 @@
-"""The arrays of a dense problem, and what they should give: from pre-activations, and through a projection."""
+"""Arrays of a dense problem and their results in float64: from pre-activations, and through a projection."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.bench.reference.dense_reference import DENSE_REFERENCES
 
-# Where forget gates are so near 1 that a state remembers for a hundred steps, and what is kept of it in 16 bits shows.
+# Forget gates of this mean are so near 1 that a state remembers for a hundred steps, and its rounding to 16 bits shows.
 REMEMBERING_MEAN = 3.0
 
 
 class Inputs:
-    """Pre-activations x [B, T, G, H], R [Gr, N, D, D] that keeps their variance, and dy [B, T, H], each made when asked for.
+    """Pre-activations x [B, T, G, H], R [Gr, N, D, D] that keeps their variance, and dy [B, T, H], made on first use.
 
-    All normal; in the table `accuracy` the forget gates have the mean `REMEMBERING_MEAN`.
+    All are normal; in the table `accuracy` the forget gates have the mean `REMEMBERING_MEAN`.
     """
 
     def __init__(self, problem: Problem, gpu: Gpu) -> None:
@@ -29,12 +29,12 @@ class Inputs:
         self.expected: Callable[[], Arrays] = cache(self._expected)
 
     @property
-    def kept_states(self) -> tuple[str, ...]:
-        """The states that are results beside y: in the table `accuracy` those that are sums over time."""
+    def states_out(self) -> tuple[str, ...]:
+        """The states that are results beside y: in the table `accuracy` the states that are sums over time."""
         return tuple(name for name in self.cell.states if name in ("c", "n")) if self._problem.table == "accuracy" else ()
 
     def judged(self, results: Arrays) -> dict[str, float]:
-        """Return the relative error of each result, named and shaped as `computed` says."""
+        """Return the relative errors of results that are named and shaped as those of `computed`."""
         return judged(results, self.expected())
 
     def _made(self, name: str) -> Any:
@@ -57,36 +57,37 @@ class Inputs:
         return self.computed(self.array("x").double())
 
     def computed(self, gates: Any) -> dict[str, Any]:
-        """Return in float64, of pre-activations [B, T, G, H]: y [B, T, H] and the states kept [B, H], or y, dx and dR."""
+        """Return float64 results of pre-activations [B, T, G, H]: y [B, T, H] and the states kept [B, H], or y, dx and dR."""
         problem, torch = self._problem, self._gpu.torch
         batch, time, count, channels = gates.shape
         heads, units = problem.heads or 1, problem.head_dim
         R = self.array("R").double()
         x = gates.reshape(batch, time, count, heads, units).permute(1, 2, 3, 0, 4).contiguous()
-        walk = self.cell.run(torch, x, R)
-        found = {"y": walk.y.permute(2, 0, 1, 3).reshape(batch, time, channels)}
-        found |= {name: walk.states[name].permute(1, 0, 2).reshape(batch, channels) for name in self.kept_states}
+        forward = self.cell.run(torch, x, R)
+        results = {"y": forward.y.permute(2, 0, 1, 3).reshape(batch, time, channels)}
+        results |= {name: forward.states[name].permute(1, 0, 2).reshape(batch, channels) for name in self.states_out}
         if problem.task != "forward":
             dy = self.array("dy").double().reshape(batch, time, heads, units).permute(1, 2, 0, 3).contiguous()
-            dx, dR = self.cell.gradients(torch, walk, R, dy)
-            found |= {"dx": dx.permute(3, 0, 1, 2, 4).reshape(batch, time, count, channels), "dR": dR}
-        return found
+            dx, dR = self.cell.gradients(torch, forward, R, dy)
+            results |= {"dx": dx.permute(3, 0, 1, 2, 4).reshape(batch, time, count, channels), "dR": dR}
+        return results
 
 
 class ProjectedInputs:
-    """The same R and dy with x [B, T, I] and a weight [G H, I] that makes the pre-activations.
+    """Inputs x [B, T, I] and a weight [G H, I] that makes the pre-activations, beside the R and dy of `Inputs`.
 
-    In the table `accuracy` x is the pre-activations and the weight 1, so that everybody has the same; else I is H.
+    In the table `accuracy` x is the pre-activations and the weight the identity, so that all contenders have the same
+    pre-activations; elsewhere I is H.
     """
 
     def __init__(self, problem: Problem, gpu: Gpu, inputs: Inputs) -> None:
         self._problem, self._gpu, self._inputs = problem, gpu, inputs
         self.array: Callable[[str], Any] = cache(self._made)
-        self._reference: Callable[[], Arrays] = cache(self._expected)
+        self.expected: Callable[[], Arrays] = cache(self._expected)
 
     def judged(self, results: Arrays) -> dict[str, float]:
-        """Return the relative error of y [B, T, H], dx [B, T, I] and dR [G, 1, H, H], or of y and the states kept."""
-        return judged(results, self._reference())
+        """Return the relative errors of y [B, T, H], dx [B, T, I] and dR [G, 1, H, H], or of y and the states kept."""
+        return judged(results, self.expected())
 
     def _made(self, name: str) -> Any:
         problem, gpu = self._problem, self._gpu
@@ -107,12 +108,12 @@ class ProjectedInputs:
             return self._inputs.expected()
         x, weight = (self.array(name).double() for name in ("x", "weight"))
         batch, time, _ = x.shape
-        found = self._inputs.computed((x @ weight.T).reshape(batch, time, -1, self._problem.channels))
-        if "dx" in found:
-            found["dx"] = found["dx"].reshape(batch, time, -1) @ weight
-        return found
+        results = self._inputs.computed((x @ weight.T).reshape(batch, time, -1, self._problem.channels))
+        if "dx" in results:
+            results["dx"] = results["dx"].reshape(batch, time, -1) @ weight
+        return results
 
 
 def judged(results: Arrays, expected: Arrays) -> dict[str, float]:
-    """Return the relative error of each result."""
-    return {name: scan_reference.relative_error(one.detach().double(), expected[name]) for name, one in results.items()}
+    """Return the relative errors of the results, by name."""
+    return {name: scan_reference.relative_error(array.detach().double(), expected[name]) for name, array in results.items()}

@@ -1,7 +1,7 @@
-"""What results of dense cells are measured against: the cells of the library and their gradients in float64, step by step.
+"""Reference of dense cells in float64, step by step, with gradients, which results of dense cells are compared with.
 
-Written for NumPy and torch alike, as `reference` is, and sharing nothing with what is measured. Arrays of one step are
-[heads, batch, units]; d before a name is the gradient by it.
+Functions take NumPy's arrays and torch's, as in `scan_reference`, and share nothing with the code that is measured. Arrays of
+one step are [heads, batch, units]; d before a name is the gradient by it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Arrays = Sequence[Array]
 
 
 @dataclass(frozen=True)
-class Walk:
-    """All steps of a cell: y [T, N, B, D], the last states, and what `gradients` reads of each step."""
+class Forward:
+    """Forward pass of a cell: y [T, N, B, D], the last states, and the values of every step that `gradients` reads."""
 
     y: Array
     states: dict[str, Array]
@@ -27,10 +27,10 @@ class Walk:
 
 @dataclass(frozen=True)
 class DenseReference:
-    """A dense cell, its gates and states in order; every state begins as 0, the output is the first.
+    """Dense cell, its gates and states in order; every state begins as 0, and the output is the first state.
 
-    `step(xp, W, R, before)` returns (states after, what `back` reads). `back(xp, kept, dafter)` returns (dW, dR, dbefore), of
-    which the output has no part that goes through R.
+    `step(xp, W, R, before)` returns (states after, the values that `back` reads). `back(xp, kept, dafter)` returns
+    (dW, dR, dbefore), where dbefore of the output lacks the part that goes through R.
     """
 
     gates: tuple[str, ...]
@@ -38,8 +38,8 @@ class DenseReference:
     step: Callable[[Any, Arrays, Arrays, Arrays], tuple[Arrays, tuple[Array, ...]]]
     back: Callable[[Any, tuple[Array, ...], Arrays], tuple[Arrays, Arrays, Arrays]]
 
-    def run(self, xp: Any, x: Array, R: Array) -> Walk:
-        """Return the walk over pre-activations x [T, G, N, B, D] with R [Gr, N, D, D] (gate, head, out, in)."""
+    def run(self, xp: Any, x: Array, R: Array) -> Forward:
+        """Return the forward pass over pre-activations x [T, G, N, B, D] with R [Gr, N, D, D] (gate, head, out, in)."""
         products = _side_by_side(xp, R).swapaxes(-1, -2)  # [N, in, Gr out]
         states: Arrays = [xp.zeros_like(x[0, 0]) for _ in self.states]
         y, before, kept = [], [], []
@@ -48,19 +48,19 @@ class DenseReference:
             states, read = self.step(xp, list(gates), _parts(states[0] @ products, len(R)), states)
             y.append(states[0])
             kept.append(read)
-        return Walk(xp.stack(y), dict(zip(self.states, states, strict=True)), before, kept)
+        return Forward(xp.stack(y), dict(zip(self.states, states, strict=True)), before, kept)
 
-    def gradients(self, xp: Any, walk: Walk, R: Array, dy: Array) -> tuple[Array, Array]:
+    def gradients(self, xp: Any, forward: Forward, R: Array, dy: Array) -> tuple[Array, Array]:
         """Return (dx [T, G, N, B, D], dR [Gr, N, D, D]) of sum(dy * y), dy [T, N, B, D]."""
         products = _side_by_side(xp, R)  # [N, Gr out, in]
         dproducts = xp.zeros_like(products)
         dstates: Arrays = [xp.zeros_like(dy[0]) for _ in self.states]
         dx: list[Array] = []
         for t in reversed(range(len(dy))):
-            dW, dR, dstates = self.back(xp, walk.kept[t], [dstates[0] + dy[t], *dstates[1:]])
+            dW, dR, dstates = self.back(xp, forward.kept[t], [dstates[0] + dy[t], *dstates[1:]])
             dx.append(xp.stack(list(dW)))
             joined = xp.concatenate(list(dR), -1)
-            dproducts = dproducts + joined.swapaxes(-1, -2) @ walk.before[t]
+            dproducts = dproducts + joined.swapaxes(-1, -2) @ forward.before[t]
             dstates = [dstates[0] + joined @ products, *dstates[1:]]
         heads, _, units = products.shape
         return xp.stack(dx[::-1]), dproducts.reshape(heads, len(R), units, units).swapaxes(0, 1)
@@ -123,7 +123,7 @@ def _slstm(xp: Any, W: Arrays, R: Arrays, before: Arrays) -> tuple[Arrays, tuple
     z, o, nothing = xp.tanh(raw_z), sigmoid(xp, raw_o), xp.zeros_like(raw_i)
     log_f = m - softplus(xp, -raw_f)
     m = xp.where(n == 0, raw_i, xp.where(raw_i >= log_f, raw_i, log_f))
-    # Where m is the larger of the two neither is above it; at the first step log_f may be.
+    # m is the larger of raw_i and log_f, so neither exceeds it; only at the first step log_f may.
     i, f = (xp.exp(xp.where(value <= m, value - m, nothing)) for value in (raw_i, log_f))
     f_follows = xp.where(log_f <= m, nothing + 1, nothing)
     sum_n = f * n + i

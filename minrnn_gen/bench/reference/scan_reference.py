@@ -1,7 +1,7 @@
-"""What every result is measured against: scans and cells in float64, and their gradients.
+"""Reference of scans and their cells in float64, with gradients, which every result is compared with.
 
-Written for NumPy and torch alike: `xp` is the module that the arrays are of. All arrays are time first, [T, ...], float64.
-Nothing here is shared with what is measured.
+Functions take NumPy's arrays and torch's: `xp` is the module of the arrays. All arrays are time first, [T, ...], float64.
+Nothing here is shared with the code that is measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def scan_gradients(xp: Any, a: Array, h: Array, dy: Array) -> tuple[Array, Array
 
 
 def sigmoid(xp: Any, x: Array) -> Array:
-    """The logistic function, without overflow."""
+    """Logistic function, without overflow."""
     return 0.5 * (1 + xp.tanh(0.5 * x))
 
 
@@ -62,7 +62,7 @@ def softplus(xp: Any, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class CellReference:
-    """A cell h[t] = (1 - z) h[t-1] + z v: its gates in order, and z, v and their derivatives by the gates.
+    """Cell h[t] = (1 - z) h[t-1] + z v: its gates in order, and z, v and their derivatives by the gates.
 
     `share(xp, gates)` is z; `share_slopes` its derivative by the pre-activation of each gate but the last; `candidate` and
     `candidate_slope` are v and its derivative by the last gate.
@@ -75,7 +75,7 @@ class CellReference:
     candidate_slope: Callable[[Any, Array], Array] = lambda xp, v: xp.ones_like(v)
 
     def coefficients(self, xp: Any, gates: Sequence[Array]) -> tuple[Array, Array]:
-        """Return (a, b) of the recurrence; `gates` [T, ...] each."""
+        """Return (a, b) of the recurrence; every gate is [T, ...]."""
         z = self.share(xp, gates)
         return 1 - z, z * self.candidate(xp, gates[-1])
 
@@ -84,7 +84,7 @@ class CellReference:
         return scan(xp, *self.coefficients(xp, gates))
 
     def gradients(self, xp: Any, gates: Sequence[Array], dy: Array) -> list[Array]:
-        """Return the gradient of sum(dy * y) by each gate."""
+        """Return the gradients of sum(dy * y) by the gates."""
         a, b = self.coefficients(xp, gates)
         da, db = scan_gradients(xp, a, scan(xp, a, b), dy)
         dz = db * self.candidate(xp, gates[-1]) - da
@@ -93,7 +93,7 @@ class CellReference:
 
 
 def _new_share(xp: Any, gates: Sequence[Array]) -> Array:
-    """i / (f + i) with f = sigmoid(W.f), i = sigmoid(W.i): the sigmoid of log i - log f."""
+    """Share i / (f + i) with f = sigmoid(W.f), i = sigmoid(W.i), as the sigmoid of log i - log f."""
     return sigmoid(xp, softplus(xp, -gates[0]) - softplus(xp, -gates[1]))
 
 

@@ -1,4 +1,4 @@
-"""How exact the functions of the equation language are: the arguments they are tried at, their errors, and the table."""
+"""Accuracy of the functions of the equation language: sampled arguments, errors against float64, and the table."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FUNCTIONS_PAGE = "docs/numerics.md"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Every function that templates/parts/functions.cuh.j2 defines for equations, with how many arguments it takes.
+# Every function that templates/parts/functions.cuh.j2 defines for equations, with its number of arguments.
 ARGUMENT_COUNTS: Mapping[str, int] = {
-    **{name: argument_count(each) for name, each in FUNCTIONS.items() if not issubclass(each, Comparison | Detach | Where)},
+    **{name: argument_count(node) for name, node in FUNCTIONS.items() if not issubclass(node, Comparison | Detach | Where)},
     "divide": 2,
     "quotient": 2,
 }
@@ -31,7 +31,7 @@ SAMPLE_COUNT = 1_000_000
 # Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubic and of libraries' polynomials
 # for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
 KINKS = (0.0, 2.0**-24, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
-NEIGHBOURS = 4096  # of each, on either side: floats next to each other
+NEIGHBOURS = 4096  # adjacent floats on either side of every kink
 _LARGEST_BITS = 0x7F7FFFFF  # of a finite float32
 _LEAST_NORMAL = 2.0**-126
 _LARGEST = float(np.finfo(np.float32).max)
@@ -42,11 +42,11 @@ _QUOTIENT_DIVISORS = (2.0**-120, 2.0**120)
 
 
 class FunctionError(pydantic.BaseModel):
-    """The errors of one function over all samples, each with the argument of the worst.
+    """Errors of a function over all samples, with the arguments of the worst results.
 
-    `ulp` is in units in the last place of a float32 at the exact value, over results of at least 2^-126 in magnitude, and so is
-    `relative`; `absolute` is over all. `lost_count` is how many results are infinite or NaN where the exact value is a float32,
-    or finite where it is none, but beside the largest float; `lost_at` is the argument of one.
+    `ulp` is in units in the last place of a float32 at the exact value. `ulp` and `relative` are over exact values of at least
+    2^-126 in magnitude, `absolute` over all. `lost_count` counts results that are infinite or NaN where the exact value is a
+    float32, or finite where it is not; values next to the largest float do not count. `lost_at` are the arguments of one.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +64,7 @@ class FunctionError(pydantic.BaseModel):
 
 
 class FunctionRecord(pydantic.BaseModel):
-    """Every function in both choices on one GPU."""
+    """Errors of every function in both choices on one GPU."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -75,10 +75,11 @@ class FunctionRecord(pydantic.BaseModel):
 
 
 def samples_of(name: str, count: int = SAMPLE_COUNT) -> tuple[Array, ...]:
-    """Return the float32 arguments to try a function at, as many arrays as it takes.
+    """Return the float32 arguments at which a function is sampled, an array for every argument.
 
-    Of one: `count` floats evenly over all bit patterns, so evenly over the exponents, of both signs, and the neighbourhoods of
-    the kinks. Of two: those beside the same in another order, and beside themselves, which are the ties.
+    A single argument takes `count` floats evenly over all bit patterns, so evenly over the exponents, of both signs, and the
+    neighbourhoods of the kinks. Two arguments take these values paired with a permutation of them, and with themselves, which
+    are the ties.
     """
     patterns = np.linspace(0, _LARGEST_BITS, count // 2, dtype=np.float64).astype(np.int64)
     near = np.array(KINKS, np.float32).view(np.int32).astype(np.int64)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
@@ -95,22 +96,22 @@ def samples_of(name: str, count: int = SAMPLE_COUNT) -> tuple[Array, ...]:
 
 
 def exact_values(name: str, arguments: tuple[Array, ...]) -> Array:
-    """Return the function of float32 arguments in float64."""
+    """Return the values of a function at float32 arguments, computed in float64."""
     with np.errstate(all="ignore"):
         value: Array = _EXACT[name](*(argument.astype(np.float64) for argument in arguments))
     return value
 
 
-def error_of(name: str, accuracy: FunctionAccuracy, arguments: tuple[Array, ...], found: Array) -> FunctionError:
-    """Return the errors of the results `found`, float32, at `arguments`; arguments where the function is NaN do not count."""
+def error_of(name: str, accuracy: FunctionAccuracy, arguments: tuple[Array, ...], results: Array) -> FunctionError:
+    """Return the errors of float32 `results` at `arguments`; arguments where the function is NaN do not count."""
     exact = exact_values(name, arguments)
     is_number = ~np.isnan(exact)
-    has_float, is_finite = np.abs(exact) <= _LARGEST, np.isfinite(found)
-    # Beside the largest float the error of the result decides, which may go either way.
+    has_float, is_finite = np.abs(exact) <= _LARGEST, np.isfinite(results)
+    # Next to the largest float the error of the result decides whether it overflows.
     is_beside = np.abs(np.abs(exact) / _LARGEST - 1) <= OVERFLOW_MARGIN
     lost = is_number & ~is_beside & (has_float != is_finite)
     counts = is_number & has_float & is_finite
-    error = np.where(counts, np.abs(np.where(counts, found, 0.0) - np.where(counts, exact, 0.0)), 0.0)
+    error = np.where(counts, np.abs(np.where(counts, results, 0.0) - np.where(counts, exact, 0.0)), 0.0)
     is_normal = counts & (np.abs(exact) >= _LEAST_NORMAL)
     magnitude = np.where(is_normal, np.abs(exact), 1.0)
     relative = np.where(is_normal, error / magnitude, 0.0)
@@ -136,7 +137,7 @@ def error_of(name: str, accuracy: FunctionAccuracy, arguments: tuple[Array, ...]
 
 
 def read_functions(path: str | os.PathLike[str]) -> FunctionRecord | None:
-    """Read a record; None where there is none yet, BadInput for what is no record."""
+    """Return the record at `path`, None where there is no file yet; BadInput for a file that is no record."""
     if not Path(path).exists():
         return None
     try:
@@ -148,7 +149,7 @@ def read_functions(path: str | os.PathLike[str]) -> FunctionRecord | None:
 
 
 def functions_text(record: FunctionRecord | None) -> str:
-    """Return the record as a Markdown table with where it is from."""
+    """Return the record as a Markdown table, below a line with its GPU and versions."""
     if record is None:
         return "Not measured yet; `python -m benchmarks.function_accuracy` does, on a GPU.\n"
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
@@ -164,7 +165,7 @@ def functions_text(record: FunctionRecord | None) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lost = [
         f"{error.lost_count:,} of {error.accuracy} {error.function}, such as at "
-        f"{', '.join(f'{one:.3g}' for one in error.lost_at or ())}"
+        f"{', '.join(f'{argument:.3g}' for argument in error.lost_at or ())}"
         for error in record.errors
         if error.lost_count
     ]

@@ -1,4 +1,4 @@
-"""A record as a plot: scans over the length of the sequence, dense cells over head_dim and batch."""
+"""Plot of a record: scans over the length of the sequence, dense cells over head_dim and batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINE_STYLES = ("-", "--", ":")
 
 @dataclass(frozen=True)
 class Curve:
-    """A contender's values, each at a size of the problem."""
+    """Values of a contender over the sizes of the problem."""
 
     name: str
     sizes: tuple[float, ...]
@@ -30,10 +30,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes: `size` below, `quantity` beside; `is_log` where the values span orders of magnitude.
+    """Curves that share their axes: `size` below, `quantity` beside.
 
-    `is_size_log`: whether sizes lie as far apart as they are times each other. `is_scatter`: points of which each has a
-    quantity and a size that would best be the same.
+    `is_log`: a logarithmic axis of values, which span orders of magnitude; `is_size_log`: a logarithmic axis of sizes.
+    `is_scatter`: points instead of lines, with the diagonal where quantity and size are equal.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Panel:
 
 
 def panels_of(record: Record) -> tuple[Panel, ...]:
-    """Return what can be drawn of a record: rows that differ in one size alone, at least two of them."""
+    """Return the panels of a record: rows that differ in one size alone, at least two of them."""
     raw = [row for row in record.of_table("raw") if row.problem.task == "forward" and row.problem.precision == "fp32"]
     panels = []
     for (batch, channels), rows in _grouped(raw, lambda row: (row.problem.batch, row.problem.channels)).items():
@@ -59,33 +59,33 @@ def panels_of(record: Record) -> tuple[Panel, ...]:
 
 
 def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
-    """Dense cells over head_dim and over batch, each at the other's value that most rows have, as time is."""
+    """Return panels of dense cells over head_dim and over batch, with the other sizes fixed at their most common values."""
     if not rows:
         return []
     time, batch = (mode(getattr(row.problem, name) for row in rows) for name in ("time", "batch"))
     panels = []
     at_time = [row for row in rows if row.problem.time == time]
     over_head_dim = [row for row in at_time if row.problem.batch == batch]
-    for (model, task), found in _grouped(over_head_dim, lambda row: (row.problem.model, row.problem.task)).items():
+    for (model, task), group in _grouped(over_head_dim, lambda row: (row.problem.model, row.problem.task)).items():
         title = f"{model}, {task}, batch {batch}, {time} steps, bf16"
-        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.head_dim, _ms), "head_dim"))
+        panels.append(Panel(title, "ms", True, _curves(group, lambda problem: problem.head_dim, _ms), "head_dim"))
     shapes = _grouped(
         at_time, lambda row: (row.problem.model, row.problem.task, f"{row.problem.heads} x {row.problem.head_dim}")
     )
-    for (model, task, sizes), found in shapes.items():
+    for (model, task, sizes), group in shapes.items():
         title = f"{model} {sizes}, {task}, {time} steps, bf16"
-        panels.append(Panel(title, "ms", True, _curves(found, lambda problem: problem.batch, _ms), "batch"))
+        panels.append(Panel(title, "ms", True, _curves(group, lambda problem: problem.batch, _ms), "batch"))
     return panels
 
 
 def need_matplotlib() -> None:
-    """Raise ToolchainMissing where there is no matplotlib, before anything is measured to be drawn."""
+    """Raise ToolchainMissing where there is no matplotlib, before a measurement whose plot could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
 
 
 def svg_of(record: Record) -> str:
-    """Draw a record as SVG, the same text for the same record and the same matplotlib.
+    """Return a record as SVG, the same text for the same record and the same matplotlib.
 
     Raises BadInput where nothing in it can be drawn, ToolchainMissing without matplotlib.
     """
@@ -99,7 +99,7 @@ def svg_of(record: Record) -> str:
 
 
 def svg_text(panels: Sequence[Panel], title: str) -> str:
-    """Draw panels beside and below each other; what svg_of does with those of a record. It needs matplotlib."""
+    """Return panels as SVG, beside and below each other; it needs matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -133,7 +133,7 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
 
 
 def _scatter(axes: Any, panel: Panel) -> None:
-    """Draw the points of a panel, and the line of those whose quantity is their size."""
+    """Draw the points of a panel, and the diagonal where quantity and size are equal."""
     for curve in panel.curves:
         axes.plot(curve.sizes, curve.values, ".", markersize=3, alpha=0.6, label=curve.name)
     ends = [bound(bound(curve.sizes) for curve in panel.curves) for bound in (min, max)]
@@ -150,12 +150,12 @@ def _grouped(rows: Sequence[Row], key: Callable[[Row], tuple[object, ...]]) -> d
 def _curves(
     rows: Sequence[Row], size: Callable[[Problem], int], value: Callable[[Row, Row | None], float | None]
 ) -> tuple[Curve, ...]:
-    """Return a curve for each contender, without the points that are wrong or missing."""
-    found = by_problem(rows)
+    """Return the curves of all contenders, without the points that are wrong or missing."""
+    problems = by_problem(rows)
     curves = []
     for name in contenders(rows):
         points = []
-        for problem, by_name in sorted(found.items(), key=lambda item: size(item[0])):
+        for problem, by_name in sorted(problems.items(), key=lambda item: size(item[0])):
             row = by_name.get(name)
             if row is None or not row.is_right:
                 continue

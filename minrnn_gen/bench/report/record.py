@@ -1,4 +1,4 @@
-"""The record of a run: every row with what made it, as a JSON file."""
+"""Record of a run as a JSON file: the command, the machine, the versions, and every row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COPY = "copy"
 
 
 class Row(pydantic.BaseModel):
-    """One contender at one problem.
+    """Result of one contender at one problem.
 
-    `ms` is the median and `quartiles_ms` the spread of `rounds` runs; `errors` the relative error of each result, None for one
-    that is no number; `failure` says why there is no time. `shares` is how one run's time divides over the kernels launched.
+    `ms` is the median and `quartiles_ms` the spread of `rounds` runs. `errors` are the relative errors of the results, None for
+    NaN; `failure` says why there is no time. `shares` divides the time of a run over the kernels launched.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -39,20 +39,20 @@ class Row(pydantic.BaseModel):
 
     @property
     def worst_error(self) -> float | None:
-        """The largest error, None where any is no number or none was taken."""
+        """The largest error, None where any is NaN or none was computed."""
         values = [value for value in self.errors.values() if value is not None]
         return max(values) if values and len(values) == len(self.errors) else None
 
     @property
     def is_right(self) -> bool:
-        """Whether every result keeps the tolerance; what has no results to compare is right."""
+        """Whether every result keeps the tolerance; a row without results to compare is right."""
         if not self.errors:
             return True
         return self.worst_error is not None and self.error_allowed is not None and self.worst_error <= self.error_allowed
 
 
 class Record(pydantic.BaseModel):
-    """A run of the benchmark: the command, the machine, the versions, how it was measured, and the rows in their order."""
+    """Run of the benchmark: the command, the machine, the versions, the method, and the rows in their order."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a record; what is no record is BadInput."""
+    """Return the record at `path`; BadInput for a file that is no record."""
     try:
         return Record.model_validate_json(Path(path).read_bytes())
     except OSError as error:

@@ -9,29 +9,31 @@ from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.bench.report.record import COPY, Record, Row
 
 LIMIT, PATH = "limit", "path"
-# The fact of a row that has seconds from compile(), or from the start of a build, to the first results.
+# Fact of a row: the seconds from compile(), or from the start of a build, to the first results.
 FIRST_CALL = "first_call_seconds"
-# What is short enough to stand in a cell; anything longer is a note below the table.
+# The longest failure that stands in a cell; a longer one is a note below the table.
 INLINE_CHARACTERS = 20
-# What ninja prints of a step of a build: where a build stops without a word, its last line is such a command.
+# ninja's line for a step of a build: where a build stops without a message, its last line is such a command.
 _BUILD_STEP = re.compile(r"\[(\d+)/(\d+)\] /")
 
 
 def table_text(rows: Sequence[Row]) -> str:
-    """Return a table with a line for each problem and a column for each contender, and the failures below it.
+    """Return a table with a line for every problem and a column for every contender, and the failures below it.
 
-    A cell is the median in ms, or in the unit of the heading; in brackets the share of the copy's speed and the largest
-    relative error; in the table `accuracy` the errors. What is known to be possible, and how a dense cell is walked, have
-    columns where any row has them.
+    A cell is the median in ms, or in the unit of the heading. In brackets are the share of the copy's speed and the largest
+    relative error; the table `accuracy` has the errors alone. The limit and the path of a dense cell have columns where any row
+    has them.
     """
     names = contenders(rows)
     notes: dict[str, int] = {}
     problems = by_problem(rows)
-    behind = {LIMIT: [milliseconds(problem.limit_ms) for problem in problems], PATH: [_path(one) for one in problems.values()]}
+    limits = [milliseconds(problem.limit_ms) for problem in problems]
+    paths = [_path(by_name) for by_name in problems.values()]
+    behind = {LIMIT: limits, PATH: paths}
     behind = {name: cells for name, cells in behind.items() if any(cells)}
     lines = [heading(rows[0].problem.heading if rows else "", (*names, *behind))]
-    for index, (problem, found) in enumerate(problems.items()):
-        lines.append(line(problem, names, found, notes, [cells[index] for cells in behind.values()]))
+    for index, (problem, by_name) in enumerate(problems.items()):
+        lines.append(line(problem, names, by_name, notes, [cells[index] for cells in behind.values()]))
     text = "\n".join(lines) + "\n"
     if notes:
         text += "\n" + "\n".join(f"[{number}] {sentence}  " for sentence, number in notes.items()) + "\n"
@@ -39,7 +41,7 @@ def table_text(rows: Sequence[Row]) -> str:
 
 
 def whole_text(rows: Sequence[Row]) -> str:
-    """Return the table of `rows` with what else there is of them: shares of kernels, first calls."""
+    """Return the table of `rows`, followed by the shares of kernels and the first calls where rows have them."""
     return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
 
 
@@ -50,14 +52,14 @@ def contenders(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def by_problem(rows: Sequence[Row]) -> dict[Problem, dict[str, Row]]:
     """Return {problem: {contender: row}}, in the order of the rows."""
-    found: dict[Problem, dict[str, Row]] = {}
+    problems: dict[Problem, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault(row.problem, {})[row.contender] = row
-    return found
+        problems.setdefault(row.problem, {})[row.contender] = row
+    return problems
 
 
 def _path(rows: Mapping[str, Row]) -> str:
-    """Return the fact of the first row, which is that of the kernel as it is planned; empty where it has none."""
+    """Return the path of the first row, which is the kernel as planned; empty where that row has none."""
     first, *_ = rows.values()
     return str(first.facts.get(PATH, ""))
 
@@ -70,14 +72,14 @@ def heading(problem: str, names: Sequence[str]) -> str:
 def line(
     problem: Problem, names: Sequence[str], rows: Mapping[str, Row], notes: dict[str, int], behind: Sequence[str] = ()
 ) -> str:
-    """Return the line of one problem, its last cells `behind`; `notes` {sentence: number} grows by what needs one."""
+    """Return the line of a problem with `behind` as its last cells; `notes` {sentence: number} grows by long failures."""
     copied = rows.get(COPY)
     cells = (cell_text(rows[name], copied, notes) if name in rows else "" for name in names)
     return f"| {problem.label} | {' | '.join((*cells, *behind))} |"
 
 
 def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
-    """Return what one row has to say; an error beyond its tolerance takes the place of the time."""
+    """Return the cell of a row: its time, its failure, or the error where that exceeds the tolerance."""
     if row.failure is not None:
         if len(row.failure) <= INLINE_CHARACTERS:
             return row.failure
@@ -96,7 +98,7 @@ def cell_text(row: Row, copied: Row | None, notes: dict[str, int]) -> str:
 
 
 def time_text(row: Row) -> str:
-    """Return the time of a row in the unit that its problem is told in."""
+    """Return the time of a row in the unit of its table."""
     return milliseconds(None if row.ms is None else row.ms * row.problem.units_per_ms)
 
 
@@ -108,7 +110,7 @@ def milliseconds(ms: float | None) -> str:
 
 
 def shares_text(rows: Sequence[Row]) -> str:
-    """Return a table of the kernels that each row launched, with their shares of its time; empty where no row has any."""
+    """Return a table of the kernels that the rows launched, with their shares of the time; empty where no row has any."""
     lines = [
         f"| {row.problem.label} | `{name}` | {share:.0%} |".replace("%", " %")
         for row in rows
@@ -120,20 +122,20 @@ def shares_text(rows: Sequence[Row]) -> str:
 
 
 def first_calls_text(rows: Sequence[Row]) -> str:
-    """Return a table of how long first calls took, with nothing in a cache; empty where no row has any."""
+    """Return a table of the durations of first calls, with nothing in a cache; empty where no row has any."""
     timed = [row for row in rows if FIRST_CALL in row.facts]
     names = contenders(timed)
     if not names:
         return ""
     lines = [heading(f"first call, s: {rows[0].problem.heading}", names)]
-    for problem, found in by_problem(timed).items():
-        seconds = (f"{float(found[name].facts[FIRST_CALL]):.3g}" if name in found else "" for name in names)
+    for problem, by_name in by_problem(timed).items():
+        seconds = (f"{float(by_name[name].facts[FIRST_CALL]):.3g}" if name in by_name else "" for name in names)
         lines.append(f"| {problem.label} | {' | '.join(seconds)} |")
     return "\n".join(lines) + "\n"
 
 
 def provenance(record: Record) -> str:
-    """Return in one sentence what produced a record, on what."""
+    """Return the command, the GPU and the versions of a record as a sentence."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     driver = f", driver {record.driver}" if record.driver else ""
     partly = "" if record.is_complete else "; the run was not completed"

@@ -9,7 +9,7 @@ from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense.mma import CYCLES_PER_MULTIPLY_ADD, CYCLES_PER_SHUFFLE
 from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides, places and what is under way of the outputs; an upper bound of what compiled kernels take.
@@ -20,28 +20,23 @@ FEWER = 4
 FILLS_UNDER_WAY = 8
 # The products of a round are unrolled, for a tile and its quarters; with more of them NVRTC takes seconds.
 UNROLLED_PRODUCTS_MAX = 1100
-# A trip through L2, about 270 cycles (arXiv 2402.13499); and what L2 gives to all SMs, so many times as much as memory.
-CYCLES_PER_L2_TRIP = 270.0
-L2_BANDWIDTH_FACTOR = 1.6
 # A warp's places, the barrier and its part in the cell, counted in the source.
 INSTRUCTIONS_PER_WARP = 120.0
-
-
-def _head_dim(problem: Problem) -> int:
-    return problem.hidden_size // problem.heads
 
 
 def _values(problem: Problem) -> int:
     """The values of a row that a lane reads at once: no more than let all lanes have some."""
     values, storage_bytes = 1, problem.precision.storage_bytes
-    while values * limits.WARP_LANES < _head_dim(problem) and 2 * values * storage_bytes <= problem.regime.alignment_bytes:
+    while (
+        values * limits.WARP_LANES < problem.head_dim and 2 * values * storage_bytes <= problem.specialization.alignment_bytes
+    ):
         values *= 2
     return values
 
 
 def _pieces_of_row(problem: Problem) -> int:
     """How often a lane reads something of a row."""
-    return -(-_head_dim(problem) // (_values(problem) * limits.WARP_LANES))
+    return -(-problem.head_dim // (_values(problem) * limits.WARP_LANES))
 
 
 def _rounds(problem: Problem, stages: int) -> int:
@@ -59,8 +54,8 @@ def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
 
 def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> int:
     cell, precision, rows = problem.cell, problem.precision, _rows(problem, units)
-    words = precision.arithmetic_bytes // 4
-    under_way = rows * stages * max(1, _values(problem) * precision.storage_bytes // 4)
+    words = problem.registers_per_value
+    under_way = rows * stages * max(1, _values(problem) * precision.storage_bytes // REGISTER_BYTES)
     # Of 16 bits, a piece of each row once more, widened; and of a sequence's output, of any width.
     widened = (rows if precision.storage_bytes == 2 else 0) * _values(problem) + words * _values(problem)
     of_cell = words * (len(cell.gates) + len(cell.recurrent_gates) + len(cell.parameters) + 2 * len(cell.states))
@@ -88,7 +83,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "with a warp less in every block the units would fit as well",
             ("units", "warps"),
             lambda units, warps: (warps - 1) * units + 1,
-            lambda *_: _head_dim(problem),
+            lambda *_: problem.head_dim,
             "units",
         ),
         Constraint(
@@ -138,7 +133,7 @@ def _sequences(problem: Problem, batch_tile: int) -> int:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """A step is bound by its launch and a few trips through L2; what is left is spreading R and the products over all SMs."""
-    gpu, precision, head_dim = problem.gpu, problem.precision, _head_dim(problem)
+    gpu, precision, head_dim = problem.gpu, problem.precision, problem.head_dim
     units, warps, batch_tile, stages = (candidate[name] for name in ("units", "warps", "batch_tile", "stages"))
     rows, values, sequences = _rows(problem, units), _values(problem), _sequences(problem, batch_tile)
     blocks = math.ceil(problem.batch / batch_tile) * problem.heads * math.ceil(head_dim / (warps * units))
@@ -146,9 +141,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     matrix_bytes = warps * rows * head_dim * precision.storage_bytes
     block_bytes = matrix_bytes + min(problem.batch, batch_tile) * head_dim * precision.arithmetic_bytes
     whole_bytes = rows // units * problem.hidden_size * head_dim * precision.storage_bytes
-    bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if whole_bytes <= gpu.l2_bytes else 1.0)
+    bandwidth = gpu_rates.bytes_per_s(gpu, whole_bytes)
 
-    states_read = max(1, problem.regime.alignment_bytes // precision.arithmetic_bytes)
+    states_read = max(1, problem.specialization.alignment_bytes // precision.arithmetic_bytes)
     fills = math.ceil(sequences * head_dim / states_read / (warps * limits.WARP_LANES))
     widening = precision.storage_bytes == 2
     multiply_add = CYCLES_PER_MULTIPLY_ADD[precision.arithmetic_bytes]
@@ -164,7 +159,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         "memory": blocks * block_bytes / bandwidth * 1e6,
         "busiest_sm": blocks_of_busiest_sm * block_bytes / gpu_rates.SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": cycles / cycles_per_us,
-        "chain": trips * CYCLES_PER_L2_TRIP / cycles_per_us,
+        "chain": trips * gpu_rates.CYCLES_PER_L2_TRIP / cycles_per_us,
         "launch": launch_us(gpu),
     }
 
@@ -172,6 +167,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
 STEP = Family(
     name="decode_step",
     entry="decode_step",
+    strategy="decode",
     copies=False,
     variables=variables,
     constraints=constraints,

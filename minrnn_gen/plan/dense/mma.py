@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from minrnn_gen.plan.limits import WARP_LANES
 from minrnn_gen.plan.problem import Problem
 
 # The rows of a tile, those of a tensor core's instruction; a warp has 32 lanes for them.
-UNITS_PER_WARP, WARP_LANES = 16, 32
+UNITS_PER_WARP = 16
 RESULTS = 4  # of a lane
 # Fused multiply-adds of a partition and cycle: 32 lanes' in float32, in float64 half of them (CUDA C++ Programming Guide,
 # arithmetic instruction throughput, 8.0, 9.0 and 10.0; GPUs for graphics have a 64th).
@@ -39,9 +40,9 @@ class Tiling:
 
 def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0) -> Tiling:
     """Return the tiling of a product with `rows` rows of tiles for each warp."""
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     match problem.matrix_product:
-        case "narrow":
+        case "mma_16bit":
             chains = max(1, 4 // rows) if rows != 3 else 1
             return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * chains, products=1)
         case "tf32x3":

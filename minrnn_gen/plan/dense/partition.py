@@ -1,10 +1,12 @@
-"""Who has what in a persistent kernel: the tiles of R, the cells, and what the blocks of a group tell each other."""
+"""Partition of a persistent kernel: R's tiles over warps, cells over lanes, and the exchange between blocks."""
 
 from __future__ import annotations
 
-from minrnn_gen.plan import limits
-from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP, Tiling
-from minrnn_gen.plan.dense.mma import tiling as tiling_of
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP, Tiling, tiling
+from minrnn_gen.plan.limits import WARP_LANES
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
 
@@ -12,98 +14,141 @@ COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
 SIXTEENTHS = 16  # of a warp's part of a matrix of 16 bits, of which shared memory may hold some
 
 
-def group_blocks(candidate: Candidate) -> int:
-    """The blocks that share a head and a tile of sequences."""
-    return candidate["cluster_blocks"] * candidate["grid_blocks"]
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The partition that a candidate stands for; `stages` is no part of it.
+
+    Solving asks for it of tens of thousands of candidates, so that every part is computed when it is first read.
+    """
+
+    problem: Problem
+    cluster_blocks: int
+    grid_blocks: int
+    row_warps: int
+    split_k_warps: int
+    batch_tile: int
+    smem_sixteenths: int = 0
+    presplit_tf32: int = 0
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the kernel takes the steps from the last to the first, with the gradients of the products as operand."""
+        return self.problem.kernel_pass == "backward"
+
+    @property
+    def group_blocks(self) -> int:
+        """Blocks that share a head and a tile of sequences."""
+        return self.cluster_blocks * self.grid_blocks
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.row_warps * self.split_k_warps * WARP_LANES
+
+    @property
+    def operand_width(self) -> int:
+        """Values of a unit in the operand: its output, or the gradients of its products."""
+        return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
+
+    @cached_property
+    def uses_reduce_scatter(self) -> bool:
+        """Whether blocks exchange partial products by a reduce-scatter, instead of operands by an all-gather."""
+        return self.is_backward and self.cluster_blocks > 1
+
+    @property
+    def column_warps(self) -> int:
+        """Warps that share the columns of their rows; in a reduce-scatter they multiply for different blocks instead."""
+        return 1 if self.uses_reduce_scatter else self.split_k_warps
+
+    @property
+    def needs_split_k_sum(self) -> bool:
+        """Whether the warps that share columns add up their partial products over shared memory."""
+        return self.split_k_warps > 1 and not self.uses_reduce_scatter
+
+    @cached_property
+    def tile_rows(self) -> int:
+        """Rows of a warp's tiles: the products of each unit, or the destination blocks of its partial products."""
+        if self.uses_reduce_scatter:
+            # Candidates with more warps than destination blocks get here too, before a constraint drops them.
+            return max(1, self.cluster_blocks // self.split_k_warps)
+        return 1 if self.is_backward else len(self.problem.cell.recurrent_gates)
+
+    @cached_property
+    def tiling(self) -> Tiling:
+        """The tiling of a warp's product."""
+        return tiling(self.problem, self.tile_rows, self.batch_tile, self.presplit_tf32)
+
+    @property
+    def operand_units(self) -> int:
+        """Units whose values a block multiplies: its own in a reduce-scatter, else those of the whole group."""
+        return (1 if self.uses_reduce_scatter else self.group_blocks) * self.row_warps * UNITS_PER_WARP
+
+    @cached_property
+    def operand_values(self) -> int:
+        """Values of a sequence in a block's operand."""
+        return self.operand_width * self.operand_units
+
+    @cached_property
+    def operand_tiles(self) -> int:
+        """Tiles of a block's operand."""
+        return self.operand_values // self.tiling.depth
+
+    @cached_property
+    def tiles_per_warp(self) -> float:
+        """Tiles of one of a warp's rows."""
+        return self.operand_tiles / self.column_warps
+
+    @cached_property
+    def smem_tiles(self) -> int:
+        """Tiles of the operand whose part of a warp's matrix is in shared memory."""
+        if not self.smem_sixteenths:
+            return 0
+        # As many come together as there are sums under way.
+        group = max(2, self.tiling.sum // RESULTS)
+        return int(self.tiles_per_warp) * self.smem_sixteenths // SIXTEENTHS // group * group
+
+    @property
+    def cell_warps(self) -> int:
+        """Warps that compute the cells of their common units, each for some of the sequences, two at least."""
+        return min(self.split_k_warps, self.batch_tile // 2)
+
+    @cached_property
+    def cell_columns(self) -> int:
+        """Sequences whose cells a warp computes."""
+        return self.batch_tile // self.cell_warps
+
+    @cached_property
+    def cells(self) -> int:
+        """Cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
+        return RESULTS * self.cell_columns // COLUMNS
+
+    def stage_bytes(self, columns: int) -> int:
+        """Bytes that a warp reads from memory for one step of `columns` sequences."""
+        cell, precision = self.problem.cell, self.problem.precision
+        storage_values, arithmetic_values = len(cell.gates), 0
+        if self.is_backward:
+            storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
+        per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes
+        return columns * UNITS_PER_WARP * per_cell
+
+    @cached_property
+    def exchange_bytes(self) -> int:
+        """Bytes that a block receives in a step: its whole operand, or the partial products of its units from every block."""
+        precision = self.problem.precision
+        if self.uses_reduce_scatter:
+            return self.batch_tile * self.cluster_blocks * self.row_warps * UNITS_PER_WARP * precision.arithmetic_bytes
+        return self.batch_tile * self.operand_values * precision.storage_bytes
+
+    def in_plan(self) -> dict[str, int]:
+        """Return the numbers of the partition that a template is written with, by name."""
+        return {
+            "uses_reduce_scatter": int(self.uses_reduce_scatter),
+            "operand_units": self.operand_units,
+            "column_warps": self.column_warps,
+            "cell_warps": self.cell_warps,
+        }
 
 
-def tiling(problem: Problem, candidate: Candidate) -> Tiling:
-    """How a warp's product is cut into tiles."""
-    return tiling_of(problem, tiles(problem, candidate), candidate["batch_tile"], candidate.get("presplit_tf32", 0))
-
-
-def head_dim(problem: Problem) -> int:
-    """The units of a head."""
-    return problem.hidden_size // problem.heads
-
-
-def width(problem: Problem) -> int:
-    """The values of each unit that are multiplied: its output, or the gradients of its products."""
-    return len(problem.cell.recurrent_gates) if problem.kernel_pass == "backward" else 1
-
-
-def tells_sums(problem: Problem, candidate: Candidate) -> bool:
-    """Whether blocks tell each other sums of what they multiplied, instead of what all of them are to multiply."""
-    return problem.kernel_pass == "backward" and candidate["cluster_blocks"] > 1
-
-
-def tiles(problem: Problem, candidate: Candidate) -> int:
-    """The rows of a warp's tiles: the products of each unit, or the blocks whose sums it makes."""
-    if tells_sums(problem, candidate):
-        # Asked of candidates with more warps than blocks to tell, too, which a constraint drops.
-        return max(1, candidate["cluster_blocks"] // candidate["split_k_warps"])
-    return 1 if problem.kernel_pass == "backward" else len(problem.cell.recurrent_gates)
-
-
-def operand_row(problem: Problem, candidate: Candidate) -> int:
-    """The values of a sequence that a block multiplies."""
-    blocks = 1 if tells_sums(problem, candidate) else group_blocks(candidate)
-    return width(problem) * blocks * candidate["row_warps"] * UNITS_PER_WARP
-
-
-def operand_tiles(problem: Problem, candidate: Candidate) -> int:
-    """The tiles of what a block multiplies."""
-    return operand_row(problem, candidate) // tiling(problem, candidate).depth
-
-
-def tiles_per_warp(problem: Problem, candidate: Candidate) -> float:
-    """The tiles of a row of them, of which warps with the same units have a part each, or each its own rows."""
-    return operand_tiles(problem, candidate) / (1 if tells_sums(problem, candidate) else candidate["split_k_warps"])
-
-
-def shared_tiles(problem: Problem, candidate: Candidate) -> int:
-    """The tiles of the operand whose part of a warp's matrix is in shared memory."""
-    if not (sixteenths := candidate.get("smem_sixteenths", 0)):
-        return 0
-    tiles = int(tiles_per_warp(problem, candidate))
-    # As many come together as there are sums under way.
-    group = max(2, tiling(problem, candidate).sum // RESULTS)
-    return tiles * sixteenths // SIXTEENTHS // group * group
-
-
-def cells(candidate: Candidate) -> int:
-    """The cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
-    return RESULTS * cell_columns(candidate) // COLUMNS
-
-
-def cell_warps(candidate: Candidate) -> int:
-    """The warps with the same units that compute their cells, each for some of the sequences, two at least."""
-    return min(candidate["split_k_warps"], candidate["batch_tile"] // 2)
-
-
-def cell_columns(candidate: Candidate) -> int:
-    """The sequences of which a warp has the cells."""
-    return candidate["batch_tile"] // cell_warps(candidate)
-
-
-def slot_bytes(problem: Problem, columns: int) -> int:
-    """What a warp reads from memory for one step."""
-    cell, precision = problem.cell, problem.precision
-    storage_values, real_values = len(cell.gates), 0
-    if problem.kernel_pass == "backward":
-        storage_values, real_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
-    per_cell = storage_values * precision.storage_bytes + real_values * precision.arithmetic_bytes
-    return columns * UNITS_PER_WARP * per_cell
-
-
-def told_bytes(problem: Problem, candidate: Candidate) -> int:
-    """What a block is told in a step: all that it multiplies, or of each block the sums for its units."""
-    if tells_sums(problem, candidate):
-        sums = candidate["cluster_blocks"] * candidate["row_warps"] * UNITS_PER_WARP
-        return candidate["batch_tile"] * sums * problem.precision.arithmetic_bytes
-    return candidate["batch_tile"] * operand_row(problem, candidate) * problem.precision.storage_bytes
-
-
-def threads(candidate: Candidate) -> int:
-    """The threads of a block."""
-    return candidate["row_warps"] * candidate["split_k_warps"] * limits.WARP_LANES
+def partition_of(problem: Problem, candidate: Candidate) -> Partition:
+    """Return the partition that `candidate` stands for."""
+    return Partition(problem, **{name: value for name, value in candidate.items() if name != "stages"})

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
-from minrnn_gen.plan.dense import partition as share
 from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP
+from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
-from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-MAILBOX_BYTES = 8
 FRAGMENT_BYTES = 16  # a lane's part of a tile of a matrix of 16 bits
 # Fragments of shared memory under way, of each row of tiles beyond four some more, and how far the estimate of registers is
 # off.
 REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
 # In the backward, where most registers are taken: of each result of a lane that warps add up, and its place.
-BACKWARD_REGISTERS_OF_ADDING = 7
+BACKWARD_REGISTERS_OF_SPLIT_K = 7
 # Of the sums of other blocks that are added up side by side; in float32 they are among the fixed ones.
-REGISTERS_OF_TOLD_IN_FP64 = 12
+REGISTERS_OF_PEER_SUMS_IN_FP64 = 12
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
@@ -50,9 +50,9 @@ class StepModel:
 
     `step`: of every step. `product`: of a tile's product, for each warp of a partition, and `operand`: of a tile of what it is
     multiplied by, which all rows of tiles share. `transcendental` and `operation`: of one of a lane's cells, for each warp.
-    `add_up`: of adding up over warps, with `added` for each of them. `exchange`: of a cluster, with `received` for each
-    KB that an SM is told. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of 4 bytes and as much
-    for the step, and `load` for each load of a lane.
+    `split_k_sum`: of the sum over the warps of a split K, with `split_k_warp` for each of them. `exchange`: of a cluster, with
+    `received` for each KB that an SM receives. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of
+    4 bytes and as much for the step, and `load` for each load of a lane.
     """
 
     step: float
@@ -60,8 +60,8 @@ class StepModel:
     operand: float
     transcendental: float
     operation: float
-    add_up: float
-    added: float
+    split_k_sum: float
+    split_k_warp: float
     exchange: float
     received: float
     grid: float
@@ -86,7 +86,7 @@ def refusal(problem: Problem) -> str:
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     of_product: dict[MatrixProduct, dict[str, tuple[int, ...]]] = {
-        "narrow": {"smem_sixteenths": tuple(range(share.SIXTEENTHS))},
+        "mma_16bit": {"smem_sixteenths": tuple(range(SIXTEENTHS))},
         "tf32x3": {"presplit_tf32": (0, 1)},
         "fma": {},
     }
@@ -104,95 +104,105 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _grids(problem: Problem) -> tuple[int, ...]:
     """Groups of more blocks than a cluster has, but no more than the GPU holds, with a head for 1, 2 or 4 warps of each."""
     gpu = problem.gpu
-    wanted = {-(-share.head_dim(problem) // (warps * UNITS_PER_WARP)) for warps in (1, 2, 4)}
+    wanted = {-(-problem.head_dim // (warps * UNITS_PER_WARP)) for warps in (1, 2, 4)}
     return tuple(sorted(blocks for blocks in wanted if gpu.cluster_size_max < blocks <= gpu.sm_count))
 
 
-def _registers(problem: Problem, candidate: Candidate) -> int:
-    cell, words, its = problem.cell, problem.precision.arithmetic_bytes // 4, share.tiling(problem, candidate)
+def registers(partition: Partition) -> int:
+    """Return an estimate of a lane's registers: R's tiles, sums, the exchange, copies under way and the cells."""
+    problem, tiling = partition.problem, partition.tiling
+    cell, words = problem.cell, problem.registers_per_value
     gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
-    in_shared = share.shared_tiles(problem, candidate)
-    tiles = math.ceil(share.tiles_per_warp(problem, candidate)) - in_shared
-    rows = share.tiles(problem, candidate)
-    matrix = its.matrix * rows * tiles + (REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4) if in_shared else 0)
-    sums = its.sum * rows + (0 if problem.matrix_product == "narrow" else REGISTERS_OF_PLACES)
-    if candidate["grid_blocks"] > 1:
-        of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * share.cells(candidate)
-        sums += of_backward if problem.kernel_pass == "backward" else REGISTERS_OF_GATHER
-    pieces = REGISTERS_OF_PIECE * _narrow_pieces(problem, share.cell_columns(candidate))
-    if problem.kernel_pass == "backward":
-        if share.tells_sums(problem, candidate):
-            sums += (words - 1) * REGISTERS_OF_TOLD_IN_FP64 * share.cells(candidate)
-        elif candidate["split_k_warps"] > 1:
-            sums += BACKWARD_REGISTERS_OF_ADDING * RESULTS * candidate["batch_tile"] // share.COLUMNS
+    smem_tiles, rows = partition.smem_tiles, partition.tile_rows
+    matrix = tiling.matrix * rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
+    if smem_tiles:
+        matrix += REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4)
+    sums = tiling.sum * rows + (0 if problem.matrix_product == "mma_16bit" else REGISTERS_OF_PLACES)
+    if partition.grid_blocks > 1:
+        of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * partition.cells
+        sums += of_backward if partition.is_backward else REGISTERS_OF_GATHER
+    pieces = REGISTERS_OF_PIECE * _additional_pieces(partition)
+    if partition.is_backward:
+        if partition.uses_reduce_scatter:
+            sums += (words - 1) * REGISTERS_OF_PEER_SUMS_IN_FP64 * partition.cells
+        elif partition.split_k_warps > 1:
+            sums += BACKWARD_REGISTERS_OF_SPLIT_K * RESULTS * partition.batch_tile // COLUMNS
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
-        return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + share.cells(candidate) * per_cell
+        return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
-    return REGISTERS_FIXED + matrix + sums + pieces + share.cells(candidate) * per_cell
+    return REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
 
 
-def _narrow_pieces(problem: Problem, columns: int) -> int:
-    """How many more pieces a lane copies for one step than if all were of 16 bytes."""
+def _additional_pieces(partition: Partition) -> int:
+    """Return how many more pieces a lane copies for one step than if all were of 16 bytes."""
+    step_bytes = partition.stage_bytes(partition.cell_columns)
 
     def pieces(copy_bytes: int) -> int:
-        return -(-share.slot_bytes(problem, columns) // (copy_bytes * limits.WARP_LANES))
+        return -(-step_bytes // (copy_bytes * WARP_LANES))
 
-    return pieces(problem.regime.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
+    return pieces(partition.problem.specialization.alignment_bytes) - pieces(WIDEST_COPY_BYTES)
 
 
-def _shared_map(problem: Problem, candidate: Candidate) -> dict[str, int]:
-    row_warps, split_k_warps, batch_tile = candidate["row_warps"], candidate["split_k_warps"], candidate["batch_tile"]
-    row = share.operand_row(problem, candidate) + share.tiling(problem, candidate).padding
+def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
+    problem, batch_tile = partition.problem, partition.batch_tile
+    row = partition.operand_values + partition.tiling.padding
     parts = {
         "operand": 2 * batch_tile * row * problem.precision.storage_bytes,
-        "ring": row_warps * candidate["stages"] * share.slot_bytes(problem, batch_tile),
+        "stages": partition.row_warps * stages * partition.stage_bytes(batch_tile),
     }
-    if in_shared := share.shared_tiles(problem, candidate):
-        parts["matrix"] = (
-            row_warps * split_k_warps * share.tiles(problem, candidate) * in_shared * limits.WARP_LANES * FRAGMENT_BYTES
-        )
-    if share.tells_sums(problem, candidate):
-        parts["told_sums"] = 2 * share.told_bytes(problem, candidate)
-    elif split_k_warps > 1:
-        results = share.tiles(problem, candidate) * UNITS_PER_WARP * batch_tile
-        parts["partial"] = 2 * split_k_warps * row_warps * results * problem.precision.arithmetic_bytes
-    if candidate["cluster_blocks"] > 1:
-        parts["mailbox"] = 2 * MAILBOX_BYTES
+    warps = partition.row_warps * partition.split_k_warps
+    if partition.smem_tiles:
+        parts["matrix"] = warps * partition.tile_rows * partition.smem_tiles * WARP_LANES * FRAGMENT_BYTES
+    if partition.uses_reduce_scatter:
+        parts["peer_sums"] = 2 * partition.exchange_bytes
+    elif partition.needs_split_k_sum:
+        results = partition.tile_rows * UNITS_PER_WARP * batch_tile
+        parts["partial"] = 2 * warps * results * problem.precision.arithmetic_bytes
+    if partition.cluster_blocks > 1:
+        parts["mbarrier"] = 2 * MBARRIER_BYTES
     return parts
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     units, every = ("cluster_blocks", "grid_blocks", "row_warps"), tuple(variables(problem))
-    of_registers = tuple(name for name in every if name != "stages")
-    head_dim, backward = share.head_dim(problem), problem.kernel_pass == "backward"
+    head_dim, backward = problem.head_dim, problem.kernel_pass == "backward"
+    *names, stages_name = every
+    of_partition = tuple(names)
+    assert stages_name == "stages"
 
-    def named(names: tuple[str, ...], function: Callable[[Candidate], int]) -> Callable[..., int]:
-        """A function of a candidate's variables in the order of `names`."""
-        return lambda *values: function(dict(zip(names, values, strict=True)))
+    @functools.cache
+    def partition_at(*values: int) -> Partition:
+        return Partition(problem, **dict(zip(of_partition, values, strict=True)))
 
-    def with_less_in_shared(candidate: Candidate) -> Candidate:
-        return {**candidate, "smem_sixteenths": candidate["smem_sixteenths"] - 1}
+    registers_at = functools.cache(registers)  # of partitions by identity, which `partition_at` makes once
+
+    def of(function: Callable[[Partition], int]) -> Callable[..., int]:
+        """Return a function of a partition as one of its variables."""
+        return lambda *values: function(partition_at(*values))
+
+    def with_less_in_shared(partition: Partition) -> Partition:
+        sixteenths = {"smem_sixteenths": partition.smem_sixteenths - 1}
+        return partition_at(*(sixteenths.get(name, getattr(partition, name)) for name in of_partition))
 
     in_shared = (
         Constraint(
             "whole_tiles",
             "another sixteenth in shared memory is at least another tile there",
-            of_registers,
-            named(
-                of_registers, lambda one: one["smem_sixteenths"] and 1 + share.shared_tiles(problem, with_less_in_shared(one))
-            ),
-            named(of_registers, lambda one: share.shared_tiles(problem, one)),
+            of_partition,
+            of(lambda partition: partition.smem_sixteenths and 1 + with_less_in_shared(partition).smem_tiles),
+            of(lambda partition: partition.smem_tiles),
             "tiles",
         ),
         Constraint(
             "registers_first",
             "what fits registers is not read from shared memory in every step",
-            of_registers,
-            named(
-                of_registers,
-                lambda one: one["smem_sixteenths"] and 1 + registers_per_thread_budget(problem.gpu, share.threads(one), 1),
+            of_partition,
+            of(
+                lambda partition: (
+                    partition.smem_sixteenths and 1 + registers_per_thread_budget(problem.gpu, partition.threads, 1)
+                )
             ),
-            named(of_registers, lambda one: _registers(problem, with_less_in_shared(one)) + REGISTERS_ESTIMATE_OFF),
+            of(lambda partition: registers_at(with_less_in_shared(partition)) + REGISTERS_ESTIMATE_OFF),
             "registers",
             drops_dominated=True,
         ),
@@ -226,17 +236,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "even_columns",
             "the warps that share the columns of a matrix have equally many",
-            of_registers,
-            named(
-                of_registers,
-                lambda one: 0 if share.tells_sums(problem, one) else share.operand_tiles(problem, one) % one["split_k_warps"],
-            ),
+            of_partition,
+            of(lambda partition: partition.operand_tiles % partition.column_warps),
             lambda *_: 0,
             "tiles",
         ),
         Constraint(
-            "blocks_told",
-            "where the blocks of a cluster tell each other sums, warps with the same units make those of some blocks each",
+            "reduce_scatter_warps",
+            "warps that share rows divide the destination blocks of the reduce-scatter among them",
             ("cluster_blocks", "split_k_warps"),
             lambda cluster_blocks, split_k_warps: split_k_warps if backward and cluster_blocks > 1 else 0,
             lambda cluster_blocks, _: cluster_blocks,
@@ -245,82 +252,81 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *(in_shared if "smem_sixteenths" in every else ()),
         *limits.hardware_constraints(
             problem.gpu,
-            Quantity(("row_warps", "split_k_warps"), lambda warps, split_k_warps: warps * split_k_warps * limits.WARP_LANES),
-            Quantity(of_registers, named(of_registers, lambda one: _registers(problem, one))),
-            Quantity(every, named(every, lambda one: sum(_shared_map(problem, one).values()))),
+            Quantity(("row_warps", "split_k_warps"), lambda warps, split_k_warps: warps * split_k_warps * WARP_LANES),
+            Quantity(of_partition, of(registers_at)),
+            Quantity(every, lambda *values: sum(_shared_map(partition_at(*values[:-1]), values[-1]).values())),
         ),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
+    return _resources(partition_of(problem, candidate), candidate["stages"])
+
+
+def _resources(partition: Partition, stages: int) -> Resources:
     return limits.resident(
-        problem,
-        threads=share.threads(candidate),
-        channels_per_block=candidate["row_warps"] * UNITS_PER_WARP,
-        registers_estimated=_registers(problem, candidate),
-        shared_map=_shared_map(problem, candidate),
+        partition.problem,
+        threads=partition.threads,
+        channels_per_block=partition.row_warps * UNITS_PER_WARP,
+        registers_estimated=registers(partition),
+        shared_map=_shared_map(partition, stages),
+        partition=partition.in_plan(),
     )
 
 
-def groups(problem: Problem, batch: int, candidate: Candidate) -> int:
-    """Return how many groups of blocks a call has: one for each head and tile of sequences."""
-    return problem.heads * -(-batch // candidate["batch_tile"])
-
-
-def groups_at_once(problem: Problem, blocks_per_sm: int, candidate: Candidate) -> int:
+def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
     """Return how many groups the GPU holds at once: a cluster lies within a GPC, the blocks of a grid anywhere."""
-    clusters = clusters_at_once(problem.gpu, candidate["cluster_blocks"], blocks_per_sm)
-    return max(1, clusters // candidate["grid_blocks"])
+    clusters = clusters_at_once(partition.problem.gpu, partition.cluster_blocks, blocks_per_sm)
+    return max(1, clusters // partition.grid_blocks)
 
 
-def _exchange_ns(problem: Problem, candidate: Candidate, model: StepModel, blocks_of_busiest_sm: int) -> float:
-    """Return what a step takes to hand on what it computed."""
-    told_bytes = share.told_bytes(problem, candidate)
-    if candidate["grid_blocks"] > 1:
-        words = told_bytes / 4
-        loads = words / (2 * share.threads(candidate))
-        return scales_of(problem.gpu).grid * (
-            model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load
-        )
-    if candidate["cluster_blocks"] > 1:
-        return scales_of(problem.gpu).cluster * (model.exchange + blocks_of_busiest_sm * told_bytes / 1000 * model.received)
+def _exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: int) -> float:
+    """Return the time of a step's exchange between blocks."""
+    scales, exchange_bytes = scales_of(partition.problem.gpu), partition.exchange_bytes
+    if partition.grid_blocks > 1:
+        words = exchange_bytes / 4
+        loads = words / (2 * partition.threads)
+        return scales.grid * (model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load)
+    if partition.cluster_blocks > 1:
+        return scales.cluster * (model.exchange + blocks_of_busiest_sm * exchange_bytes / 1000 * model.received)
     return 0.0
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
-    gpu, split_k_warps = problem.gpu, candidate["split_k_warps"]
-    model = MODELS["backward" if problem.kernel_pass == "backward" else "forward"]
-    taken = resources(problem, candidate)
-    wanted = groups(problem, problem.batch, candidate)
-    at_once = min(wanted, groups_at_once(problem, taken.blocks_per_sm, candidate))
+    gpu, partition, stages = problem.gpu, partition_of(problem, candidate), candidate["stages"]
+    model = MODELS["backward" if partition.is_backward else "forward"]
+    resources = _resources(partition, stages)
+    groups = problem.heads * -(-problem.batch // partition.batch_tile)
+    at_once = min(groups, _groups_at_once(partition, resources.blocks_per_sm))
     # Clusters that lie in the same GPC share its SMs.
-    blocks_of_busiest_sm = math.ceil(at_once / groups_at_once(problem, 1, candidate))
-    warps_of_partition = math.ceil(candidate["row_warps"] * split_k_warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
-    cells = math.ceil(
-        candidate["row_warps"] * share.cell_warps(candidate) * blocks_of_busiest_sm / gpu.partitions_per_sm
-    ) * share.cells(candidate)
-    cycles_per_ns, its = gpu.sm_clock_hz / 1e9, share.tiling(problem, candidate)
-    scales = scales_of(gpu)
-    rows = share.tiles(problem, candidate)
-    row_tile_ns = its.products * model.product * scales.product + its.cycles / cycles_per_ns
-    tile_ns = rows * row_tile_ns + its.products * model.operand * scales.product
-    product_ns = tile_ns * share.tiles_per_warp(problem, candidate) + rows * its.row_cycles / cycles_per_ns
+    blocks_of_busiest_sm = math.ceil(at_once / _groups_at_once(partition, 1))
+
+    def warps_of_partition(warps: int) -> int:
+        """Return how many of so many warps of a block the busiest partition of an SM has."""
+        return math.ceil(warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
+
+    cells = warps_of_partition(partition.row_warps * partition.cell_warps) * partition.cells
+    cycles_per_ns, tiling, scales = gpu.sm_clock_hz / 1e9, partition.tiling, scales_of(gpu)
+    rows = partition.tile_rows
+    row_tile_ns = tiling.products * model.product * scales.product + tiling.cycles / cycles_per_ns
+    tile_ns = rows * row_tile_ns + tiling.products * model.operand * scales.product
+    product_ns = tile_ns * partition.tiles_per_warp + rows * tiling.row_cycles / cycles_per_ns
     operations_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
-    matrix_cycles = taken.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
-    adds_up = split_k_warps > 1 and not share.tells_sums(problem, candidate)
+    matrix_cycles = resources.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
+    split_k_ns = (model.split_k_sum + partition.split_k_warps * model.split_k_warp) * scales.block
     terms_ns = {
         "step": model.step * scales.instruction,
-        "products": warps_of_partition * product_ns,
+        "products": warps_of_partition(partition.row_warps * partition.split_k_warps) * product_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
-        "exchange": _exchange_ns(problem, candidate, model, blocks_of_busiest_sm),
+        "exchange": _exchange_ns(partition, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
-        "add_up": (model.add_up + split_k_warps * model.added) * scales.block if adds_up else 0.0,
+        "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
-    waited_for_ns = max(0.0, MEMORY_LATENCY_NS / candidate["stages"] - sum(terms_ns.values()))
-    terms_ns["look_ahead"] = waited_for_ns + LATE_NS / candidate["stages"]
-    steps_us = problem.time * math.ceil(wanted / at_once) / 1e3
+    waited_for_ns = max(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
+    terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
+    steps_us = problem.time * math.ceil(groups / at_once) / 1e3
     return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(gpu)}
 
 
@@ -328,6 +334,7 @@ def _family(name: str) -> Family:
     return Family(
         name=name,
         entry=name,
+        strategy="persistent",
         copies=True,
         variables=variables,
         constraints=constraints,

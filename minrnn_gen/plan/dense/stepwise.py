@@ -24,14 +24,12 @@ POINTWISE_US = {"forward": 2.7, "backward": 7.2}
 PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "fp16": 550.0, "bf16": 550.0}
 # A backward makes all products once more before its steps, and those of the gradient of R behind them.
 BACKWARD_PRODUCTS = 2
-# L2, where a matrix stays that fits, is so many times as fast as memory.
-L2_BANDWIDTH_FACTOR = 1.6
 
 
 def _registers(problem: Problem) -> int:
     """Return an estimate per thread: everything that comes in, and as much again of what is computed."""
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     values = len(cell.gates) + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
     if problem.kernel_pass == "backward":
         return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states))
@@ -41,9 +39,9 @@ def _registers(problem: Problem) -> int:
 def product_us(problem: Problem) -> float:
     """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
     gpu, precision = problem.gpu, problem.precision.name
-    matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * (problem.hidden_size // problem.heads)
+    matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim
     matrix_bytes = matrix_elements * problem.precision.storage_bytes
-    bandwidth = gpu.bandwidth_bytes_per_s * (L2_BANDWIDTH_FACTOR if matrix_bytes <= gpu.l2_bytes else 1.0)
+    bandwidth = gpu_rates.bytes_per_s(gpu, matrix_bytes)
     per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
     times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
     return PRODUCT_US[precision] + max(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
@@ -72,5 +70,5 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     }
 
 
-FORWARD = elementwise_family("stepwise_forward", _registers, predicted_us)
-BACKWARD = elementwise_family("stepwise_backward", _registers, predicted_us)
+FORWARD = elementwise_family("stepwise_forward", "stepwise", _registers, predicted_us)
+BACKWARD = elementwise_family("stepwise_backward", "stepwise", _registers, predicted_us)

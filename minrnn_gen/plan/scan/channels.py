@@ -19,23 +19,23 @@ REGISTERS_PER_GATE_AND_CHANNEL = 3
 BACKWARD_REGISTERS_FIXED = 16
 # Loads of a tile that the compiler keeps under way beside the steps already computed.
 REGISTERS_PER_STEP_VALUE = 1.25
-# A tile reads what so many tiles before it composed, so that only every so many tiles one waits for another's state.
+# A tile reads the aggregates of so many tiles before it, so that only every so many tiles one waits for another's state.
 GROUP_TILES = 32
-PACKETS_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
-REGISTERS_PER_PACKET = 5
+TILE_STATES_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
+REGISTERS_PER_TILE_STATE = 5
 
 # What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md). There is nothing for the
 # special functions but their own time: what prepares their arguments did not show.
 INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 9.65  # a block's composition sent, received and applied
-INSTRUCTIONS_PER_FOLD = 6.12  # one warp's composition read and applied
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 9.65  # a block's aggregate sent, received and applied
+INSTRUCTIONS_PER_FOLD = 6.12  # one warp's aggregate read and applied
 INSTRUCTIONS_PER_ROUND = 346.0  # of a cluster, besides
 PARTITIONS = 4
 CYCLES_PER_INSTRUCTION = 3.4  # of one warp, and of each that shares a partition's scheduler with it
-# To tell and to hear of a tile through L2, and to wait for the slowest of the tiles before it.
+# A tile state published and read through L2, and the wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 7550.0
-# Of the time of a tile, until its slot is free for the next copy: the forward reads first, the backward walks twice.
+# Of the time of a tile, until its stage is free for the next copy: the forward reads first, the backward passes over it twice.
 BUSY_SHARE_OF_TILE = {"forward": 0.082, "backward": 0.203}
 MEMORY = cost.MemoryModel(
     wanted_per_read={"forward": 1.33, "backward": 1.004},
@@ -55,7 +55,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "steps_per_lane": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
-        "lookback": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
     }
 
 
@@ -69,20 +69,20 @@ def _registers(
     lookback: int,
 ) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
     if lookback:
         reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
-        per_channel += REGISTERS_PER_PACKET * reads * len(cell.states)
+        per_channel += REGISTERS_PER_TILE_STATE * reads * len(cell.states)
     if problem.kernel_pass == "backward":
-        # Coefficients are made anew for every row and walk; what stays are the sums and a few rows under way.
+        # Coefficients are computed again for every row and pass; what stays are the sums and a few rows under way.
         sums = len(cell.gates) + len(cell.parameters)
         return REGISTERS_FIXED + BACKWARD_REGISTERS_FIXED + int(words * channels_per_lane * (2 * per_channel + sums))
     kept = 2 * len(cell.states) + cell.carried_count
     steps = REGISTERS_PER_STEP_VALUE * rows * kept
     if can_copy_asynchronously(problem):
         # Each piece has an address and a condition; those of the widest copies are among the fixed ones.
-        narrow = 1 / problem.regime.alignment_bytes - 1 / WIDEST_COPY_BYTES
+        narrow = 1 / problem.specialization.alignment_bytes - 1 / WIDEST_COPY_BYTES
         steps += rows * cell.read_count * problem.precision.storage_bytes * narrow / words
     else:
         steps += rows * cell.read_count  # copies go through registers, all rows of a tile under way at once
@@ -96,8 +96,8 @@ def _segments(channel_lanes: int, time_warps: int) -> int:
     return time_warps * (limits.WARP_LANES // channel_lanes)
 
 
-def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
-    """However a warp's lanes are arranged, it copies a row of every lane."""
+def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
+    """Bytes of the stages: however a warp's lanes are arranged, it copies a row of every lane."""
     row_of_warp = limits.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
     return time_warps * stages * problem.cell.read_count * rows * row_of_warp
 
@@ -105,30 +105,31 @@ def _ring_bytes(problem: Problem, channels_per_lane: int, time_warps: int, rows:
 def _exchange_bytes(
     problem: Problem, channel_lanes: int, channels_per_lane: int, time_warps: int, cluster_blocks: int, lookback: int
 ) -> int:
-    """What warps tell each other: compositions (a, b) of their parts of two tiles, where there is more than one warp.
+    """Bytes of the exchange between warps: aggregates (a, b) of their parts of two tiles, where there is more than one warp.
 
-    Where time is split: of one tile, of the earlier tiles that each warp read, and the state before the group; in the backward
+    With look-back: of one tile, of the earlier tiles that each warp read, and the state before the group; in the backward
     also a sum of each warp.
     """
-    channels, real = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
+    channels, value_bytes = channel_lanes * channels_per_lane, problem.precision.arithmetic_bytes
     states = len(problem.cell.states)
     if lookback:
         sums = time_warps if problem.kernel_pass == "backward" else 0
-        return channels * real * (4 * time_warps * states + states + sums)
-    blocks, mailboxes = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
+        return channels * value_bytes * (4 * time_warps * states + states + sums)
+    blocks, mbarriers = (cluster_blocks, 2) if cluster_blocks > 1 else (0, 0)
     warps = time_warps if time_warps > 1 else 0
-    # Rounded up to the alignment of a composition.
-    return 4 * (warps + blocks) * states * channels * real + max(8 * mailboxes, 2 * real if mailboxes else 0)
+    # Rounded up to the alignment of an aggregate.
+    mbarrier_bytes = max(limits.MBARRIER_BYTES * mbarriers, 2 * value_bytes) if mbarriers else 0
+    return 4 * (warps + blocks) * states * channels * value_bytes + mbarrier_bytes
 
 
-def _ticket_bytes(problem: Problem, stages: int, lookback: int) -> int:
-    """The numbers of the tiles under way, rounded up to the alignment of a composition."""
+def _tile_number_bytes(problem: Problem, stages: int, lookback: int) -> int:
+    """Bytes of the numbers of the tiles under way, rounded up to the alignment of an aggregate."""
     unit = 2 * problem.precision.arithmetic_bytes
     return -(-4 * (stages + 2) // unit) * unit if lookback else 0
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
+    of_stages = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
     asynchronous, backward = can_copy_asynchronously(problem), problem.kernel_pass == "backward"
 
@@ -142,11 +143,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         lookback: int,
     ) -> int:
         exchange = _exchange_bytes(problem, channel_lanes, channels_per_lane, time_warps, cluster_blocks, lookback)
-        ring = _ring_bytes(problem, channels_per_lane, time_warps, rows, stages)
-        return ring + exchange + _ticket_bytes(problem, stages, lookback)
+        in_stages = _stages_bytes(problem, channels_per_lane, time_warps, rows, stages)
+        return in_stages + exchange + _tile_number_bytes(problem, stages, lookback)
 
     def in_flight(channels_per_lane: int, time_warps: int, rows: int, stages: int) -> int:
-        return _ring_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
+        return _stages_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
 
     return (
         Constraint(
@@ -162,14 +163,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "a lane's vector of channels is moved by one load or store, and copied as a whole",
             ("channels_per_lane",),
             lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.regime.alignment_bytes,
+            lambda _: problem.specialization.alignment_bytes,
             "bytes",
         ),
         Constraint(
             "whole_copies",
             "a copy instruction moves a piece per lane; a segment with fewer rows leaves lanes idle",
             ("channels_per_lane", "steps_per_lane"),
-            lambda *_: problem.regime.alignment_bytes,
+            lambda *_: problem.specialization.alignment_bytes,
             lambda channels_per_lane, rows: channels_per_lane * rows * storage_bytes,
             "bytes",
         ),
@@ -177,7 +178,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "copy_within_row",
             "one copy stays within the block's part of a row",
             ("channel_lanes", "channels_per_lane"),
-            lambda *_: problem.regime.alignment_bytes,
+            lambda *_: problem.specialization.alignment_bytes,
             lambda lanes, channels: lanes * channels * storage_bytes,
             "bytes",
         ),
@@ -211,7 +212,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "tile_read_ahead",
-            "the backward of a cluster holds the tile it walks and the one it reads",
+            "the backward of a cluster holds the tile it scans and the one it reads",
             ("stages", "cluster_blocks"),
             lambda _, cluster_blocks: 2 if cluster_blocks > 1 and backward else 1,
             lambda stages, _: stages,
@@ -219,7 +220,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "one_split_of_time",
-            "time is split over the blocks of a cluster, or over any blocks that take tickets",
+            "time is split over the blocks of a cluster, or over any blocks, by look-back",
             ("cluster_blocks", "lookback"),
             lambda cluster_blocks, lookback: cluster_blocks if lookback else 1,
             lambda *_: 1,
@@ -227,11 +228,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "packets_per_segment",
-            "where time is split the segments of a tile read the compositions of a group of tiles, each a few at once",
+            "with look-back the segments of a tile read the aggregates of a group of tiles, each a few at once",
             ("channel_lanes", "time_warps", "lookback"),
             lambda lanes, warps, lookback: GROUP_TILES // _segments(lanes, warps) if lookback else 0,
-            lambda *_: PACKETS_PER_SEGMENT_MAX,
-            "packets",
+            lambda *_: TILE_STATES_PER_SEGMENT_MAX,
+            "tile states",
         ),
         *limits.hardware_constraints(
             problem.gpu,
@@ -240,9 +241,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
                 ("channel_lanes", "channels_per_lane", "time_warps", "steps_per_lane", "cluster_blocks", "lookback"),
                 lambda *values: _registers(problem, *values),
             ),
-            Quantity((*ring, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
+            Quantity((*of_stages, "channel_lanes", "cluster_blocks", "lookback"), shared_bytes),
         ),
-        *limits.copy_constraints(problem, Quantity(ring, in_flight)),
+        *limits.copy_constraints(problem, Quantity(of_stages, in_flight)),
         limits.unrolled_constraint(
             problem, Quantity(("channels_per_lane", "steps_per_lane"), lambda channels, rows: channels * rows)
         ),
@@ -252,15 +253,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     channel_lanes, channels_per_lane = candidate["channel_lanes"], candidate["channels_per_lane"]
     time_warps, rows = candidate["time_warps"], candidate["steps_per_lane"]
-    shared_map = {"ring": _ring_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
+    shared_map = {"stages": _stages_bytes(problem, channels_per_lane, time_warps, rows, candidate["stages"])}
     lookback = candidate["lookback"]
     segments = _segments(channel_lanes, time_warps)
     if exchange := _exchange_bytes(
         problem, channel_lanes, channels_per_lane, time_warps, candidate["cluster_blocks"], lookback
     ):
         shared_map["exchange"] = exchange
-    if tickets := _ticket_bytes(problem, candidate["stages"], lookback):
-        shared_map["tickets"] = tickets
+    if tile_numbers := _tile_number_bytes(problem, candidate["stages"], lookback):
+        shared_map["tile_counter"] = tile_numbers
     return limits.resident(
         problem,
         threads=time_warps * limits.WARP_LANES,
@@ -275,7 +276,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
-    taken = resources(problem, candidate)
+    block = resources(problem, candidate)
     time_warps, rows, stages = candidate["time_warps"], candidate["steps_per_lane"], candidate["stages"]
     channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
     segments_per_warp = limits.WARP_LANES // candidate["channel_lanes"]
@@ -293,35 +294,36 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
     latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
-    columns = problem.batch * -(-problem.hidden_size // taken.channels_per_block)
-    blocks, walked_at_once = cluster_blocks * columns, cluster_blocks * taken.tile_steps
-    at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, taken.blocks_per_sm)
+    columns = problem.batch * -(-problem.hidden_size // block.channels_per_block)
+    blocks, steps_at_once = cluster_blocks * columns, cluster_blocks * block.tile_steps
+    at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, block.blocks_per_sm)
     if candidate["lookback"]:
-        blocks = min(at_once, columns * -(-problem.time // taken.tile_steps))
-        walked_at_once = max(1, taken.tile_steps * blocks // columns)
+        blocks = min(at_once, columns * -(-problem.time // block.tile_steps))
+        steps_at_once = max(1, block.tile_steps * blocks // columns)
         latency_cycles += CYCLES_PER_HANDOVER
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     return cost.predicted_us(
         problem,
-        cost.Walk(
+        cost.TiledWork(
             blocks=blocks,
             at_once=at_once,
             warps=time_warps,
-            tile_steps=walked_at_once,
-            in_flight_bytes=int(taken.shared_map["ring"] * ahead / stages),
+            tile_steps=steps_at_once,
+            in_flight_bytes=int(block.shared_map["stages"] * ahead / stages),
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=elements,
             memory=MEMORY,
-            row_bytes=taken.channels_per_block * problem.precision.storage_bytes,
+            row_bytes=block.channels_per_block * problem.precision.storage_bytes,
         ),
     )
 
 
-def _family(name: str) -> Family:
+def _family(name: str, entry: str) -> Family:
     return Family(
         name=name,
-        entry=name.removesuffix("_channels"),
+        entry=entry,
+        strategy="channels",
         copies=True,
         variables=variables,
         constraints=constraints,
@@ -330,5 +332,5 @@ def _family(name: str) -> Family:
     )
 
 
-FORWARD = _family("scan_forward_channels")
-BACKWARD = _family("scan_backward_channels")
+FORWARD = _family("scan_forward_channels", entry="scan_forward")
+BACKWARD = _family("scan_backward_channels", entry="scan_backward")

@@ -1,4 +1,4 @@
-"""The cost model of a block that walks time tile by tile: terms that overlap, and what is added to them."""
+"""The cost model of a block that takes time tile by tile: terms that overlap, and what is added to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryModel:
 
     Of every value that a step reads, `wanted_per_read` times the bytes that hide an idle memory's latency are wanted in flight;
     with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each doubling.
-    `tiles_not_overlapped`: the first tile is loaded and the last one walked without overlap. Where a block reads rows of one
+    `tiles_not_overlapped`: the first tile is loaded and the last one scanned without overlap. Where a block reads rows of one
     burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
     """
 
@@ -33,8 +33,8 @@ class MemoryModel:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How one block walks time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident."""
+class TiledWork:
+    """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident."""
 
     blocks: int
     at_once: int
@@ -59,17 +59,17 @@ def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: float) -
     return float(max(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes))
 
 
-def _congestion_of_rounds(problem: Problem, walk: Walk) -> float:
+def _congestion_of_rounds(problem: Problem, work: TiledWork) -> float:
     """Return the congestion on average over the blocks: in the last round there may be few of them, with little in flight."""
 
     def of(blocks: int) -> float:
-        return blocks * _congestion(problem, walk.memory, blocks / problem.gpu.sm_count * walk.in_flight_bytes)
+        return blocks * _congestion(problem, work.memory, blocks / problem.gpu.sm_count * work.in_flight_bytes)
 
-    rounds, left = divmod(walk.blocks, walk.at_once)
-    return (rounds * of(walk.at_once) + (of(left) if left else 0.0)) / walk.blocks
+    rounds, left = divmod(work.blocks, work.at_once)
+    return (rounds * of(work.at_once) + (of(left) if left else 0.0)) / work.blocks
 
 
-def predicted_us(problem: Problem, walk: Walk) -> dict[str, float]:
+def predicted_us(problem: Problem, work: TiledWork) -> dict[str, float]:
     """Return the cost model's terms in microseconds.
 
     `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
@@ -78,19 +78,19 @@ def predicted_us(problem: Problem, walk: Walk) -> dict[str, float]:
     """
     gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
-    blocks_of_busiest_sm = math.ceil(walk.blocks / gpu.sm_count)
-    rounds = math.ceil(walk.blocks / walk.at_once)
-    tiles = math.ceil(problem.time / walk.tile_steps)
-    warp_tiles = blocks_of_busiest_sm * tiles * walk.warps
-    special = walk.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
-    narrow = 1 + walk.memory.narrow_share * BURST_BYTES / walk.row_bytes
+    blocks_of_busiest_sm = math.ceil(work.blocks / gpu.sm_count)
+    rounds = math.ceil(work.blocks / work.at_once)
+    tiles = math.ceil(problem.time / work.tile_steps)
+    warp_tiles = blocks_of_busiest_sm * tiles * work.warps
+    special = work.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
+    narrow = 1 + work.memory.narrow_share * BURST_BYTES / work.row_bytes
     overlapping = {
-        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion_of_rounds(problem, walk) * narrow * 1e6,
-        "busiest_sm": problem.traffic_bytes / walk.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
-        "issue": warp_tiles * walk.instructions / gpu.partitions_per_sm / cycles_per_us,
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * _congestion_of_rounds(problem, work) * narrow * 1e6,
+        "busiest_sm": problem.traffic_bytes / work.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
+        "issue": warp_tiles * work.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * tiles * walk.latency_cycles / cycles_per_us,
+        "chain": rounds * tiles * work.latency_cycles / cycles_per_us,
     }
-    alone = walk.memory.tiles_not_overlapped / tiles
+    alone = work.memory.tiles_not_overlapped / tiles
     ends = total_us(overlapping) * alone if alone else 0.0
     return {**overlapping, "fill_and_drain": ends, "launch": launch_us(gpu)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
 
@@ -14,31 +14,28 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can
 REGISTERS_FIXED = 38
 # The backward keeps each gate's sum over time, and its strides and pointers to more arrays.
 BACKWARD_REGISTERS_PER_GATE = 3
-# A step of the backward as it was read, and partly widened; its coefficients are made anew for each walk.
+# A step of the backward as it was read, and partly widened; its coefficients are computed again in each pass over it.
 BACKWARD_REGISTERS_PER_VALUE = 1.25
 # exp, log and tanh in fp64 are inlined code with values of their own.
 REGISTERS_OF_FP64_FUNCTIONS = 12
-# Ticket, column and workspace; in the backward they fit beside what only the second walk needs.
-FORWARD_REGISTERS_OF_SPLIT = 10
+# Tile number, column and workspace; in the backward they fit beside what only the second pass over the tile needs.
+FORWARD_REGISTERS_OF_LOOKBACK = 10
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
-# A lane reads shared memory in vectors of so many bytes, the widest access.
-VECTOR_BYTES = 16
-# Where time is split each tile costs a ticket and a packet, so that longer ones pay; beyond this, steps fill the registers.
-SPLIT_VECTORS_MAX = 4
+VECTOR_BYTES = WIDEST_COPY_BYTES  # what a lane reads of shared memory at once
+# With look-back each tile costs a tile number and a tile state, so that longer ones pay; beyond this, steps fill the registers.
+LOOKBACK_VECTORS_MAX = 4
 # Neighbouring vectors of a lane are set off by so many bytes in all, what shared memory moves at once.
 BANKS_BYTES = 128
-# A tile reads the compositions of the earlier ones of its group, a lane of the warp each.
+# A tile reads the aggregates of the earlier ones of its group, a lane of the warp each.
 GROUP_TILES = limits.WARP_LANES
-# To publish and to read are trips through L2, about 270 cycles each (arXiv 2402.13499), as is every ticket of the first stages.
-CYCLES_PER_L2_TRIP = 270.0
-# Tickets are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
-TICKETS_PER_US = 800.0
+# Tile numbers are taken off one address, in L2 one after the other; an estimate, of one in two cycles.
+TILE_NUMBERS_PER_US = 800.0
 # What follows was fitted to the candidates of 32 passes of problems on an H200 (docs/lab-notes.md).
 INSTRUCTIONS_PER_COPY = 19.0  # address and predicate of one asynchronous piece
 INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
-INSTRUCTIONS_PER_FOLD = 3.0  # a warp's composition of one state read from shared memory, and applied
-INSTRUCTIONS_PER_HANDOVER = 1500.0  # a ticket, its column's constants, the packets waited for, and one more scan of the warp
+INSTRUCTIONS_PER_FOLD = 3.0  # a warp's aggregate of one state read from shared memory, and applied
+INSTRUCTIONS_PER_HANDOVER = 1500.0  # a tile number, its column's constants, the tile states waited for, and one more warp scan
 CYCLES_PER_TILE = 54.0
 CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
 CYCLES_PER_BARRIER_WARP = 50.0
@@ -58,13 +55,13 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         "steps_per_lane": (1, 2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
-        "lookback": (0, 1) if problem.regime.few_channels else (0,),
+        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
     }
 
 
 def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
     cell = problem.cell
-    words = problem.precision.arithmetic_bytes // 4
+    words = problem.registers_per_value
     per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
     fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
     if problem.kernel_pass == "backward":
@@ -72,17 +69,17 @@ def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
         return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
-    return fixed + lookback * FORWARD_REGISTERS_OF_SPLIT + words * (steps_per_lane * kept + per_lane)
+    return fixed + lookback * FORWARD_REGISTERS_OF_LOOKBACK + words * (steps_per_lane * kept + per_lane)
 
 
 def _result_count(problem: Problem) -> int:
     """Values written of every step that leave through shared memory."""
     if problem.kernel_pass == "backward":
         return len(problem.cell.gates)
-    return 1 + (len(problem.cell.states) if problem.regime.kept_states == "storage" else 0)
+    return 1 + (len(problem.cell.states) if problem.specialization.states_out == "storage" else 0)
 
 
-def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
+def _stages_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
     """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other.
 
     The backward also copies, for every state, a piece with the step beside the tile.
@@ -94,7 +91,7 @@ def _ring_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: i
 
 
 def _exchange_bytes(problem: Problem, time_warps: int) -> int:
-    """What warps of a column tell each other: compositions (a, b) of their tiles of two rounds, in the backward also sums."""
+    """Bytes of the exchange between warps of a column: aggregates (a, b) of two rounds, in the backward also sums."""
     if time_warps == 1:
         return 0
     cell = problem.cell
@@ -103,15 +100,15 @@ def _exchange_bytes(problem: Problem, time_warps: int) -> int:
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    ring = ("warps", "time_warps", "steps_per_lane", "stages")
+    of_stages = ("warps", "time_warps", "steps_per_lane", "stages")
     storage_bytes = problem.precision.storage_bytes
     return (
         Constraint(
             "vectors_per_lane",
-            f"a lane holds its steps as one {VECTOR_BYTES}-byte vector, where time is split as up to {SPLIT_VECTORS_MAX}",
+            f"a lane holds its steps as one {VECTOR_BYTES}-byte vector, with look-back as up to {LOOKBACK_VECTORS_MAX}",
             ("steps_per_lane", "lookback"),
             lambda steps_per_lane, _: steps_per_lane * storage_bytes,
-            lambda _, lookback: VECTOR_BYTES * (SPLIT_VECTORS_MAX if lookback else 1),
+            lambda _, lookback: VECTOR_BYTES * (LOOKBACK_VECTORS_MAX if lookback else 1),
             "bytes",
         ),
         *limits.hardware_constraints(
@@ -119,17 +116,17 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             Quantity(("warps", "time_warps"), lambda warps, time_warps: warps * time_warps * limits.WARP_LANES),
             Quantity(("steps_per_lane", "lookback"), lambda steps, lookback: _registers(problem, steps, lookback)),
             Quantity(
-                ring,
+                of_stages,
                 lambda warps, time_warps, steps, stages: (
-                    _ring_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
+                    _stages_bytes(problem, warps, time_warps, steps, stages) + _exchange_bytes(problem, time_warps)
                 ),
             ),
         ),
         *limits.copy_constraints(
             problem,
             Quantity(
-                ring,
-                lambda warps, time_warps, steps, stages: _ring_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
+                of_stages,
+                lambda warps, time_warps, steps, stages: _stages_bytes(problem, warps, time_warps, steps, max(1, stages - 1)),
             ),
         ),
         Constraint(
@@ -142,7 +139,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "one_split_of_time",
-            "time is split over the warps of a block, or over any warps that take tickets",
+            "time is split over the warps of a block, or over any warps, by look-back",
             ("time_warps", "lookback"),
             lambda time_warps, lookback: time_warps if lookback else 1,
             lambda *_: 1,
@@ -150,7 +147,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "overlap",
-            "with cp.async one stage is dominated: its slot is filled again only when its tile has been read, if not walked",
+            "with cp.async one stage is dominated: it is filled again only when its tile has been read, if not scanned",
             ("stages",),
             lambda _: 2 if can_copy_asynchronously(problem) else 1,
             lambda stages: stages,
@@ -163,7 +160,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
-    shared_map = {"ring": _ring_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
+    shared_map = {"stages": _stages_bytes(problem, warps, time_warps, steps_per_lane, candidate["stages"])}
     if exchange := _exchange_bytes(problem, time_warps):
         shared_map["exchange"] = exchange
     return limits.resident(
@@ -178,11 +175,11 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
-    taken = resources(problem, candidate)
+    block = resources(problem, candidate)
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
     lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
     streams = problem.cell.read_count + problem.cell.written_count
-    pieces = steps_per_lane * storage_bytes / problem.regime.alignment_bytes
+    pieces = steps_per_lane * storage_bytes / problem.specialization.alignment_bytes
     shuffles = SHUFFLES * len(problem.cell.states)
     exchanges = time_warps > 1
     folds = time_warps * len(problem.cell.states) if exchanges else 0
@@ -197,46 +194,47 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         CYCLES_PER_TILE
         + instructions * CYCLES_PER_INSTRUCTION
         + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
-        + lookback * 2 * CYCLES_PER_L2_TRIP
+        + lookback * 2 * gpu_rates.CYCLES_PER_L2_TRIP
     )
     columns = problem.batch * problem.hidden_size
-    tickets = columns * -(-problem.time // taken.tile_steps)
-    blocks, walked_at_once = -(-columns // warps), taken.tile_steps
+    tiles = columns * -(-problem.time // block.tile_steps)
+    blocks, steps_at_once = -(-columns // warps), block.tile_steps
     if lookback:
-        # All resident warps share the tiles of all columns: so many steps of every column are walked at once.
-        blocks = min(problem.gpu.sm_count * taken.blocks_per_sm, -(-tickets // warps))
-        walked_at_once = max(1, taken.tile_steps * blocks * warps // columns)
+        # All resident warps share the tiles of all columns: so many steps of every column are in progress at once.
+        blocks = min(problem.gpu.sm_count * block.blocks_per_sm, -(-tiles // warps))
+        steps_at_once = max(1, block.tile_steps * blocks * warps // columns)
     terms = cost.predicted_us(
         problem,
-        cost.Walk(
+        cost.TiledWork(
             blocks=blocks,
-            at_once=problem.gpu.sm_count * taken.blocks_per_sm,
+            at_once=problem.gpu.sm_count * block.blocks_per_sm,
             warps=warps * time_warps,
-            tile_steps=walked_at_once,
-            in_flight_bytes=taken.shared_map["ring"],
+            tile_steps=steps_at_once,
+            in_flight_bytes=block.shared_map["stages"],
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
             memory=MEMORY,
-            row_bytes=taken.tile_steps * storage_bytes,
+            row_bytes=block.tile_steps * storage_bytes,
         ),
     )
     if not lookback:
         return terms
-    first_tickets_us = stages * CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
+    first_numbers_us = stages * gpu_rates.CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)
     return {
         **terms,
-        "tickets": tickets / TICKETS_PER_US,
-        "fill_and_drain": terms["fill_and_drain"] + first_tickets_us,
+        "tile_counter": tiles / TILE_NUMBERS_PER_US,
+        "fill_and_drain": terms["fill_and_drain"] + first_numbers_us,
         # The workspace is filled by a launch of its own.
         "launch": 2 * terms["launch"],
     }
 
 
-def _family(name: str) -> Family:
+def _family(name: str, entry: str) -> Family:
     return Family(
         name=name,
-        entry=name.removesuffix("_time"),
+        entry=entry,
+        strategy="time",
         copies=True,
         variables=variables,
         constraints=constraints,
@@ -245,5 +243,5 @@ def _family(name: str) -> Family:
     )
 
 
-FORWARD = _family("scan_forward_time")
-BACKWARD = _family("scan_backward_time")
+FORWARD = _family("scan_forward_time", entry="scan_forward")
+BACKWARD = _family("scan_backward_time", entry="scan_backward")

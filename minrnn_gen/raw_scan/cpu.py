@@ -75,10 +75,10 @@ def _coefficients(recurrence: Recurrence, part: Values) -> Values:
     return coefficients
 
 
-def _state(recurrence: Recurrence, given: Array | None) -> Values:
-    if given is None:
+def _state(recurrence: Recurrence, array: Array | None) -> Values:
+    if array is None:
         return numpy.zeros(recurrence.sequences, _arithmetic(recurrence))
-    state: Values = as_numpy(given).reshape(recurrence.sequences)
+    state: Values = as_numpy(array).reshape(recurrence.sequences)
     return state
 
 

@@ -18,7 +18,7 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
-from minrnn_gen.plan.kernel_plan import Regime
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run import dense
 from minrnn_gen.run.scan import DeviceRun
@@ -43,12 +43,12 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
     compiled, cell = [], kernel.built[0].cell
 
-    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
-        compiled.append((kernel_pass, regime))
-        plan = builder.solve(kernel_pass, regime).plan()
+    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+        compiled.append((kernel_pass, specialization))
+        plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
-    # Nor is the kernel of the hinted regime, which is for host arrays, ever launched.
+    # Nor is the kernel of the hinted specialization, which is for host arrays, ever launched.
     kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
@@ -59,7 +59,7 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
             batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
             y, _, saved = kernel.forward(np.zeros(kernel.contract.shape(kernel.contract.x_axes, batch, time), np.float32))
             kernel.backward(saved, y)
-    counted = Counter((kernel_pass, regime.alignment_bytes) for kernel_pass, regime in compiled)
+    counted = Counter((kernel_pass, specialization.alignment_bytes) for kernel_pass, specialization in compiled)
     assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
     # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
@@ -76,9 +76,9 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
     compiled, cell = Counter[str](), kernel.built[0].cell
 
-    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         compiled[kernel_pass] += 1
-        plan = builder.solve(kernel_pass, regime).plan()
+        plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     kernel._on_device._built.clear()
@@ -104,20 +104,20 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
     cell, begun, compiled = kernel.built[0].cell, threading.Event(), Counter[str]()
 
-    def build(builder: Builder, kernel_pass: KernelPass, regime: Regime) -> BuiltKernel:
+    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
         compiled[kernel_pass] += 1
         if kernel_pass == "backward":
             begun.set()
             if fails:
                 raise CompileFailed("no candidate kept what its plan promised")
         assert begun.wait(10)  # the forward is not there before the backward was begun
-        plan = builder.solve(kernel_pass, regime).plan()
+        plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
-    run, hinted = kernel._on_device, kernel._builder.hinted_regime
+    run, hinted = kernel._on_device, kernel._builder.hinted_specialization
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
         inside.setattr(DeviceRun, "_load", LOAD)
         kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))

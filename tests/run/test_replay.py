@@ -1,13 +1,14 @@
-"""A call of a form that was met before does what the first one did, on its own arrays; whatever differs is looked at anew."""
+"""A call whose key was met before does what the first one did, on its own arrays; whatever differs is looked at anew."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,22 +22,20 @@ from support.persistent_on_cpu import persistent_kernels
 from support.sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, assert_close, cell_named, kernel_of
 from support.uncompiled_kernels import compiled_for_host
 
-from minrnn_gen import kernel
-from minrnn_gen.call.address import Address, Gap
-from minrnn_gen.call.arguments import Given
+from minrnn_gen.call.address import Address, PointerDifference
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.key import read
+from minrnn_gen.call.key import keyed
+from minrnn_gen.call.results import StepResult
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import cublas, memory, stream
 from minrnn_gen.gpu.cublas import Product, factor
-from minrnn_gen.plan.kernel_plan import Regime
-from minrnn_gen.run import replay
-from minrnn_gen.run.dense import DenseRun
-from minrnn_gen.run.replay import Steps, Tapes
-from minrnn_gen.run.scan import DeviceRun
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.run import executor, replay
+from minrnn_gen.run.replay import TraceCache, TraceRecorder
 from minrnn_gen.run.scan_launch import Launch
-from minrnn_gen.run.slots import read_call
-from minrnn_gen.run.stepwise import AlternatingWalk
+from minrnn_gen.run.stepwise import StepwiseRun
 
 INPUTS = 4
 
@@ -63,7 +62,7 @@ def count_checks(patch: pytest.MonkeyPatch) -> list[str]:
 
     found: list[str] = []
     for name in ("check_call", "check_gradient"):
-        patch.setattr(kernel, name, counted(name, getattr(kernel, name), found))
+        patch.setattr(executor, name, counted(name, getattr(executor, name), found))
     return found
 
 
@@ -96,7 +95,7 @@ def arguments_of(model: str, layout: str, direction: str, projects: bool, given:
     with_dstate=st.booleans(),
     given_arrays=st.frozensets(st.sampled_from(("bias", "state", "resets"))),
 )
-def test_what_is_played_again_is_what_the_host_does(
+def test_what_is_replayed_is_what_the_host_does(
     layout: str, direction: str, model: str, projects: bool, keeps: bool, with_dstate: bool, given_arrays: frozenset[str]
 ) -> None:
     sized = {"input_size": INPUTS} if projects else {}
@@ -125,30 +124,37 @@ def test_what_is_played_again_is_what_the_host_does(
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("model", ["min_gru", "qrnn"])
-def test_arrays_in_one_order_are_a_call_of_a_form_met_before(model: str, training: bool) -> None:
+def test_arrays_by_slot_are_a_call_whose_key_was_met_before(model: str, training: bool) -> None:
     """y, states and what a backward needs as `forward` has them; nothing before, nor where the spec has no training."""
     one = kernel_of(model, training=training)
-    arguments = as_tensors(arguments_of(model, "BTD", "forward", False, frozenset(("bias", "state", "resets")), 0))
-    parameters = [arguments["parameters"][name] for name in one.parameters] if one.parameters else []
-    rest = (*(arguments["state"][name] for name in one.states), *parameters)
-    arrays = (arguments["x"], None, None, arguments["bias"], None, arguments["resets"], *rest)
+    given = as_tensors(arguments_of(model, "BTD", "forward", False, frozenset(("bias", "state", "resets")), 0))
+    arrays = CallArguments(**given).flat(one.interface)
 
     def assert_same_results(found: Any, *expected: Any) -> None:
         assert found is not None
-        y, states, others = found
-        assert len(others) == len(expected) - 1 - len(states)
-        for each, other in zip((y, *states, *others), expected, strict=True):
+        for each, other in zip((found.y, *found.final, *found.saved), expected, strict=True):
             assert_close(as_arrays(each), as_arrays(other))
 
     with as_if_on_a_device(one):
-        assert one.again(arrays, False, False) is None
-        y, state = one(**arguments)
-        assert_same_results(one.again(arrays, False, False), y, *state.values())
+        assert one.executor.replay_forward(arrays, False, saves=False) is None
+        y, state = one(**given)
+        assert_same_results(one.executor.replay_forward(arrays, False, saves=False), y, *state.values())
         if training:
-            y, state, saved = one.forward(**arguments)
-            assert_same_results(one.again(arrays, True, False), y, *state.values(), *saved.arrays())
+            y, state, saved = one.forward(**given)
+            found = one.executor.replay_forward(arrays, False, saves=True)
+            assert_same_results(found, y, *state.values(), *saved.arrays())
         else:
-            assert one.again(arrays, True, False) is None
+            assert one.executor.replay_forward(arrays, False, saves=True) is None
+
+
+def test_arguments_and_their_flat_order_are_one_to_one() -> None:
+    one = kernel_of("rg_lru", input_size=INPUTS)
+    given = arguments_of("rg_lru", "BTD", "forward", True, frozenset(("bias", "state", "resets")), 0)
+    for absent in ({}, {"state": None}, {"bias": None, "resets": None}):
+        arguments = CallArguments(**(given | absent))
+        assert CallArguments.from_flat(one.interface, arguments.flat(one.interface)) == arguments
+    for wrong in ({"state": {}}, {"state": {"g": given["x"]}}, {"parameters": {**given["parameters"], "other": given["x"]}}):
+        assert CallArguments(**(given | wrong)).flat(one.interface) is None
 
 
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
@@ -165,53 +171,60 @@ def test_what_a_backward_needs_is_arrays(
 ) -> None:
     """A backward from the arrays of a forward alone, wherever they were in between, is that of what the forward saved."""
     one = kernel_of(model, direction, layout, **({"input_size": INPUTS} if projects else {}))
-    channels = HIDDEN * len(one.contract.runs_reversed)
+    channels = HIDDEN * len(one.interface.runs_reversed)
     for seed in range(2):
         arguments = arguments_of(model, layout, direction, projects, given_arrays, seed)
         dy = np.ascontiguousarray(np.random.default_rng(seed).normal(size=(2, 5, channels)).transpose(Y_ORDERS[layout]))
         y, _, saved = one.forward(**arguments, all_states=keeps)
         expected, final = one.backward(saved, dy), one(**arguments)[1]
-        assert_forms(one, saved.arrays(), keeps, on_host=True)
+        assert_layouts(one, saved.arrays(), keeps, on_cpu=True)
         assert_close(dict(zip(one.states, saved.final(), strict=True)), final)
-        assert_close(one.backward(one.saved_from(Given(**arguments), y, saved.arrays(), keeps), dy), expected)
+        restored = one.executor.restore(CallArguments(**arguments), y, saved.arrays(), keeps)
+        assert_close(one.backward(restored, dy), expected)
         with as_if_on_a_device(one), pytest.MonkeyPatch.context() as patch:
             tensors = as_tensors(arguments)
             y_found, _, saved = one.forward(**tensors, all_states=keeps)
             arrays = saved.arrays()
             assert_close(as_arrays(dict(zip(one.states, saved.final(), strict=True))), final)
-            checks = count_checks(patch)
-            restored = one.saved_from(Given(**tensors), y_found, arrays, keeps)
+            checks, restore = count_checks(patch), partial(one.executor.restore, CallArguments(**tensors))
+            restored = restore(y_found, arrays, keeps)
             assert checks == []
-            patch.setattr(one._on_device, "tape_of", lambda _: None)
-            looked_at = one.saved_from(Given(**tensors), y_found, arrays, keeps)
-            assert_forms(one, arrays, keeps, on_host=False)
+            with pytest.raises(BadInput, match="that the forward of this kernel saved"):
+                restore(y_found, (*arrays, y_found), keeps)
+            patch.setattr(one.executor.gpu.forwards, "find", lambda _: None)
+            looked_at = restore(y_found, arrays, keeps)
+            assert_layouts(one, arrays, keeps, on_cpu=False)
             for each in (restored, looked_at):
                 assert_close(as_arrays(one.backward(each, Tensor(dy))), expected)
             with pytest.raises(BadInput, match="y has strides"):
-                one.saved_from(Given(**tensors), Tensor(y_found.values.repeat(2, 0)[::2]), arrays, keeps)
+                restore(Tensor(y_found.values.repeat(2, 0)[::2]), arrays, keeps)
             with pytest.raises(BadInput, match="that the forward of this kernel saved"):
-                one.saved_from(Given(**tensors), y_found, (*arrays, y_found), keeps)
+                restore(y_found, (*arrays, y_found), keeps)
 
 
-def assert_forms(one: kernel.Kernel, arrays: Any, keeps: bool, on_host: bool) -> None:
-    forms = tuple((each.shape, str(each.dtype).removeprefix("torch.")) for each in arrays)
-    assert one.saved_forms(2, 5, on_host=on_host, all_states=keeps) == forms
+def assert_layouts(one: Kernel, arrays: Any, keeps: bool, on_cpu: bool) -> None:
+    layouts = tuple((each.shape, str(each.dtype).removeprefix("torch.")) for each in arrays)
+    assert one.executor.saved_layouts(2, 5, on_cpu=on_cpu, all_states=keeps) == layouts
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.parametrize("is_persistent", [True, False])
-def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(
+def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
     monkeypatch: pytest.MonkeyPatch, checked: list[str], tmp_path: Path, is_persistent: bool
 ) -> None:
     hidden, batch, time = 16, 3, 5
-    code = persistent_kernels(tmp_path, "lstm", hidden, 1, "fp64", Regime(16), "tf32x3", False, False, cluster_blocks=1).code(
-        "forward"
-    )
+    code = persistent_kernels(
+        tmp_path, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
+    ).code("forward")
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
     plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward")
     walked: list[Any] = []
-    monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
-    monkeypatch.setattr(AlternatingWalk, "run", lambda *_: walked.append(1))
+
+    def run(_: StepwiseRun, recorder: TraceRecorder, *_others: Any) -> None:
+        recorder.stop()
+        walked.append(1)
+
+    monkeypatch.setattr(StepwiseRun, "run", run)
 
     def launch(_like: Any, blocks: int, _threads: int, arguments: Any) -> None:
         code.run(blocks, arguments)
@@ -227,24 +240,24 @@ def test_a_dense_cell_is_played_again_where_one_launch_takes_all_steps(
         if is_persistent:
             assert_close(as_arrays(y), expected)
             assert_close(as_arrays(final), states)
-    # Looked at once, and then again only where nothing was noted down.
+    # Looked at once, and then again only where nothing was recorded.
     assert checked.count("check_call") == 3 + (1 if is_persistent else 3)
 
 
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_step_is_launched_again_on_its_own_arrays(
-    monkeypatch: pytest.MonkeyPatch, checked: list[str], model: str, with_state: bool
-) -> None:
+def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: str, with_state: bool) -> None:
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    plan = SimpleNamespace(entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, regime=Regime(16), variables={})
-    monkeypatch.setattr(DeviceRun, "_load", lambda *_: (loaded, plan))
+    plan = SimpleNamespace(
+        entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, specialization=Specialization(16), variables={}
+    )
     seen = []
     for seed in range(2):
         arguments = arguments_of(model, "BTD", "forward", False, frozenset({"bias", "state"} if with_state else {"bias"}), seed)
         x, *rest = (as_tensors(each) for each in (arguments.pop("x")[:, 2].astype("f"), single(arguments)))
-        y, state = one.step(x, **rest[0])
+        with as_if_on_a_device(one, lambda *_: (loaded, plan)):
+            y, state = one.step(x, **rest[0])
         named = {"x": x, "bias": rest[0]["bias"], "y": y}
         named |= {f"initial {name}": each for name, each in rest[0].get("state", {}).items()}
         named |= {f"final {name}": each for name, each in state.items()} | rest[0]["parameters"]
@@ -257,11 +270,10 @@ def test_a_step_is_launched_again_on_its_own_arrays(
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_so_is_a_step_of_a_dense_cell(monkeypatch: pytest.MonkeyPatch, checked: list[str], with_state: bool) -> None:
+def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> None:
     one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
-    plan = one._builder.solve("step", replace(one.plan.regime, short=True)).plan()
+    plan = one.builder.solve("step", replace(one.plan.specialization, short_sequences=True)).plan()
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    monkeypatch.setattr(DenseRun, "_compiled", lambda *_: (b"", plan))
     seen = []
     for _ in range(2):
         x, R, bias = np.zeros((3, 4, 16)), np.zeros((4, 1, 16, 16)), np.zeros((4, 16))
@@ -367,20 +379,20 @@ def test_memory_that_is_aligned_otherwise_gets_another_kernel(checked: list[str]
     assert checked == ["check_call"] * 4  # on the host, for the first, and for both elsewhere
 
 
-def test_forms_are_held_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "TAPES_HELD", 3)
-    one, tapes = kernel_of("min_gru"), Tapes()
-    monkeypatch.setattr(one._on_device, "_tapes", tapes)
+def test_traces_are_held_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "TRACES_HELD", 3)
+    one, traces = kernel_of("min_gru"), TraceCache()
     for steps in (1, 2, 3, 4, 5, 6, 1, 2, 6):
         x = np.random.default_rng(steps).normal(size=(1, steps, 2, HIDDEN))
         expected, _ = one(x)
-        with as_if_on_a_device(one):
+        with as_if_on_a_device(one), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one.executor.gpu, "forwards", traces)
             y, _ = one(Tensor(x))
-        assert 1 <= len(tapes._tapes) <= 3
+        assert 1 <= len(traces) <= 3
         assert_close(as_arrays(y), expected)
 
 
-def test_threads_share_a_tape_and_not_their_arrays() -> None:
+def test_threads_share_a_trace_and_not_their_arrays() -> None:
     one = kernel_of("min_gru")
     failures: list[BaseException] = []
 
@@ -418,64 +430,71 @@ class Launched:
         self.arguments.append(list(arguments))
 
 
-def steps_on(*tensors: Tensor) -> tuple[Steps, list[Array]]:
-    reading = read(("test",), tensors)
-    arrays = [memory.inspect(one, "x").numbered(number) for number, one in enumerate(tensors)]
-    return Steps(arrays[0], reading), arrays
+def recorder_on(*tensors: Tensor) -> tuple[TraceRecorder, list[Array]]:
+    arrays = [memory.inspect(one, "x").with_slot(slot) for slot, one in enumerate(tensors)]
+    return TraceRecorder(arrays[0], keyed("test", [*tensors])), arrays
+
+
+class Nothing(NamedTuple):
+    """The result of a run that has none."""
+
+    def mapped(self, _change: Any) -> Nothing:
+        return self
 
 
 @given(offsets=st.lists(st.integers(0, 40), min_size=2, max_size=2), bytes_in=st.integers(0, 5))
-def test_pointers_into_arrays_and_gaps_between_them_move_with_the_arrays(offsets: list[int], bytes_in: int) -> None:
-    tapes, loaded = Tapes(), Launched()
+def test_pointers_into_arrays_and_differences_between_them_are_rebound(offsets: list[int], bytes_in: int) -> None:
+    traces, loaded = TraceCache(), Launched()
     for again in range(2):
         whole = np.zeros(100)
         a, b = (Tensor(whole[2 * offset + 10 * again :][:4]) for offset in offsets)
-        reading = read(("test",), (a, b))
-        played = tapes.play(reading)
-        assert (played is not None) == bool(again)
-        if played is None:
-            steps, (first, second) = steps_on(a, b)
-            arguments = (first.address + bytes_in, 3, Gap(first.pointer, second.pointer, 8), second.address, 0)
-            steps.launch(loaded, Launch(1, arguments), 32)
-            tapes.keep(steps.played((), None))
+        replayed = traces.replay(keyed("test", [a, b]))
+        assert (replayed is not None) == bool(again)
+        if replayed is None:
+            recorder, (first, second) = recorder_on(a, b)
+            difference = PointerDifference(first.pointer, second.pointer, 8)
+            recorder.launch(loaded, Launch(1, (first.address + bytes_in, 3, difference, second.address, 0)), 32)
+            traces.keep(recorder.finish(Nothing(), None))
         gap = (b.data_ptr() - a.data_ptr()) // 8
         assert loaded.arguments.pop() == [a.data_ptr() + bytes_in, 3, gap, b.data_ptr(), 0]
 
 
-def test_what_is_launched_on_arrays_of_unknown_origin_is_not_noted_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_launched_on_arrays_of_unknown_origin_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Tensor(X)
     copied = Tensor(X.copy())
-    for unknown in (Address(copied.data_ptr()), Gap(x.data_ptr(), copied.data_ptr(), 8)):
-        steps, (first,) = steps_on(x)
-        steps.launch(Launched(), Launch(1, (first.address, unknown)), 32)
-        assert steps.played((), None) is None
-    steps, _ = steps_on(x)
+    for unknown in (Address(copied.data_ptr()), PointerDifference(x.data_ptr(), copied.data_ptr(), 8)):
+        recorder, (first,) = recorder_on(x)
+        recorder.launch(Launched(), Launch(1, (first.address, unknown)), 32)
+        assert recorder.finish(Nothing(), None) is None
+    recorder, _ = recorder_on(x)
     unknown_too = factor(memory.inspect(copied, "copied"), 1)
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
     monkeypatch.setattr(stream, "current_stream", lambda _: 0)
-    steps.multiply(Product(1, 1, 1, unknown_too, unknown_too, unknown_too))
-    assert steps.played((), None) is None
-    steps, _ = steps_on(x)
-    assert steps.played((memory.inspect(copied, "copied"),), None) is None
+    recorder.multiply(Product(1, 1, 1, unknown_too, unknown_too, unknown_too))
+    assert recorder.finish(Nothing(), None) is None
+    recorder, _ = recorder_on(x)
+    assert recorder.finish(StepResult(memory.inspect(copied, "copied"), ()), None) is None
+    recorder, _ = recorder_on(x)
+    assert recorder.finish(Nothing(), None) is not None
 
 
 def test_a_workspace_is_filled_for_every_launch_and_kept_for_none() -> None:
-    tapes, filled = Tapes(), []
+    traces, filled = TraceCache(), []
     loaded = SimpleNamespace(launch=lambda *_: None)
     for _ in range(2):
         x = Tensor(X)
-        played = tapes.play(read(("test",), (x,)))
-        if played is None:
-            steps, (first,) = steps_on(x)
-            workspace = steps.workspace(24)
+        replayed = traces.replay(keyed("test", [x]))
+        if replayed is None:
+            recorder, (first,) = recorder_on(x)
+            workspace = recorder.workspace(24)
             assert workspace is not None
             filled.append(bytes(workspace.owner.values))
-            result = steps.new_array((3,), "float64", fill=0)
-            steps.launch(loaded, Launch(1, (first.address, workspace.address, result.address)), 32)
-            played = tapes.keep(steps.played((result,), None))
-        assert played is not None
-        assert (played.results[0].values == 0).all()
-        assert played.arrays == [x, None, played.results[0]]
+            result = recorder.new_array((3,), "float64", fill=0)
+            recorder.launch(loaded, Launch(1, (first.address, workspace.address, result.address)), 32)
+            replayed = traces.keep(recorder.finish(StepResult(result, ()), None))
+        assert replayed is not None
+        assert (replayed.result.y.values == 0).all()
+        assert replayed.arrays == [x, None, replayed.result.y]
     assert filled == [b"\xff" * 24]
 
 
@@ -485,9 +504,8 @@ def test_a_call_costs_the_host_little() -> None:
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
     sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
     loaded = Launched()
-    plan = SimpleNamespace(entry="scan_forward", layout="BTD", regime=Regime(16), variables={}, **sizes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceRun, "_load", lambda *_: (loaded, plan))
+    plan = SimpleNamespace(entry="scan_forward", layout="BTD", specialization=Specialization(16), variables={}, **sizes)
+    with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")
         for _ in range(20):
             started = time.perf_counter()
@@ -497,19 +515,19 @@ def test_a_call_costs_the_host_little() -> None:
     assert best < 250e-6
 
 
-def test_every_array_has_the_number_that_it_was_read_under() -> None:
+def test_every_array_has_the_slot_that_it_was_keyed_under() -> None:
     one, random = kernel_of("gru", precision="fp32", input_size=INPUTS), np.random.default_rng(0)
     shapes = {"x": (2, 5, INPUTS), "R": (3, 1, HIDDEN, HIDDEN), "weight": (3 * HIDDEN, INPUTS), "bias": (3, HIDDEN)}
     shapes |= {"recurrent_bias": (3, 1, HIDDEN)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     state, resets = {"h": np.zeros((2, HIDDEN), np.float32)}, np.zeros((2, 5), bool)
-    given = Given(**as_tensors(arrays | {"state": state, "resets": resets}))
-    reading = read_call(one.contract, ("forward", "none"), given)
-    assert reading is not None
-    call = one._checked(given, reading)
+    given = CallArguments(**as_tensors(arrays | {"state": state, "resets": resets}))
+    call_key = keyed("forward", given.flat(one.interface))
+    assert call_key is not None
+    call = one.executor.checked(given).with_slots(call_key)
     checked = {name: getattr(call, name) for name in shapes} | {"resets": call.sequences.resets}
     for name, array in checked.items():
-        assert reading.arrays[array.address.number] is array.owner is getattr(given, name), name
-    assert reading.arrays[call.initial[0].address.number] is given.state["h"]
-    without = read_call(one.contract, ("forward", "none"), given._replace(recurrent_bias=None))
-    assert without is not None and without.form != reading.form
+        assert call_key.arrays[array.address.slot] is array.owner is getattr(given, name), name
+    assert call_key.arrays[call.initial[0].address.slot] is given.state["h"]
+    without = keyed("forward", given._replace(recurrent_bias=None).flat(one.interface))
+    assert without is not None and without.key != call_key.key

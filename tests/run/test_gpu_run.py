@@ -1,4 +1,4 @@
-"""What a GPU is told to do, carried out on the host by the addresses and strides alone, is what the CPU target does."""
+"""What runs launch on a GPU, carried out on the host by the addresses and strides alone, is what the CPU target does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from support.fake_device import as_if_on_a_device
 from support.kernel_inputs import LAYOUTS
 from support.sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, assert_close, cases, kernel_of
 
-from minrnn_gen.call.arguments import Given
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory, stream
-from minrnn_gen.run.scan import DeviceRun
 
 INPUTS = 4
 
@@ -78,36 +77,35 @@ def test_launches_do_what_the_host_does(
         y_found, state_found, saved = kernel.forward(**arguments, all_states=keeps)
         dstate = None if not any(one.any() for one in dfinal.values()) else dfinal
         found = kernel.backward(saved, incoming, dstate)
-        from_arrays = kernel.saved_from(Given(**arguments), y_found, saved.arrays(), keeps)
+        from_arrays = kernel.executor.restore(CallArguments(**arguments), y_found, saved.arrays(), keeps)
         assert_close(kernel.backward(from_arrays, incoming, dstate), found)
     assert_close(y_found, y)
     assert_close(state_found, state)
     assert_close(found, expected)
 
     kept = "storage" if keeps or model != "min_gru" else "none"
-    for kernel_pass, regime in launched:
-        assert regime.resets == ("resets" in arguments)
-        assert regime.kept_states == (kept if kernel_pass == "forward" else "none")
+    for kernel_pass, specialization in launched:
+        assert specialization.resets == ("resets" in arguments)
+        assert specialization.states_out == (kept if kernel_pass == "forward" else "none")
     if launched:  # there are sequences
         directions = {"forward": {False}, "reverse": {True}, "bidirectional": {False, True}}[direction]
-        assert {regime.reverse for _, regime in launched} == directions
+        assert {specialization.reverse for _, specialization in launched} == directions
 
 
 def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_caller() -> None:
     kernel, x = kernel_of("qrnn", precision="bf16"), np.zeros((2, 3, 3, HIDDEN), ml_dtypes.bfloat16)
     kept = []
 
-    def load(_: DeviceRun, kernel_pass: str, regime: Any) -> Any:
-        kept.append((kernel_pass, regime.kept_states))
+    def load(kernel_pass: str, specialization: Any) -> Any:
+        kept.append((kernel_pass, specialization.states_out))
         sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
-        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", regime=regime, variables={}, **sizes)
+        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", specialization=specialization, variables={}, **sizes)
         return SimpleNamespace(launch=lambda *_: None), plan
 
-    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceRun, "_load", load)
+    with as_if_on_a_device(kernel, load):
         for keeps, dtype in ((True, "float32"), (False, "bfloat16")):
             y, state, saved = kernel.forward(x, all_states=keeps)
-            assert [one.dtype for one in saved.open_for(kernel).outputs.kept] == [dtype]
+            assert [one.dtype for one in saved.open_for(kernel.executor).outputs.kept] == [dtype]
             assert state["c"].dtype == np.float32 and (state["c"].shape == y.shape) == keeps
             kernel.backward(saved, y)
     assert kept == [("forward", "arithmetic"), ("backward", "none"), ("forward", "storage"), ("backward", "none")]

@@ -1,0 +1,76 @@
+"""The results of a call by name: arrays of a library, or, where a call is recorded, the slots of such arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+
+class Result(Protocol):
+    """Named results; `mapped` returns the same names with every entry changed, None where there is none."""
+
+    def mapped(self, change: Callable[[Any], Any], /) -> Self: ...
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+class ForwardResult(NamedTuple):
+    """What a forward gives: y, the states after every step where they are written (else empty), the final states.
+
+    `projected` are the pre-activations, where x was projected.
+    """
+
+    y: Any
+    states: tuple[Any, ...]
+    final: tuple[Any, ...]
+    projected: Any = None
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """What a backward reads beside the arrays of the call and y."""
+        return self.states if self.projected is None else (*self.states, self.projected)
+
+    def mapped(self, change: Callable[[Any], Any]) -> ForwardResult:
+        """Return the results with every entry changed."""
+        y, states, final, projected = self
+        return ForwardResult(
+            change(y), tuple(map(change, states)), tuple(map(change, final)), None if projected is None else change(projected)
+        )
+
+
+class StepResult(NamedTuple):
+    """What a single step gives: y and the states."""
+
+    y: Any
+    final: tuple[Any, ...]
+
+    def mapped(self, change: Callable[[Any], Any]) -> StepResult:
+        """Return the results with every entry changed."""
+        y, final = self
+        return StepResult(change(y), tuple(map(change, final)))
+
+
+class BackwardResult(NamedTuple):
+    """What a backward writes: gradients of x and of the initial states; of others, sums that are not added up yet, or None.
+
+    `sums` [runs, parts, gates + recurrent gates + parameters, batch, hidden] of biases and parameters; `weight` [gates *
+    hidden, input]; `R` [runs, heads, gates, D, D].
+    """
+
+    x: Any
+    initial: tuple[Any, ...]
+    sums: Any = None
+    weight: Any = None
+    R: Any = None
+
+    def mapped(self, change: Callable[[Any], Any]) -> BackwardResult:
+        """Return the results with every entry changed."""
+        x, initial, sums, weight, R = self
+        return BackwardResult(
+            change(x),
+            tuple(map(change, initial)),
+            None if sums is None else change(sums),
+            None if weight is None else change(weight),
+            None if R is None else change(R),
+        )

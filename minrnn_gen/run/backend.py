@@ -1,0 +1,129 @@
+"""The seam between a run and what executes it: compiled kernels on a GPU, or the kernels' text emulated on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.results import ResultT
+from minrnn_gen.gpu.cublas import Product
+from minrnn_gen.gpu.graph import CapturedGraph, Scratch
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run.replay import Replay
+from minrnn_gen.run.scan_launch import Launch
+
+MetadataT = TypeVar("MetadataT")
+
+KernelKey = tuple[KernelPass, Specialization]
+"""What tells the kernels of one spec apart."""
+
+
+class Launchable(Protocol):
+    """A kernel, loaded where it is launched."""
+
+    @property
+    def plan(self) -> KernelPlan: ...
+
+    def launch(self, launch: Launch, /) -> None: ...
+
+    def resident_blocks(self) -> int:
+        """Return how many blocks the device holds at once."""
+
+
+class Stream(Protocol):
+    """Work enqueued in order on memory given by its address; none of it is recorded."""
+
+    @property
+    def handle(self) -> int: ...
+
+    def load(self, kernel: KernelKey, part: str, /) -> Launchable:
+        """Return one of the kernels of a plan that has several; `part` is the end of its name."""
+
+    def multiply(self, product: Product, workspace: int, /) -> None:
+        """Multiply; `workspace` as `cublas.multiply` takes it."""
+
+    def copy_heads_first(self, R: Array, target: int, /) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
+
+    def clear(self, pointer: int, size_bytes: int, /) -> None:
+        """Fill memory with zeros."""
+
+
+class Recorder(Protocol):
+    """One run being performed: each method does something, and records it where it can be replayed."""
+
+    def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
+        """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
+
+    def workspace(self, size_bytes: int) -> Array | None:
+        """Allocate bytes, all bits ones, for the launches of this run alone; None for no bytes."""
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        """Return a whole array in a dtype, itself where it has that already."""
+
+    def contiguous(self, array: Array) -> Array:
+        """Return a whole array as a contiguous one, a copy where it is not."""
+
+    def load(self, kernel: KernelKey) -> Launchable:
+        """Return a kernel, built and loaded when it is first met."""
+
+    def multiply(self, product: Product) -> None:
+        """Multiply matrices."""
+
+    def copy_heads_first(self, R: Array, packed: Array) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
+
+    def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
+        """Allocate named pieces of memory for the launches of this run alone."""
+
+    def unrecorded_stream(self) -> Stream:
+        """Return the stream of this run, which will not be replayed."""
+
+    def finish(self, result: ResultT, metadata: MetadataT, /) -> Replay[ResultT, MetadataT] | None:
+        """Return the run, which is over, as one that can be replayed, or None where it cannot.
+
+        `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, says what they look like.
+        """
+
+
+class Backend(Protocol):
+    """What executes the runs of one builder's kernels."""
+
+    @property
+    def built(self) -> Mapping[KernelKey, BuiltKernel]:
+        """Every kernel so far, in the order in which they were built."""
+
+    def takes(self, call: Call) -> bool:
+        """Say whether a call is executed here, else by NumPy; raises BadInput where it is by neither."""
+
+    def plan(self, kernel: KernelKey) -> KernelPlan:
+        """Return the plan of a kernel, built when it is first met."""
+
+    def build_ahead(self, kernel: KernelKey) -> None:
+        """Begin to build a kernel that will be needed, if that saves time."""
+
+    def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> Recorder:
+        """Begin a run beside `like` that reads `operands`; those of `keyed` have their slots."""
+
+    def graph(
+        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Stream], None]
+    ) -> CapturedGraph | None:
+        """Return the graph of `key` on the device of `like`, captured when it is first met; None where there can be none."""
+
+    def striding_blocks(self, rows: int) -> int:
+        """Return how many blocks a kernel takes that strides over all there is of so many rows."""
+
+
+Prepare = Callable[[Scratch, Stream], None]
+
+
+class WideGradients(NamedTuple):
+    """Gradients in the arithmetic dtype that are not added up yet, as `BackwardResult` has them; None where there are none."""
+
+    sums: Array | None
+    R: Array | None = None

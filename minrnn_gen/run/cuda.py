@@ -1,0 +1,182 @@
+"""The backend of compiled kernels: runs on a GPU, on the stream that is current in the library of x."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.call.address import plain_numbers
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.gpu import cublas, graph
+from minrnn_gen.gpu import stream as gpu_stream
+from minrnn_gen.gpu.cublas import Product
+from minrnn_gen.gpu.graph import CapturedGraph, Scratch, scratch_bytes_of
+from minrnn_gen.gpu.module import LoadedKernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.run.backend import KernelKey, Stream
+from minrnn_gen.run.replay import TraceRecorder
+from minrnn_gen.run.scan_launch import Launch
+
+# Graphs that a backend keeps; each holds the workspace of cuBLAS besides its own.
+GRAPHS_HELD = 8
+# Of a kernel that strides over all there is.
+STRIDING_BLOCKS = 264
+
+
+class KernelLoader(Protocol):
+    """Kernels to be launched on a GPU, such as `CompiledKernels`."""
+
+    @property
+    def built(self) -> Mapping[KernelKey, BuiltKernel]: ...
+
+    def plan(self, kernel: KernelKey) -> KernelPlan: ...
+
+    def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]: ...
+
+    def build_ahead(self, kernel: KernelKey) -> None: ...
+
+
+class CudaBackend:
+    """Runs of compiled kernels on GPUs; may be used from several threads.
+
+    Everything runs on the stream that is current in the library of x, and is not waited for.
+    """
+
+    def __init__(self, kernels: KernelLoader) -> None:
+        self._kernels = kernels
+        self._graphs: dict[Hashable, CapturedGraph] = {}
+        self._graphs_lock = threading.Lock()
+
+    @property
+    def built(self) -> Mapping[KernelKey, BuiltKernel]:
+        """Every kernel so far, in the order in which they were built."""
+        return self._kernels.built
+
+    def takes(self, call: Call) -> bool:
+        """Say whether a call is executed here: where its arrays are on a GPU."""
+        return call.x.device is not None
+
+    def plan(self, kernel: KernelKey) -> KernelPlan:
+        """Return the plan of a kernel, built when it is first met."""
+        return self._kernels.plan(kernel)
+
+    def build_ahead(self, kernel: KernelKey) -> None:
+        """Begin to build a kernel by another thread."""
+        self._kernels.build_ahead(kernel)
+
+    def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
+        """Begin a run beside `like`; the arrays of `keyed` have their slots."""
+        return CudaRecorder(like, keyed, self._kernels)
+
+    def graph(
+        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Stream], None]
+    ) -> CapturedGraph | None:
+        """Return the graph of `key` on the device of `like`, captured when it is first met.
+
+        None where the current stream is itself being captured.
+        """
+        device = like.device
+        assert device is not None
+        if gpu_stream.is_capturing(like):
+            return None
+        with self._graphs_lock:
+            if (key, device) not in self._graphs:
+                if len(self._graphs) >= GRAPHS_HELD:
+                    self._graphs.pop(next(iter(self._graphs))).finish()
+
+                def enqueue_on(scratch: Scratch, handle: int) -> None:
+                    enqueue(scratch, CudaStream(device, handle, self._kernels))
+
+                self._graphs[key, device] = CapturedGraph(device, sizes_bytes, enqueue_on)
+            return self._graphs[key, device]
+
+    @staticmethod
+    def striding_blocks(_rows: int) -> int:
+        """Return how many blocks a kernel takes that strides over all there is."""
+        return STRIDING_BLOCKS
+
+
+class CudaRecorder(TraceRecorder):
+    """A run of the kernels of a backend on a GPU."""
+
+    def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader) -> None:
+        super().__init__(like, keyed)
+        self._kernels = kernels
+
+    def load(self, kernel: KernelKey) -> RecordedKernel:
+        """Return a kernel, built and loaded when it is first met."""
+        loaded, plan = self._kernels.load(kernel)
+        return RecordedKernel(self, loaded, plan, self._like.device)
+
+    def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
+        """Allocate named pieces of memory, one behind the other, for the launches of this run alone."""
+        return Scratch.laid_out(sizes_bytes, int(self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").pointer))
+
+    def unrecorded_stream(self) -> CudaStream:
+        """Return the current stream; this run will not be replayed."""
+        self.stop()
+        device = self._like.device
+        assert device is not None
+        return CudaStream(device, gpu_stream.current_stream(self._like), self._kernels)
+
+
+class RecordedKernel(NamedTuple):
+    """A kernel whose launches are recorded."""
+
+    recorder: TraceRecorder
+    loaded: LoadedKernel
+    plan: KernelPlan
+    device: int | None
+
+    def launch(self, launch: Launch) -> None:
+        """Launch, and record it."""
+        self.recorder.launch(self.loaded, launch, self.plan.threads)
+
+    def resident_blocks(self) -> int:
+        """Return how many blocks the device holds at once."""
+        return self.loaded.resident_blocks(self.device, self.plan.threads)
+
+
+class CudaStream(NamedTuple):
+    """A stream of a device."""
+
+    device: int
+    handle: int
+    kernels: KernelLoader
+
+    def load(self, kernel: KernelKey, part: str) -> StreamKernel:
+        """Return one of the kernels of a plan that has several."""
+        return StreamKernel(self, *self.kernels.load(kernel, part))
+
+    def multiply(self, product: Product, workspace: int) -> None:
+        """Enqueue a product of cuBLAS."""
+        cublas.multiply(self.device, self.handle, product, workspace=workspace)
+
+    def copy_heads_first(self, R: Array, target: int) -> None:
+        """Enqueue a copy of a contiguous R [gates, heads, D, D] to `target`, [heads, gates, D, D]."""
+        graph.copy_heads_first(self.device, self.handle, R, int(R.pointer), target)
+
+    def clear(self, pointer: int, size_bytes: int) -> None:
+        """Enqueue zeros."""
+        graph.clear(self.device, self.handle, pointer, size_bytes)
+
+
+class StreamKernel(NamedTuple):
+    """A kernel whose launches go to one stream and are not recorded."""
+
+    stream: CudaStream
+    loaded: LoadedKernel
+    plan: KernelPlan
+
+    def launch(self, launch: Launch) -> None:
+        """Enqueue a launch."""
+        stream, arguments = self.stream, plain_numbers(launch.arguments)
+        self.loaded.launch_on(stream.device, stream.handle, launch.blocks, self.plan.threads, arguments)
+
+    def resident_blocks(self) -> int:
+        """Return how many blocks the device holds at once."""
+        return self.loaded.resident_blocks(self.stream.device, self.plan.threads)

@@ -1,0 +1,215 @@
+"""Calls of one kernel: checked, and executed where their arrays are, or replayed where their key was met before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, IncomingGradient, Outputs, flat_gradient
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.gradients import RawGradients, gradients_by_name
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays, keyed
+from minrnn_gen.call.results import ForwardResult, StepResult
+from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import CellShape
+from minrnn_gen.precision import precision_of
+from minrnn_gen.run.backend import Backend
+from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
+
+if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
+    from minrnn_gen.run.cpu import CpuRun
+
+Layout = tuple[tuple[int, ...], str]
+"""The shape and dtype of an array."""
+
+
+def interface_of(builder: Builder, cell: CellShape) -> Interface:
+    """Return what the kernels of a builder accept, whose cell is of this shape."""
+    spec = builder.spec
+    return Interface(
+        layout=spec.layout,
+        precision=precision_of(spec.precision),
+        hidden_size=spec.hidden_size,
+        input_size=spec.input_size,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        direction=spec.direction,
+        recurrent_gates=cell.recurrent_gates,
+        heads=spec.heads,
+        takes_recurrent_bias=builder.takes_recurrent_bias,
+    )
+
+
+class Run(Protocol):
+    """What runs checked calls: `GpuRun`, by a backend, or `CpuRun`, by NumPy."""
+
+    @property
+    def preactivation_axes(self) -> str: ...
+
+    @property
+    def preactivation_dtype(self) -> str: ...
+
+    def states_dtype(self, states_out: StatesOut, saves: bool, /) -> str | None: ...
+
+    def forward(self, call: Call, states_out: StatesOut, saves: bool, /) -> Forward: ...
+
+    def step(self, call: Call, /) -> StepResult: ...
+
+    def backward(self, forward: Forward, incoming: IncomingGradient, /) -> RawGradients: ...
+
+    def in_form_of(self, array: Array, gradient: Any, /) -> Any: ...
+
+    def with_sequences_beside_x(self, call: Call, /) -> Call: ...
+
+
+class Executor:
+    """What checks and executes the calls of one kernel; may be used from several threads.
+
+    Calls that `backend` takes are run by it, others by NumPy.
+    """
+
+    def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
+        self.interface, self.backend = interface, backend
+        self.gpu = GpuRun(interface, builder, backend)
+        self._builder = builder
+
+    @cached_property
+    def cpu(self) -> CpuRun:
+        """What runs calls on host arrays."""
+        from minrnn_gen.run.cpu import CpuRun
+
+        return CpuRun(self.interface, self._builder)
+
+    def forward(self, arguments: CallArguments, all_states: bool, saves: bool) -> tuple[ForwardResult, Forward | ForwardReplay]:
+        """Run over time; return the results and, where it `saves`, what the backward needs.
+
+        The results have the states after every step with `all_states`, and where only a backward reads them.
+        """
+        states_out = self._states_out(all_states, saves)
+        call_key = self._keyed(("forward", states_out), arguments)
+        replay = self.gpu.forwards.replay(call_key)
+        if replay is not None:
+            return replay.result, replay
+        call = self.checked(arguments).with_slots(call_key)
+        forward = self._run_of(call).forward(call, states_out, saves)
+        return forward.result, forward.replay or forward
+
+    def step(self, arguments: CallArguments) -> StepResult:
+        """Run one step."""
+        call_key = self._keyed("step", arguments)
+        replay = self.gpu.steps.replay(call_key)
+        if replay is not None:
+            return replay.result
+        call = self.checked(arguments, single_step=True).with_slots(call_key)
+        return self._run_of(call).step(call)
+
+    def backward(self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the gradients of a forward by the names of its arguments."""
+        call_key = None
+        if not isinstance(forward, Forward):
+            # The trace of the forward tells what the arrays before these are.
+            call_key = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
+            call_key = None if call_key is None else call_key.behind(forward.arrays, forward.addresses)
+            replayed = self.gpu.replay_backward(call_key)
+            if replayed is not None:
+                return gradients_by_name(self.interface, *replayed, self.gpu.in_form_of)
+            forward = forward.metadata()
+        call, run = forward.call, self._run_of(forward.call)
+        incoming = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
+        raw = run.backward(forward, incoming.with_slots(call_key))
+        return gradients_by_name(self.interface, call, raw, run.in_form_of)
+
+    def replay_forward(self, arrays: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult | None:
+        """Run a call whose key was met before, on arrays by slot; None where it was not.
+
+        For callers who keep arrays and nothing else and have no time to lose, such as a layer of torch.
+        """
+        if saves and not self._builder.spec.training:
+            return None  # `Kernel.forward` says why not
+        if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
+            return None  # their values are checked, call by call
+        replay = self.gpu.forwards.replay(keyed(("forward", self._states_out(all_states, saves)), [*arrays]))
+        return None if replay is None else replay.result
+
+    def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
+        """Return what a forward saved of a call, from the call's arguments, its y and `Saved.arrays()`.
+
+        For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
+        """
+        call_key = self._keyed(("forward", self._states_out(all_states, True)), arguments)
+        replay = restored_replay(self.gpu.forwards.find(call_key), call_key, y, arrays)
+        if replay is not None:
+            return Saved(self, replay.result, replay)
+        # Values of lengths were checked before the forward; reading them back again would wait for the stream.
+        call = check_call(self.interface, memory.inspect, lambda _: None, arguments)
+        run, interface = self._run_of(call), self.interface
+        call = run.with_sequences_beside_x(call)
+        layouts = self._saved_layouts(run, call.rows, call.time, all_states)
+        if len(arrays) != len(layouts):
+            raise BadInput(
+                f"saved has {len(arrays)} arrays; the {len(layouts)} that the forward of this kernel saved are expected"
+            )
+        written = [
+            check_plain(memory.inspect(array, "saved"), (dtype,), shape)
+            for array, (shape, dtype) in zip(arrays, layouts, strict=True)
+        ]
+        y = check_plain(memory.inspect(y, "y"), (interface.precision.storage_dtype,), interface.y_shape(call.rows, call.time))
+        for array in (y, *written):
+            check_place(array, call.x)
+        projected = call
+        if call.weight is not None:
+            projected = replace(call, x=written.pop(), x_axes=run.preactivation_axes, weight=None)
+        forward = Forward(call, projected, Outputs(y, tuple(written), ()))
+        return Saved(self, forward.result, forward)
+
+    def saved_layouts(self, batch: int, time: int, *, on_cpu: bool, all_states: bool = False) -> tuple[Layout, ...]:
+        """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
+        return self._saved_layouts(self.cpu if on_cpu else self.gpu, batch, time, all_states)
+
+    def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
+        """Run sequentially in float64 on host arrays; raises BadInput for arrays on a GPU."""
+        call = self.checked(arguments)
+        if call.x.device is not None:
+            raise BadInput(f"x is on CUDA device {call.x.device}; the reference runs on host arrays, so copy it there")
+        return self.cpu.reference(call, all_states)
+
+    def checked(self, arguments: CallArguments, single_step: bool = False) -> Call:
+        """Check the arrays of a call, with the values of lengths; raises BadInput."""
+        return check_call(self.interface, memory.inspect, memory.read_back, arguments, single_step=single_step)
+
+    def _keyed(self, operation: Any, arguments: CallArguments) -> KeyedArrays | None:
+        """Return the arrays of a call with their key, unchecked; None where they have none."""
+        if arguments.lengths is not None or arguments.cu_seqlens is not None:
+            return None  # their values are checked, call by call
+        return keyed(operation, arguments.flat(self.interface))
+
+    def _states_out(self, all_states: bool, saves: bool) -> StatesOut:
+        """Return the dtype in which a forward writes the states after every step."""
+        if all_states:
+            return "arithmetic"
+        if not (saves and self._backward_reads_states):
+            return "none"
+        return "arithmetic" if self.interface.recurrent_gates else "storage"
+
+    @cached_property
+    def _backward_reads_states(self) -> bool:
+        return bool(self._builder.lowered_backward.needs_saved_states)
+
+    def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
+        interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
+        layouts = [] if dtype is None else [(interface.y_shape(batch, time), dtype) for _ in interface.states]
+        if interface.input_size:
+            layouts.append((interface.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
+        return tuple(layouts)
+
+    def _run_of(self, call: Call) -> Run:
+        return self.gpu if self.backend.takes(call) else self.cpu

@@ -1,0 +1,185 @@
+"""Calls run by a backend: allocation, projections and the runs of each direction, recorded for calls of the same key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.directions import outputs_of_run, runs_of
+from minrnn_gen.call.gradients import RawGradients
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.run.backend import Backend, Recorder, WideGradients
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
+from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.saved import Forward, owner_of
+from minrnn_gen.run.scan import ScanRun
+
+
+class CellRun(Protocol):
+    """The runs of one class of cells: `ScanRun` or `DenseRun`."""
+
+    def expect_backward(self) -> None:
+        """Build what a backward needs whatever its arrays."""
+
+    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut, /) -> None:
+        """Run a call of one direction."""
+
+    def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:
+        """Run one step."""
+
+    def backward(
+        self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients, /
+    ) -> WideGradients:
+        """Run against time in each direction."""
+
+
+class GpuRun:
+    """The kernels of one builder as a backend runs them; may be used from several threads.
+
+    What was run once for a key is replayed the next time, without being looked at: see `run.replay`.
+    """
+
+    def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
+        self._interface, self._backend = interface, backend
+        self._cells: CellRun = (
+            DenseRun(interface, builder, backend) if interface.recurrent_gates else ScanRun(interface, builder)
+        )
+        self.forwards = TraceCache[ForwardResult, Forward]()
+        self.steps = TraceCache[StepResult, None]()
+        self.backwards = TraceCache[BackwardResult, Call]()
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of x once it is projected."""
+        return self._interface.preactivation_axes
+
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self._interface.precision.storage_dtype
+
+    def states_dtype(self, states_out: StatesOut, _saves: bool) -> str | None:
+        """The dtype in which a forward writes states, or None where it writes none."""
+        precision = self._interface.precision
+        return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[states_out]
+
+    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
+        """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward."""
+        if saves:
+            self._cells.expect_backward()
+        interface = self._interface
+        storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+        if storage == carried and states_out != "none":
+            states_out = "storage"  # the same kernel by either name
+        call = self.with_sequences_beside_x(call)
+        # Beyond a length a kernel writes nothing.
+        fill = None if call.sequences.lengths is None else 0
+        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
+        states_dtype = self.states_dtype(states_out, saves)
+        recorder = self._backend.begin(call.x, call.keyed, call.flat())
+        outputs = Outputs(
+            y=recorder.new_array(shape, storage, fill=fill),
+            kept=tuple(recorder.new_array(shape, states_dtype, fill=fill) for _ in interface.states if states_dtype),
+            final=tuple(recorder.new_array(state_shape, carried) for _ in interface.states),
+        )
+        projected = self._projected(recorder, call, interface.preactivation_axes)
+        if call.batch:
+            for run, part in runs_of(interface, projected):
+                self._cells.forward(recorder, part, outputs_of_run(interface, outputs, run), states_out)
+        forward = Forward(call, projected, outputs)
+        replay = self.forwards.keep(recorder.finish(forward.written, forward))
+        return forward if replay is None else replace(forward, replay=replay)
+
+    def step(self, call: Call) -> StepResult:
+        """Run one step."""
+        interface = self._interface
+        shape, carried = interface.state_shape(call.batch), interface.precision.arithmetic_dtype
+        recorder = self._backend.begin(call.x, call.keyed, call.flat())
+        y = recorder.new_array(shape, interface.precision.storage_dtype)
+        outputs = Outputs(y, (), tuple(recorder.new_array(shape, carried) for _ in interface.states))
+        if call.batch:
+            self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)
+        result = StepResult(outputs.y, outputs.final)
+        self.steps.keep(recorder.finish(result, None))
+        return result.mapped(owner_of)
+
+    def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
+        """Run against time, from the gradients of what `forward` returned."""
+        interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
+        carried = interface.precision.arithmetic_dtype
+        operands = (*call.flat(), projected.x, outputs.y, *outputs.kept, incoming.dy, *incoming.dfinal)
+        recorder = self._backend.begin(call.x, incoming.keyed, operands)
+        fill = None if call.sequences.lengths is None else 0
+        gradients = Gradients(
+            dx=recorder.new_array(projected.x.shape, call.x.dtype, fill=fill),
+            dinitial=tuple(recorder.new_array(interface.state_shape(call.batch), carried) for _ in interface.states),
+            sums=None,
+        )
+        wide = self._cells.backward(recorder, forward, incoming, gradients)
+        dx, dweight = self._through_projection(recorder, call, gradients.dx)
+        result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R)
+        self.backwards.keep(recorder.finish(result, call))
+        return _added_up(result.mapped(owner_of))
+
+    def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
+        """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
+        replay = self.backwards.replay(keyed)
+        return None if replay is None else (replay.trace.metadata, _added_up(replay.result))
+
+    @staticmethod
+    def in_form_of(array: Array, gradient: Any) -> Any:
+        """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
+        return memory.cast(gradient.reshape(array.shape), array.dtype)
+
+    @staticmethod
+    def with_sequences_beside_x(call: Call) -> Call:
+        """Return a call whose lengths and ends are where kernels read them."""
+        lengths, cu_seqlens = (
+            None if array is None else memory.int64_beside(call.x, array)
+            for array in (call.sequences.lengths, call.sequences.cu_seqlens)
+        )
+        return replace(call, sequences=replace(call.sequences, lengths=lengths, cu_seqlens=cu_seqlens))
+
+    def _projected(self, recorder: Recorder, call: Call, axes: str) -> Call:
+        """Multiply x by the weight, if there is one; the result has the axes of pre-activations."""
+        if call.weight is None:
+            return call
+        product = recorder.new_array(self._interface.shape(axes, call.rows, call.time), call.x.dtype)
+        if call.rows and call.time:
+            recorder.multiply(projection(call.x, call.weight, product, axes[-1] == "t"))
+        return replace(call, x=product, x_axes=axes, weight=None)
+
+    def _through_projection(self, recorder: Recorder, call: Call, gradient: Array) -> tuple[Array, Array | None]:
+        """Return the gradients of x and of the weight, given that of the pre-activations."""
+        if call.weight is None:
+            return gradient, None
+        time_is_last = call.x_axes[-1] == "t"
+        has_rows = bool(call.rows and call.time)
+        dx = recorder.new_array(call.x.shape, call.x.dtype)
+        carried = self._interface.precision.arithmetic_dtype
+        dweight = recorder.new_array(call.weight.shape, carried, fill=None if has_rows else 0)
+        if has_rows:
+            x, lengths = call.x, call.sequences.lengths
+            if lengths is not None:
+                # What lies beyond a length has no gradient, but a NaN there times zero would have.
+                x = memory.zeroed_beyond(x, call.x_axes, lengths)
+            recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last))
+            for product in weight_gradient(gradient, x, dweight, time_is_last):
+                recorder.multiply(product)
+        return dx, dweight
+
+
+def _added_up(result: BackwardResult) -> RawGradients:
+    """Return gradients whose sums are added up, and R with its gates before its heads."""
+    dx, dinitial, sums, dweight, dR = result
+    # Few values are left to add; the libraries do it in an order that does not change.
+    total = None if sums is None else sums.sum((1, 3))
+    return RawGradients(dx, dweight, dinitial, total, None if dR is None else dR.swapaxes(1, 2))
