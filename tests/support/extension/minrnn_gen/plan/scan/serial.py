@@ -26,7 +26,7 @@ def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
 
 
 def _registers(problem: Problem) -> int:
-    cell, words = problem.cell, problem.precision.arithmetic_bytes // 4
+    cell, words = problem.cell, problem.registers_per_value
     return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
 
 
@@ -63,6 +63,7 @@ def predicted_us(problem: Problem, _: Candidate) -> Mapping[str, float]:
 FORWARD = Family(
     name="scan_forward_serial",
     entry="scan_forward",
+    strategy="serial",
     copies=False,
     variables=variables,
     constraints=constraints,
