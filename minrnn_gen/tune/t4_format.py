@@ -53,7 +53,9 @@ def _entry(result: Result) -> dict[str, Any]:
 def _kernel_of(result: Result) -> str:
     setting = result.setting
     specialization = "".join(
-        f"_{name}" for name in ("reverse", "resets", "underfills_gpu", "short") if getattr(setting.specialization, name)
+        f"_{name}"
+        for name in ("reverse", "resets", "underfills_gpu", "short_sequences")
+        if getattr(setting.specialization, name)
     )
     kept = "" if setting.specialization.states_out == "none" else f"_keeps_{setting.specialization.states_out}"
     return (
