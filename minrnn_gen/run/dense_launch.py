@@ -78,7 +78,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
-    head_blocks = -(-plan.hidden_size // plan.heads // plan.channels_per_block)
+    head_blocks = -(-plan.head_dim // plan.channels_per_block)
     blocks = plan.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
     values = {
         "x": call.x.address,

@@ -25,8 +25,6 @@ from minrnn_gen.plan.problem import alignment_of
 
 # The x dimension of a grid (CUDA C++ Programming Guide, technical specifications).
 GRID_BLOCKS_MAX = 2**31 - 1
-# The counter alone on its cache line (templates/parts/packets.cuh.j2 has the same number).
-WORKSPACE_HEAD_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
         return 0
     tiles = _tiles(plan, call.time)
     packets = _columns(plan, call) * (tiles + -(-tiles // plan.group_tiles)) * plan.packets_per_tile
-    return WORKSPACE_HEAD_BYTES + 2 * plan.arithmetic_bytes * packets
+    return plan.workspace_head_bytes + 2 * plan.arithmetic_bytes * packets
 
 
 def forward_launch_of(
