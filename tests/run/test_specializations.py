@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_device import as_if_on_a_device
+from support.fake_device import as_if_on_a_device, executor_on
 from support.uncompiled_kernels import compiled_for_host
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -20,14 +20,12 @@ from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.run import dense
-from minrnn_gen.run.scan import DeviceRun
-from minrnn_gen.run.stepwise import AlternatingWalk
+from minrnn_gen.run.kernels import CompiledKernels
+from minrnn_gen.run.stepwise import StepwiseRun
 
 CALLS = 200
 # Few channels or enough, short sequences or not.
 REGIMES_BY_SIZE = 4
-LOAD = DeviceRun._load
 
 
 class Nothing:
@@ -48,13 +46,11 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
         plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
-    # Nor is the kernel of the hinted specialization, which is for host arrays, ever launched.
-    kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
     random = np.random.default_rng(0)
-    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
-        inside.setattr(DeviceRun, "_load", LOAD)
+    # Nor is the kernel of the hinted specialization, which is for host arrays, ever launched.
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
         for _ in range(CALLS):
             batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
             y, _, saved = kernel.forward(np.zeros(kernel.interface.shape(kernel.interface.x_axes, batch, time), np.float32))
@@ -81,15 +77,12 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
         plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
-    kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
     monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(dense, "copy_heads_first", lambda *_: None)
-    monkeypatch.setattr(AlternatingWalk, "run", lambda *_: None)
+    monkeypatch.setattr(StepwiseRun, "run", lambda *_: None)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.interface.precision.storage_dtype))
-    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
-        inside.setattr(DeviceRun, "_load", LOAD)
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
         for call in range(24):
             batch, time = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9))
             x = np.zeros((batch, time, 2, 3, 64), R.dtype)
@@ -114,13 +107,11 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
         plan = builder.solve(kernel_pass, specialization).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
-    kernel._on_device._built.clear()
     monkeypatch.setattr(Builder, "build", build)
     monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
-    run, hinted = kernel._on_device, kernel._builder.hinted_specialization
-    with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as inside:
-        inside.setattr(DeviceRun, "_load", LOAD)
+    kernels, hinted = CompiledKernels(kernel.builder, ()), kernel.builder.hinted_specialization
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)):
         kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))
         with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
-            run._compiled("backward", hinted)
+            kernels.build(("backward", hinted))
     assert compiled["backward"] == 1 + fails and compiled["forward"] > 0
