@@ -7,9 +7,9 @@ import typer
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, new_table, print_json, size_text
 
-# What tells one kernel from another, as the manifest of its entry has it.
+# What distinguishes kernels, as the manifest of an entry has it.
 _IDENTITY = ("model", "pass", "hidden_size", "precision", "arch", "gpu")
-# Enough to tell any two entries apart, as with commits.
+# Enough to distinguish any two entries, as with commits.
 _DIGEST_SHOWN = 12
 
 app = typer.Typer(help="The cache of compiled kernels: path, list, clear.", rich_markup_mode=None)

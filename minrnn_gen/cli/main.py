@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception, as_json: bool) -> int:
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        # Whoever read our output has had enough; at exit Python would flush into the closed pipe once more.
+        # The reader of our output is gone; at exit Python would flush into the closed pipe once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     sentence, status = _answer(error)

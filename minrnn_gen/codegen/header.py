@@ -6,7 +6,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Constraint
 
 HEADER_COLUMNS = 120
-DEBUG_BUILD = "debug build: whoever waits for seconds says for what, and ends the kernel"
+DEBUG_BUILD = "debug build: a wait that takes seconds says what for, and ends the kernel"
 
 
 def comment(text: str) -> str:

@@ -100,7 +100,7 @@ def _ordered(tensor: Any, name: str, axis_order: str, wanted: str) -> Any:
 
 
 def _check(tensor: Any, name: str, axis_order: str, axes: str, sizes: dict[str, int]) -> None:
-    """Refuse a tensor, its axes as `axes`, one of which has another size; its shape is told as it was given."""
+    """Refuse a tensor, its axes as `axes`, one of which has another size; the message has its shape as it was given."""
     shape = dict(zip(axes, tensor.shape, strict=True))
     if any(shape[axis] != size for axis, size in sizes.items()):
         expected = [sizes.get(axis, shape[axis]) for axis in axis_order]

@@ -36,7 +36,7 @@ class _Cell:
 
     _MODEL: ClassVar[str]
     _GATES: ClassVar[tuple[str, ...]]
-    # As NumPy computes unless told otherwise.
+    # NumPy's default.
     _PRECISION: ClassVar[str] = "fp64"
     _DTYPE: ClassVar[Any] = np.float64
 

@@ -255,7 +255,7 @@ class _Copier:
 
 
 class _Refused(Exception):
-    """A scalar that no document may hold; its place is added by whoever knows it."""
+    """A scalar that no document may hold; the caller that knows its place adds it."""
 
 
 def _plain(text: str) -> str | int | float | bool | None:

@@ -248,7 +248,7 @@ _ATTRIBUTE_OF = {
 
 
 def _live_rates(attributes: Mapping[str, int]) -> dict[str, tuple[float, str]]:
-    """Return each rate that the attributes give (clocks in kHz, 0 where the driver no longer tells), and from which."""
+    """Return each rate that the attributes give (clocks in kHz, 0 where the driver no longer reports them), and from which."""
     rates = {}
     if clock_khz := attributes.get("ClockRate"):
         rates["sm_clock_hz"] = (clock_khz * 1e3, "ClockRate")
@@ -263,22 +263,22 @@ def profile_from_attributes(device_name: str, compute_capability: str, attribute
     """Return a profile for a live GPU of that compute capability ("9.0") that no file describes.
 
     `attributes` are the driver's, named as `cupy.cuda.Device.attributes` names them, and optionally `TotalGlobalMem` (bytes).
-    What they do not tell is taken from the most similar shipped profile; `sources` says so field by field. A GPU older than
+    What they lack is taken from the most similar shipped profile; `sources` says so field by field. A GPU older than
     every shipped one and attributes that contradict each other are `BadInput`.
     """
     shipped = [load_profile(name) for name in profile_names()]
     similar = _most_similar(shipped, device_name, compute_capability, attributes.get("MultiProcessorCount"))
-    told: dict[str, tuple[float, str]] = {
+    reported_rates: dict[str, tuple[float, str]] = {
         field: (attributes[attribute], attribute) for field, attribute in _ATTRIBUTE_OF.items() if attribute in attributes
     }
-    told |= _live_rates(attributes)
+    reported_rates |= _live_rates(attributes)
     if "TotalGlobalMem" in attributes:
-        told["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
+        reported_rates["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
     # What was measured on the similar GPU says nothing about this one, but for a latency, which every GPU needs.
     values = similar.model_dump(exclude={*MEASURED, "sources"} - {"memory_latency_ns"})
     sources = {field: f"assumed, as {similar.name}" for field in similar.sources if field in values}
-    values |= {field: value for field, (value, _) in told.items()}
-    sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in told.items()}
+    values |= {field: value for field, (value, _) in reported_rates.items()}
+    sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in reported_rates.items()}
     name = re.sub(r"[^a-z0-9]+", "_", device_name.lower()).strip("_")
     values |= {"name": name, "device_names": [device_name], "compute_capability": compute_capability, "sources": sources}
     return documents.validated(documents.Document(device_name, values), GpuProfile)

@@ -53,8 +53,8 @@ class EmulatedKernel:
         variables = self.plan.variables
         with self._lock:
             library.minrnn_forget_arrays()
-            for one in memory:
-                library.minrnn_add_array(one.name.encode(), one.address, one.size_bytes, one.is_given)
+            for region in memory:
+                library.minrnn_add_array(region.name.encode(), region.address, region.size_bytes, region.is_given)
             count = library.minrnn_launch(
                 entry,
                 blocks,
@@ -65,7 +65,7 @@ class EmulatedKernel:
                 words,
                 seed,
             )
-            raw = [RawFinding.from_buffer_copy(library.minrnn_finding(one).contents) for one in range(count)]
+            raw = [RawFinding.from_buffer_copy(library.minrnn_finding(index).contents) for index in range(count)]
         return resolved(raw, self._path, self.plan.entry, seed)
 
 

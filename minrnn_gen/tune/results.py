@@ -112,7 +112,7 @@ def result_from(line: str | bytes) -> Result:
 
 
 def key_of(family: str, variables: Mapping[str, int]) -> CandidateKey:
-    """Return what tells one candidate from another."""
+    """Return the key that distinguishes a candidate from the others."""
     return family, tuple(sorted(variables.items()))
 
 
