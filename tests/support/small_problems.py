@@ -43,13 +43,21 @@ class WantedBuilder(EmulatedBuilder):
         return super().build(kernel_pass, replace(specialization, underfills_gpu=True, short_sequences=False))
 
     def _chosen(self, solution: Solution) -> KernelPlan:
-        candidates = solution.candidates
-        # Which blocks work together matters most.
-        weight = {"lookback": 10, "cluster_blocks": 10, "grid_blocks": 10, "split_k_warps": 3}
-        having = [sum(weight.get(name, 1) for name, _ in set(self.wanted) & set(one.items())) for one in candidates]
-        best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
-        plans = [solution.plan(rank) for rank in best]
-        return min(plans, key=lambda plan: plan.threads * plan.variables.get("cluster_blocks", 1) * max(plan.tile_steps, 1))
+        return solution.plan(most_wanted(solution, dict(self.wanted)))
+
+
+def most_wanted(solution: Solution, wanted: Mapping[str, int]) -> int:
+    """Return the rank of the candidate with most of the variables wanted, and of these the one with the fewest threads."""
+    # Which blocks work together matters most.
+    weight = {"lookback": 10, "cluster_blocks": 10, "grid_blocks": 10, "split_k_warps": 3}
+    having = [sum(weight.get(name, 1) for name, _ in wanted.items() & candidate.items()) for candidate in solution.candidates]
+    best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
+    plans = {rank: solution.plan(rank) for rank in best}
+    return min(best, key=lambda rank: _block_work(plans[rank]))
+
+
+def _block_work(plan: KernelPlan) -> int:
+    return plan.threads * plan.variables.get("cluster_blocks", 1) * max(plan.tile_steps, 1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""Machine code of many kernels, compared before and after a change: the proof that a change of words is one.
+
+`PYTHONPATH=tests python tests/machine_code.py record FILE` writes digests of the machine code of every golden plan on every
+GPU profile, and of a small kernel of every family, strategy and scope; `compare FILE`, after the change, compiles the same
+candidates and lists the kernels that differ. `--renamed OLD=NEW` names a variable of plans that the change renamed.
+Needs NVRTC and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "plan"))
+
+from golden_plans import CASES
+from support.small_problems import FAMILIES, STEPS, most_wanted
+
+from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.codegen.render import render
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.raw_scan.kernels import RawSpec
+
+# Sections of a cubin that decide what a kernel does: instructions, launch attributes with the offsets of parameters, constants.
+SECTIONS = (".text.", ".nv.info.", ".nv.constant", ".nv.shared")
+SPEC_KEYS = {"model", "precision", "layout", "hidden_size", "heads"}
+NO_BITS = 8  # SHT_NOBITS of the ELF format: a section without contents
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel to compile: one candidate of one pass of a spec on a GPU."""
+
+    name: str
+    spec: Mapping[str, Any]
+    gpu: str
+    kernel_pass: KernelPass
+    specialization: Specialization
+    family: str
+    variables: Mapping[str, int]
+
+
+def cases() -> Iterator[Case]:
+    """Yield the first candidate of every golden plan on every profile, then the wanted ones of the small problems."""
+    for gpu in profile_names():
+        for golden in CASES:
+            spec = {
+                name: value
+                for name, value in golden.items()
+                if name in ("model", "precision", "layout", "hidden_size", "heads")
+            }
+            kernel_pass, alignment = golden.get("kernel_pass", "forward"), golden.get("alignment_bytes")
+            builder = _builder(spec, gpu)
+            specialization = Specialization(alignment) if alignment else builder.hinted_specialization
+            solution = builder.solve(kernel_pass, specialization)
+            name = f"golden {'-'.join(map(str, golden.values()))} on {gpu}"
+            yield Case(name, spec, gpu, kernel_pass, specialization, solution.family.name, solution.candidates[0])
+    small = [
+        (f"{family} {name}", spec, wanted, passes)
+        for family, kinds in FAMILIES.items()
+        for name, spec, wanted, _, passes in kinds
+    ]
+    small += [(name, spec, wanted, ("step",)) for name, spec, wanted in STEPS]
+    for name, given, wanted, passes in small:
+        gpu, spec = (
+            given.get("gpu", "h200"),
+            {"precision": "fp32"} | {key: value for key, value in given.items() if key != "gpu"},
+        )
+        builder = _builder(spec, gpu)
+        plain = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[builder.spec.direction][0])
+        for kernel_pass in passes:
+            for label, specialization in _specializations(kernel_pass, plain):
+                solution = builder.solve(kernel_pass, specialization)
+                variables = solution.candidates[most_wanted(solution, wanted)]
+                yield Case(
+                    f"{name} {kernel_pass} {label}", spec, gpu, kernel_pass, specialization, solution.family.name, variables
+                )
+
+
+def text_of(case: Case) -> tuple[str, KernelPlan] | None:
+    """Return the text of a case, its entry called `kernel`, since ptxas orders by names; None where it is no candidate."""
+    builder = _builder(case.spec, case.gpu)
+    for solution in builder.solutions(case.kernel_pass, case.specialization):
+        if solution.family.name == case.family and dict(case.variables) in map(dict, solution.candidates):
+            plan = solution.plan([dict(candidate) for candidate in solution.candidates].index(dict(case.variables)))
+            text = render(plan, builder.lowered_for(case.kernel_pass), ())
+            return re.sub(rf"\b{plan.entry}", "kernel", text), plan
+    return None
+
+
+def digests(cubin: bytes) -> list[list[Any]]:
+    """Return (kind, bytes, digest) of the sections of a cubin that decide what its kernels do."""
+    found = []
+    for name, data in _sections(cubin):
+        kind = next((kind for kind in SECTIONS if name.startswith(kind)), None)
+        if kind:
+            found.append([kind, len(data), hashlib.sha256(data).hexdigest()[:16]])
+    return sorted(found)
+
+
+def _builder(spec: Mapping[str, Any], gpu: str) -> Builder:
+    is_complex = str(spec.get("precision")).startswith("complex")
+    loaded = RawSpec.model_validate(spec) if is_complex else load_spec(dict(spec))
+    return Builder(loaded, Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
+
+
+def _specializations(kernel_pass: KernelPass, plain: Specialization) -> Iterator[tuple[str, Specialization]]:
+    if kernel_pass == "step":
+        yield "plain", plain
+        return
+    long = replace(plain, underfills_gpu=True, short_sequences=False)
+    yield "plain", long
+    states_out = "none" if kernel_pass == "backward" else "arithmetic"
+    yield "resets", replace(long, resets=True, reverse=not long.reverse, states_out=states_out)
+    if kernel_pass == "forward":
+        yield "storage", replace(long, states_out="storage")
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the contents of each section of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    heads = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + index * size) for index in range(count)]
+    strings = cubin[heads[names][4] : heads[names][4] + heads[names][5]]
+    for name, kind, _, _, offset, length, *_ in heads:
+        contents = str(length).encode() if kind == NO_BITS else cubin[offset : offset + length]
+        yield strings[name : strings.index(b"\0", name)].decode(), contents
+
+
+def _compiled(case: Case) -> list[list[Any]] | None:
+    text = text_of(case)
+    return None if text is None else digests(compile_source(*text).cubin)
+
+
+def _plain(case: Case) -> dict[str, Any]:
+    return asdict(case) | {"variables": dict(case.variables), "spec": dict(case.spec)}
+
+
+def _read(data: dict[str, Any], renamed: Mapping[str, str]) -> Case:
+    variables = {renamed.get(name, name): value for name, value in data["variables"].items()}
+    return Case(**data | {"variables": variables, "specialization": Specialization(**data["specialization"])})
+
+
+def main() -> int:
+    """Record or compare; 1 where kernels differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
+    asked = parser.parse_args()
+    with ThreadPoolExecutor() as pool:  # NVRTC releases the interpreter's lock
+        if asked.action == "record":
+            kernels = list(cases())
+            rows = [
+                {"case": _plain(case), "code": code} for case, code in zip(kernels, pool.map(_compiled, kernels), strict=True)
+            ]
+            asked.file.write_text(json.dumps(rows), encoding="utf-8")
+            print(f"{len(rows)} kernels recorded")
+            return 0
+        rows = json.loads(asked.file.read_text(encoding="utf-8"))
+        renamed = dict(pair.split("=", 1) for pair in asked.renamed)
+        codes = pool.map(lambda row: _compiled(_read(row["case"], renamed)), rows)
+        different = [row["case"]["name"] for row, code in zip(rows, codes, strict=True) if code != row["code"]]
+    print(
+        *(f"different: {name}" for name in different),
+        f"{len(rows) - len(different)} of {len(rows)} kernels are equal",
+        sep="\n",
+    )
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
