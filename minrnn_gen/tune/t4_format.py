@@ -52,9 +52,8 @@ def _entry(result: Result) -> dict[str, Any]:
 
 def _kernel_of(result: Result) -> str:
     setting = result.setting
-    specialization = "".join(
-        f"_{name}" for name in ("reverse", "resets", "underfills_gpu", "short") if getattr(setting.specialization, name)
-    )
+    flags = ("reverse", "resets", "underfills_gpu", "short_sequences")
+    specialization = "".join(f"_{name}" for name in flags if getattr(setting.specialization, name))
     kept = "" if setting.specialization.states_out == "none" else f"_keeps_{setting.specialization.states_out}"
     return (
         f"{setting.cell}_{setting.kernel_pass}_{setting.precision}_{setting.layout}_h{setting.hidden_size}x{setting.heads}_b{setting.batch}_t{setting.time}"

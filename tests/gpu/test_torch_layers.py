@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.reference_cells import plain_layer
 
-from minrnn_gen import kernel as house
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import BadInput
+from minrnn_gen.run import executor
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -112,8 +112,8 @@ def test_what_was_done_once_is_not_looked_at_again(
     dy = random(BATCH, TIME, HIDDEN * (2 if options.get("bidirectional") else 1), seed=1)
     expected = trained(layer, x, dy)
     checked: list[str] = []
-    check = house.check_call
-    monkeypatch.setattr(house, "check_call", lambda *given, **named: checked.append("call") or check(*given, **named))
+    check = executor.check_call
+    monkeypatch.setattr(executor, "check_call", lambda *given, **named: checked.append("call") or check(*given, **named))
     for _ in range(3):
         assert same(trained(layer, x, dy), expected)
     assert checked == []

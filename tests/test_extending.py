@@ -1,0 +1,184 @@
+"""Lists of CONTRIBUTING.md for who adds a cell, a GPU, a strategy or a front: their files, and no others, are enough.
+
+A copy of the package gets a toy of each kind (`tests/support/extension`), and plans, renders, compiles and runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.interpret.toolchain import has_compiler
+
+ROOT = Path(__file__).parents[1]
+EXTENSION = ROOT / "tests" / "support" / "extension"
+GUIDE = ROOT / "CONTRIBUTING.md"
+# What is shipped: the rest of a list is documentation and tests.
+SHIPPED = ("minrnn_gen", "templates", "gpu_profiles")
+FAMILIES = "minrnn_gen/plan/families.py"
+
+# Files that the toy of each kind adds, and the lines that it puts behind a line of a file that is there.
+ADDED: dict[str, tuple[str, ...]] = {
+    "A cell": ("minrnn_gen/cell/library/toy.yaml",),
+    "A GPU": ("gpu_profiles/toy.yaml",),
+    "A strategy of a kernel family": ("minrnn_gen/plan/scan/serial.py", "templates/scan_forward_serial.cu.j2"),
+    "A front of another library": ("minrnn_gen/compat/toy.py",),
+}
+REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "A strategy of a kernel family": (
+        (FAMILIES, r"^from minrnn_gen\.plan\.scan import .*$", "from minrnn_gen.plan.scan import serial"),
+        (FAMILIES, r"^FAMILIES: .*$", "    serial.FORWARD,"),
+        (
+            FAMILIES,
+            r'^    """Return the families that may serve.*$',
+            "    if serial.serves(problem):\n        return (serial.FORWARD,)",
+        ),
+    ),
+}
+
+# Run in the copy; prints what the test asserts.
+PLANNED = """
+import json, minrnn_gen
+kernel = minrnn_gen.compile({spec!r})
+built = kernel.built[0]
+resources = [vars(one) for one in built.resources or ()]
+print(json.dumps({{
+    "package": minrnn_gen.__file__, "arch": kernel.plan.arch, "template": kernel.plan.template, "entry": kernel.plan.entry,
+    "registers": kernel.plan.registers_per_thread, "resources": resources, "source": built.source,
+}}))
+"""
+EMULATED = """
+import json, numpy, minrnn_gen
+kernel = minrnn_gen.compile({spec!r}, device="interpret")
+assert "serial" in kernel.plan.template
+spec, random = kernel.spec, numpy.random.default_rng(0)
+x = random.normal(size=(3, 9, len(kernel.gates), spec.hidden_size)).astype(numpy.float32)
+x = x if spec.layout == "BTD" else numpy.ascontiguousarray(x.swapaxes(0, 1))
+bias = random.normal(size=x.shape[2:]).astype(x.dtype)
+state = {{name: random.uniform(1, 2, (3, spec.hidden_size)).astype(x.dtype) for name in kernel.states}}
+sequences = {{"lengths": numpy.array([9, 0, 4]), "resets": random.random((3, 9)) < 0.2}}
+errors = []
+for more in ({{}}, sequences, {{**sequences, "all_states": True}}):
+    found, expected = (call(x, bias=bias, state=state, **more) for call in (kernel, kernel.reference))
+    for one, other in zip((found[0], *found[1].values()), (expected[0], *expected[1].values()), strict=True):
+        errors.append(float(numpy.abs(one.astype(float) - other.astype(float)).max()))
+print(json.dumps(errors))
+"""
+SUMMED = """
+import json, numpy
+from minrnn_gen.compat.toy import running_sum
+print(json.dumps(running_sum(numpy.arange(6.0).reshape(3, 2)).tolist()))
+"""
+
+
+def listed(kind: str) -> list[str]:
+    """Return the files that the guide lists for a kind, with * for what has a name of its own."""
+    section = re.search(rf"^### {kind}\n(.*?)^### ", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    assert section, f"CONTRIBUTING.md has no section {kind!r}"
+    quoted = re.findall(r"`([^`]+)`", section[1])
+    return [re.sub(r"<\w+>", "*", path) for path in quoted if re.fullmatch(r"\S+/\S+\.\w+", path)]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a checkout has it, with the toys in it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in SHIPPED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in SHIPPED:
+        if (EXTENSION / name).is_dir():
+            shutil.copytree(EXTENSION / name, folder / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    profile = (ROOT / "gpu_profiles" / "h100.yaml").read_text(encoding="utf-8")
+    profile = re.sub(r"^name: .*$", "name: toy", profile, flags=re.M)
+    profile = re.sub(r"^device_names:\n(?:  - .*\n)+", "device_names:\n  - NVIDIA Toy\n", profile, flags=re.M)
+    (folder / "gpu_profiles" / "toy.yaml").write_text(profile, encoding="utf-8")
+    for lines in REGISTERED.values():
+        for name, behind, line in lines:
+            text = (folder / name).read_text(encoding="utf-8")
+            text, count = re.subn(behind, lambda found, line=line: f"{found[0]}\n{line}", text, flags=re.M)
+            assert count == 1, f"{name} has {count} lines like {behind}"
+            (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def answer_of(copy: Path, cache: Path, program: str, **spec: Any) -> Any:
+    toy = {
+        "model": "toy",
+        "hidden_size": 40,
+        "gpu": "toy",
+        "precision": "fp32",
+        "batch": 3,
+        "time": 9,
+        "training": False,
+        **spec,
+    }
+    environment = os.environ | {"PYTHONPATH": str(copy), "MINRNN_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", program.format(spec=toy)]
+    answer = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for name in SHIPPED:
+        for path in (folder / name).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_the_guide_lists_the_files_of_the_toy(kind: str) -> None:
+    shipped = [pattern for pattern in listed(kind) if pattern.startswith(SHIPPED)]
+    touched = {*ADDED[kind], *(name for name, _, _ in REGISTERED.get(kind, ()))}
+    assert {name for name in touched if not any(fnmatchcase(name, pattern) for pattern in shipped)} == set()
+
+
+@pytest.mark.parametrize("kind", [*ADDED, "A kernel family", "A command"])
+def test_the_files_that_the_guide_lists_are_there(kind: str) -> None:
+    assert listed(kind)
+    for pattern in listed(kind):
+        assert any(ROOT.glob(pattern)), pattern
+
+
+def test_the_toys_are_all_that_differs(copy: Path) -> None:
+    before, after = dict(files_of(ROOT)), dict(files_of(copy))
+    touched = {name for names in ADDED.values() for name in names} | {
+        name for lines in REGISTERED.values() for name, _, _ in lines
+    }
+    assert {name for name in after if after[name] != before.get(name)} == touched and set(before) <= set(after)
+
+
+def test_toys_are_planned_rendered_and_compiled(copy: Path, tmp_path: Path) -> None:
+    answer = answer_of(copy, tmp_path, PLANNED)
+    assert Path(answer["package"]).is_relative_to(copy)
+    assert (answer["arch"], answer["template"], answer["entry"]) == ("sm_90", "scan_forward_serial.cu.j2", "scan_forward")
+    assert "for toy" in answer["source"] and "gpu toy (sm_90)" in answer["source"]
+    if toolchain_version():
+        (kernel,) = answer["resources"]
+        assert kernel["spill_bytes"] == 0 and 0 < kernel["registers"] <= answer["registers"]
+    # Where it does not serve, the families are as they were.
+    assert answer_of(copy, tmp_path, PLANNED, time=1024)["template"] == "scan_forward_channels.cu.j2"
+
+
+@pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    "spec", [{}, {"direction": "reverse", "layout": "TBD"}, {"model": "min_gru_log", "scan_arithmetic": "log"}], ids=str
+)
+def test_the_strategy_of_the_toy_is_right(copy: Path, emulated_kernels: Path, spec: dict[str, Any]) -> None:
+    assert max(answer_of(copy, emulated_kernels, EMULATED, **spec)) <= 2.0**-18
+
+
+def test_the_front_of_the_toy_computes(copy: Path, tmp_path: Path) -> None:
+    assert answer_of(copy, tmp_path, SUMMED) == [[0, 1], [2, 4], [6, 9]]
