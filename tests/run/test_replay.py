@@ -217,7 +217,7 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
         tmp_path, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
     ).code("forward")
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
-    plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward")
+    plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward", strategy="stepwise")
     walked: list[Any] = []
 
     def run(_: StepwiseRun, recorder: TraceRecorder, *_others: Any) -> None:

@@ -25,7 +25,7 @@ from minrnn_gen.run.stepwise import StepwiseRun
 
 CALLS = 200
 # Few channels or enough, short sequences or not.
-REGIMES_BY_SIZE = 4
+SPECIALIZATIONS_BY_SIZE = 4
 
 
 class Nothing:
@@ -56,7 +56,7 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
             y, _, saved = kernel.forward(np.zeros(kernel.interface.shape(kernel.interface.x_axes, batch, time), np.float32))
             kernel.backward(saved, y)
     counted = Counter((kernel_pass, specialization.alignment_bytes) for kernel_pass, specialization in compiled)
-    assert len(set(compiled)) == len(compiled) and max(counted.values()) == REGIMES_BY_SIZE
+    assert len(set(compiled)) == len(compiled) and max(counted.values()) == SPECIALIZATIONS_BY_SIZE
     # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
 
