@@ -15,7 +15,7 @@ from minrnn_gen.plan.problem import alignment_of
 
 # The x dimension of a grid (CUDA C++ Programming Guide, technical specifications).
 GRID_BLOCKS_MAX = 2**31 - 1
-# The counter alone on its cache line (templates/parts/packets.cuh.j2 has the same number).
+# The counter alone on its cache line (templates/parts/tile_state.cuh.j2 has the same number).
 WORKSPACE_HEAD_BYTES = 128
 
 

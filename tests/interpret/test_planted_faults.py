@@ -27,20 +27,20 @@ def without(old: str, new: str = "", count: int = -1, after: str = "") -> Callab
     return change
 
 
-TOLD = "tell_block(lane, composed, shared"
+PUBLISHED = "publish_aggregate(lane, prefix, shared"
 PARTED = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
-TICKETS = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
-LONG = SCAN | {"batch": 1, "time": 65536, "wanted": TICKETS}
+LOOKBACK = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
+LONG = SCAN | {"batch": 1, "time": 65536, "wanted": LOOKBACK}
 GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", "training": False, "wanted": {"grid_blocks": 2}}
 # A long time, in which nobody writes anything.
-SLOWLY = "const volatile unsigned* slow = shared.ticket; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
+SLOWLY = "const volatile unsigned* slow = shared.tile_number; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
 OPENED = "mbarrier_init(&shared.mbarrier[1]);"
 BARRIERS = "}\n    __syncthreads();\n    cluster_sync();"
 SHUFFLE = "const Affine earlier = shuffle_up"
 # What is planted: (spec, batch, steps, the change, the kind of what is found, where it is told).
 FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
-    "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=TOLD), "race"),
+    "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=PUBLISHED), "race"),
     "no wait for a copy": (SCAN, 1, 100, without("wait_copy_groups<STAGES - 1>();"), "race"),
     "lanes that do not wait for copies": (
         SCAN,
@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         without("RANK_STEP) st_async(", "RANK_STEP) if (threadIdx.x != 8) st_async("),
         "deadlock",
     ),
-    "a composition that is not told": (LONG, 1, 300, without("&& !is_last) publish(", "&& tile > 0) publish("), "deadlock"),
+    "an aggregate that is not published": (LONG, 1, 300, without("&& !is_last) publish(", "&& tile > 0) publish("), "deadlock"),
     "an operand that is not told": (
         GRID,
         2,
@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         "race",
     ),
     "no wait for the mail": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
-    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "parted"),
+    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=PUBLISHED), "parted"),
     "a shuffle for some": (PARTED, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }
 

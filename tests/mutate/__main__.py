@@ -18,7 +18,7 @@ from small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (
-    "scan_forward_channels", "parts/channels", "persistent_forward", "parts/recurrent", "parts/packets", "ptx/",
+    "scan_forward_channels", "parts/channels", "persistent_forward", "parts/recurrent", "parts/tile_state", "ptx/",
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward",
 )  # fmt: skip
