@@ -83,14 +83,14 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
             assert len(differing) == 1
         else:
             assert all(word in debug.source for word in OF_DEBUG_BUILDS)
-            assert all("mbarrier_wait(" in line or "await(" in line or "is_empty()" in line for line in removed)
+            assert all("mbarrier_wait(" in line or "wait_for(" in line or "is_empty()" in line for line in removed)
 
 
 def test_every_loop_without_a_count_is_bounded() -> None:
     """The templates that wait in a loop, and no others, have an end for it."""
     looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
     bounded = {name for name, text in TEMPLATES.items() if "check_patience(since" in text}
-    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/packets.cuh.j2", "parts/grid_exchange.cuh.j2"}
+    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/tile_state.cuh.j2", "parts/grid_exchange.cuh.j2"}
 
 
 @pytest.mark.parametrize(("value", "is_asked_for"), [(None, False), ("", False), ("0", False), ("1", True)])

@@ -66,15 +66,15 @@ def test_zero_times_nan_is_nan() -> None:
     expected, _ = problem.kernel.reference(**arguments)
     assert np.isfinite(expected[sequence, step]).all()
     np.testing.assert_array_equal(np.isnan(problem.results_with(0, {})["y"]), np.isnan(expected))
-    now, once = r"return RESETS && forgets\(\) \? \*this : composed_with", "return composed_with"
+    now, once = r"return RESETS && is_reset\(\) \? \*this : composed_with", "return composed_with"
     assert np.isnan(problem.results_with(0, with_older(problem, now, once))["y"]).sum() > np.isnan(expected).sum()
 
 
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
-def test_one_ticket_too_few(kernel_pass: str) -> None:
-    """Until "a copy starts as soon as its slot has been read", one ticket less was enough; since, it is still read."""
+def test_one_tile_in_flight_too_few(kernel_pass: str) -> None:
+    """Until "a copy starts as soon as its slot has been read", one tile fewer in flight was enough; since, its number is still read."""
     problem = prepared("channels", "tickets", kernel_pass, "long")
-    assert first_found(problem, r"TICKETS = STAGES \+ 2", "TICKETS = STAGES + 1").startswith("race")
+    assert first_found(problem, r"TILES_IN_FLIGHT = STAGES \+ 2", "TILES_IN_FLIGHT = STAGES + 1").startswith("race")
 
 
 def test_a_wait_for_a_copy_too_few() -> None:

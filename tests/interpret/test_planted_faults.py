@@ -27,20 +27,20 @@ def without(old: str, new: str = "", count: int = -1, after: str = "") -> Callab
     return change
 
 
-TOLD = "tell_block(lane, composed, shared"
+PUBLISHED = "publish_aggregate(lane, prefix, shared"
 CHANNEL_LANES = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
-TICKETS = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
-LONG = SCAN | {"batch": 1, "time": 65536, "wanted": TICKETS}
+LOOKBACK = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
+LONG = SCAN | {"batch": 1, "time": 65536, "wanted": LOOKBACK}
 GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", "training": False, "wanted": {"grid_blocks": 2}}
 # A long time without any write.
-SLOWLY = "const volatile unsigned* slow = shared.ticket; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
+SLOWLY = "const volatile unsigned* slow = shared.tile_number; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
 OPENED = "mbarrier_init(&shared.mbarrier[1]);"
 BARRIERS = "}\n    __syncthreads();\n    cluster_sync();"
 SHUFFLE = "const Affine earlier = shuffle_up"
 # Planted faults: (spec, batch, steps, the change, the kind of finding).
 FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = {
-    "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=TOLD), "race"),
+    "no barrier between warps": (SCAN, 2, 300, without("__syncthreads();", after=PUBLISHED), "race"),
     "no wait for a copy": (SCAN, 1, 100, without("wait_copy_groups<STAGES - 1>();"), "race"),
     "lanes that do not wait for copies": (
         SCAN,
@@ -81,7 +81,13 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         "race",
     ),
     "no wait on the mbarrier": (LSTM, 2, 4, without("if (t > 0) mbarrier_wait", "if (t > 9) mbarrier_wait"), "race"),
-    "a barrier for some": (SCAN, 2, 300, without("__syncthreads();", "if (warp) __syncthreads();", after=TOLD), "divergence"),
+    "a barrier for some": (
+        SCAN,
+        2,
+        300,
+        without("__syncthreads();", "if (warp) __syncthreads();", after=PUBLISHED),
+        "divergence",
+    ),
     "a shuffle for some": (CHANNEL_LANES, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }
 
