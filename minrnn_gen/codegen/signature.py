@@ -295,7 +295,7 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> _Parameters:
 def _groups(variant: _Variant) -> _Parameters:
     """What blocks need that exchange operands over a grid."""
     if variant.in_grid:
-        yield Parameter("group_packets", "Packets*", "[HEADS * tiles of sequences], all ones", "launch.workspace")
+        yield Parameter("group_exchanges", "GridExchange*", "[HEADS * tiles of sequences], all ones", "launch.workspace")
         yield Parameter("first_group", "int64", "", "launch.first_group")
 
 

@@ -63,11 +63,11 @@ def persistent_launches(
             f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
             f"compile it without 'gpu' on this machine, or with the profile of this GPU"
         )
-    packets = address_or_null(workspace)
+    exchanges = address_or_null(workspace)
     return [
         Launch(
             min(at_once, groups - first) * grid_blocks,
-            arguments.packed(plan, group_packets=packets, first_group=first),
+            arguments.packed(plan, group_exchanges=exchanges, first_group=first),
         )
         for first in range(0, groups, at_once)
     ]

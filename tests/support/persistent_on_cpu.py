@@ -66,7 +66,7 @@ class PersistentKernels(DenseCell):
         workspace = np.full(workspace_bytes_of(code.plan, len(case.sequences)), ALL_ONES, np.uint8)
         values = values | {"R": pointer(case.R)}
         if code.plan.variables["grid_blocks"] > 1:
-            values |= {"group_packets": pointer(workspace), "first_group": 0}
+            values |= {"group_exchanges": pointer(workspace), "first_group": 0}
         arguments = pack(signature(code.plan, names_of(self.lowered[kernel_pass])), values)
         arrays = [one.array for one in arguments if getattr(one, "array", None) is not None]
         group_blocks = code.plan.variables["cluster_blocks"] * code.plan.variables["grid_blocks"]
