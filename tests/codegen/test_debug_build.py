@@ -12,7 +12,7 @@ from test_templates import TEMPLATES, code_lines
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.environment import debug_build_is_asked_for
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.problem import KernelPass
 
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
@@ -64,16 +64,17 @@ NOT_WAITING = (
 OF_DEBUG_BUILDS = ("check_patience", "give_up", "printf", "trap", "globaltimer", "debug build")
 
 
-@pytest.mark.parametrize("way", (*WAITING, *NOT_WAITING), ids=str)
-def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
-    """Nothing of the release is left out or changed but the lines that wait; where nothing waits only the header says it.
+def missing(*_: object) -> None:
+    raise ToolchainMissing("only the text is wanted")
 
-    `build_candidate` holds both to one plan, so that a debug build runs what hangs and not its neighbour.
-    """
+
+@pytest.mark.parametrize("way", (*WAITING, *NOT_WAITING), ids=str)
+def test_waits_end_exactly_where_it_is_asked_for(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the release is left out or changed but the lines that wait; where nothing waits only the header says it."""
+    monkeypatch.setattr("minrnn_gen.build.builder.compile_source", missing)
     for kernel_pass in PASSES:
         release, debug = (way.built(kernel_pass, is_debug) for is_debug in (False, True))
         assert replace(debug.plan, waits_are_bounded=False) == release.plan and debug.plan.waits_are_bounded
-        assert toolchain_version() is None or (release.resources and debug.resources)
         assert not any(word in release.source for word in OF_DEBUG_BUILDS)
         lines = difflib.unified_diff(release.source.splitlines(), debug.source.splitlines(), n=0, lineterm="")
         differing = [line for line in lines if line[0] in "+-" and line not in ("--- ", "+++ ")]
@@ -84,6 +85,23 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way) -> None:
         else:
             assert all(word in debug.source for word in OF_DEBUG_BUILDS)
             assert all("mbarrier_wait(" in line or "wait_for(" in line or "is_empty()" in line for line in removed)
+
+
+# Every day one pass of each way, in turn.
+@pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+@pytest.mark.parametrize(
+    ("way", "kernel_pass"),
+    [
+        pytest.param(way, kernel_pass, marks=() if (turn + at) % 2 == 0 else pytest.mark.matrix_full)
+        for turn, way in enumerate(WAITING)
+        for at, kernel_pass in enumerate(PASSES)
+    ],
+    ids=str,
+)
+def test_it_keeps_the_promises_of_the_release(way: Way, kernel_pass: KernelPass) -> None:
+    """`build_candidate` holds both to one plan, so that a debug build runs what hangs and not its neighbour."""
+    for is_debug in (False, True):
+        assert way.built(kernel_pass, is_debug).resources
 
 
 def test_every_loop_without_a_count_is_bounded() -> None:

@@ -97,7 +97,7 @@ WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("layout", "direction", "hidden", "variables", "times"), WAYS)
-@settings(max_examples=20)  # most bring kernels of their own, which take longer to compile than to run
+@settings(max_examples=15)  # most bring kernels of their own, which take longer to compile than to run
 @given(data=st.data(), without=st.sets(st.sampled_from(("bias", "state"))), gap=st.integers(0, 1), keeps=st.booleans())
 def test_kernels_do_what_plain_loops_do(
     layout: str,
