@@ -183,20 +183,20 @@ def test_a_debug_build_gives_the_same_bits(
         assert plan.variables == release.plans[key].variables
 
 
-# A kernel of which block 1 says nothing, so that others wait in vain: of a cluster never how many bytes it expects, so that no
-# mail of its ever comes; of a grid none of its outputs.
+# A kernel whose block 1 is silent, so that others wait in vain: in a cluster it never arms its mbarrier, in a grid it publishes
+# none of its outputs.
 HANGING = """
 import sys
 import torch
-from minrnn_gen import build
+from minrnn_gen.build import builder
 
-original = build.compile_source
+original = builder.compile_source
 head_dim, call = int(sys.argv[1]), sys.argv[2]
 
 def one_block_is_silent(text, plan):
     return original(text.replace(call, "if (blockIdx.x != 1) " + call), plan)
 
-build.compile_source = one_block_is_silent
+builder.compile_source = one_block_is_silent
 import minrnn_gen
 
 kernel = minrnn_gen.compile({"model": "gru", "hidden_size": head_dim, "precision": "bf16", "batch": 2})
@@ -214,7 +214,7 @@ raise SystemExit("it came to its end")
     ("head_dim", "call", "said_of_it"),
     (
         (256, "mbarrier_arrive_expect_tx(&shared", "block 1, thread"),
-        (1024, "publish(packets", "waits for the outputs of other blocks in turn 1"),
+        (1024, "publish(exchange", "waits for the outputs of other blocks in iteration 1"),
     ),
 )
 def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: int, call: str, said_of_it: str) -> None:
@@ -227,5 +227,5 @@ def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: 
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "it came to its end" not in said
     assert "launch failure" in said or "illegal instruction" in said, said[-2000:]  # what a trap is called
-    assert "minrnn-gen: persistent_forward hangs: block" in said and "in turn 1" in said, said[-2000:]
+    assert "minrnn-gen: persistent_forward hangs: block" in said and "in iteration 1" in said, said[-2000:]
     assert said_of_it in said, said[-2000:]

@@ -72,7 +72,7 @@ def test_zero_times_nan_is_nan() -> None:
 
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
 def test_one_tile_in_flight_too_few(kernel_pass: str) -> None:
-    """One tile fewer in flight was enough until "a copy starts as soon as its slot has been read"; now its number is still read."""
+    """One tile fewer in flight was enough until a copy was issued as soon as its stage had been read."""
     problem = prepared("channels", "tickets", kernel_pass, "long")
     assert first_found(problem, r"TILES_IN_FLIGHT = STAGES \+ 2", "TILES_IN_FLIGHT = STAGES + 1").startswith("race")
 

@@ -12,7 +12,7 @@ import pytest
 from support.oracle import RAW_CELL
 
 import minrnn_gen
-from minrnn_gen.build import builder
+from minrnn_gen.build import builder, nvrtc
 from minrnn_gen.errors import ToolchainMissing
 
 
@@ -26,8 +26,22 @@ def nothing_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "compile_source", missing)
         yield
+    _forget_kernels_of_torch()  # others want them compiled
+
+
+@contextlib.contextmanager
+def compiled_again() -> Iterator[None]:
+    """Let kernels be compiled within `nothing_compiled`, as a GPU needs them."""
+    _forget_kernels_of_torch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "compile_source", nvrtc.compile_source)
+        yield
+    _forget_kernels_of_torch()
+
+
+def _forget_kernels_of_torch() -> None:
     if "minrnn_gen.torch.kernels" in sys.modules:
-        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()  # others want them compiled
+        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()
 
 
 def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
