@@ -61,7 +61,7 @@ NOT_WAITING = (
     Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("lookback", 0))),
     Way("ind_rnn", "h200", "fp32", "BTD", ()),
 )
-OF_DEBUG_BUILDS = ("check_patience", "give_up", "printf", "trap", "globaltimer", "debug build")
+OF_DEBUG_BUILDS = ("check_timeout", "report_timeout", "printf", "trap", "globaltimer", "debug build")
 
 
 def missing(*_: object) -> None:
@@ -107,7 +107,7 @@ def test_it_keeps_the_promises_of_the_release(way: Way, kernel_pass: KernelPass)
 def test_every_loop_without_a_count_is_bounded() -> None:
     """The templates that wait in a loop, and no others, have an end for it."""
     looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
-    bounded = {name for name, text in TEMPLATES.items() if "check_patience(since" in text}
+    bounded = {name for name, text in TEMPLATES.items() if "check_timeout(since" in text}
     assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/tile_state.cuh.j2", "parts/grid_exchange.cuh.j2"}
 
 

@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         GRID,
         2,
         4,
-        without(") publish(packets", " && threadIdx.x != 8) publish(packets"),
+        without(") publish(exchange", " && threadIdx.x != 8) publish(exchange"),
         "deadlock",
     ),
     "mbarriers that may be uninitialized": (LSTM, 2, 4, without("cluster_sync();", count=1, after=OPENED), "race"),

@@ -20,7 +20,6 @@ REMOVED = {
     "cluster_sync": "no barrier",
     "wait_copy_groups": "no wait",
     "mbarrier_wait": "no wait",
-    "gather": "no wait",
     "all_gather_wait": "no wait",
     "close_copy_group": "no commit",
     "mbarrier_init": "no init",
@@ -125,7 +124,7 @@ def _masked(text: str) -> str:
     hide(r'"[^"\n]*"', HIDDEN)
     hide(r"#ifdef __CUDACC_RTC__.*?(?:#else|#endif)", " ")
     hide(r"^ *(?:#|static_assert|constexpr|template|typedef)[^\n]*", " ")
-    hide(r"^[^\n]*(?:minrnn_host::|check_patience|check_timeout)[^\n]*", " ")
+    hide(r"^[^\n]*(?:minrnn_host::|check_timeout)[^\n]*", " ")
     for choice in re.finditer(r"if constexpr \(", code):
         end = _closed(code, choice.end() - 1) + 1
         code = code[: choice.start()] + " " * (end - choice.start()) + code[end:]
