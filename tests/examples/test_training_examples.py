@@ -132,6 +132,8 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+# Of torch's own layers in 16 bits, once in a process.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
 @pytest.mark.parametrize("name", write_page.EXAMPLES)
 def test_an_example_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
     example = importlib.import_module(name)
