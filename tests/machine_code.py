@@ -148,7 +148,8 @@ def _compiled(case: Case) -> list[list[Any]] | None:
 
 
 def _plain(case: Case) -> dict[str, Any]:
-    return asdict(case) | {"variables": dict(case.variables), "spec": dict(case.spec)}
+    plain = {"specialization": asdict(case.specialization), "variables": dict(case.variables), "spec": dict(case.spec)}
+    return vars(case) | plain
 
 
 def _read(data: dict[str, Any], renamed: Mapping[str, str]) -> Case:
