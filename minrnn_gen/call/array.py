@@ -147,7 +147,11 @@ def _inspect_torch(value: Any, name: str) -> Array:
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
     device = value.get_device() if value.device.type == "cuda" else None
     dtype = str(value.dtype).removeprefix("torch.")
-    return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
+    try:
+        return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
+    except RuntimeError as refused:
+        kind = f"of layout {value.layout}, without elements that lie apart by strides"
+        raise BadInput(f"{name} is a torch tensor {kind}; a dense one is expected") from refused
 
 
 def new_numpy(shape: tuple[int, ...], dtype: str, fill: int | None) -> Array:
