@@ -127,7 +127,9 @@ def _cache() -> Finding:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"writable")
     except Untrusted as untrusted:
-        return Finding("cache", False, f"not used, since {untrusted}", "set MINRNN_CACHE_DIR to a folder that only you may write")
+        return Finding(
+            "cache", False, f"not used, since {untrusted}", "set MINRNN_CACHE_DIR to a folder that only you may write"
+        )
     except OSError as error:
         reason = error.strerror or type(error).__name__
         return Finding("cache", False, f"{folder} cannot be written ({reason})", "set MINRNN_CACHE_DIR to a folder that can")
