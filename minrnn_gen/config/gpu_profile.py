@@ -191,20 +191,25 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
 
 
-def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> bytes:
+def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None) -> bytes:
     """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`.
 
-    `refusal` makes the error of an unknown name, so that it says who named it.
+    `refusal` makes the error of an unknown name, so that it says who named it; `neighbours_in` is as in `read_bytes`.
     """
-    return documents.read_bytes(_file_of(name_or_path, refusal), name_or_path, ordinary=True)
+    path = _file_of(name_or_path, refusal)
+    content = documents.read_bytes(path, name_or_path, ordinary=True, neighbours_in=neighbours_in)
+    documents.demand_key(content, "compute_capability", name_or_path, "GPU profile")
+    return content
 
 
-def load_profile(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> GpuProfile:
+def load_profile(
+    name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None
+) -> GpuProfile:
     """Read the shipped profile of that name, or the YAML file at that path.
 
     An unknown name (as `refusal` says it), an unreadable file and a file that is no valid profile are `BadInput`.
     """
-    content = profile_bytes(name_or_path, refusal)
+    content = profile_bytes(name_or_path, refusal, neighbours_in)
     return documents.validated(documents.document_of(content, name_or_path), GpuProfile)
 
 
