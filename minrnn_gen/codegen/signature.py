@@ -312,7 +312,7 @@ def _persistent_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
 
 def _persistent_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _dense_backward(names, takes_R=True)
-    yield Parameter("clip", "compute_t", "of the gradient that comes through R, 0 for none", "spec.recurrent_gradient_clip")
+    yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from _sizes("batch", "time")
     yield from _groups(variant)
 
@@ -348,7 +348,7 @@ def _stepwise_backward(_: _Variant, names: ArrayNames) -> _Parameters:
     dhidden = "[batch, HIDDEN_SIZE]: R transposed by dproduct of the later step"
     yield _input("dhidden", "compute_t", dhidden, "scratch.dhidden")
     yield _output("dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: what is multiplied next", "scratch.dproduct")
-    yield Parameter("clip", "compute_t", "of dhidden, 0 for none", "spec.recurrent_gradient_clip")
+    yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from _stepwise_sizes()
 
 
