@@ -26,7 +26,8 @@ def target_of(spec: Spec) -> Target:
     """Return the GPU to compile for: the spec's, the live one, or the default."""
     asked = spec.gpu_asked
     if asked is not None:
-        return Target(load_profile(asked, lambda message: spec.error("gpu", message)), profile_bytes(asked), "spec")
+        profile = load_profile(asked, lambda message: spec.error("gpu", message), spec.folder)
+        return Target(profile, profile_bytes(asked), "spec")
     live = device.live_device()
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")

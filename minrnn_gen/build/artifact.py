@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minrnn_gen.build.nvrtc import KernelResources
-from minrnn_gen.build.store import Entry, Store
-from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.build.entry import Entry
+from minrnn_gen.build.nvrtc import OPTIONS, KernelResources, toolchain_version
+from minrnn_gen.build.sealing import UNREADABLE
+from minrnn_gen.build.store import Store, digest
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import CellShape
 
 
@@ -34,22 +37,55 @@ class BuiltKernel:
     chosen: str = ""
 
 
-def built_from(request: Mapping[str, Any], entry: Entry, seconds: float) -> BuiltKernel:
-    """Return the kernel of a request that `put_kernel` wrote and of the entry it points to."""
-    plan = KernelPlan.from_json(request["plan"])
+def kernel_digest(source: str, arch: str) -> str:
+    """Return the key of a compiled text: of the text, the compiler's options, the architecture and the compiler."""
+    return digest(source, " ".join(OPTIONS), arch, toolchain_version() or "")
+
+
+def find_kernel(store: Store, key: str, kernel_pass: str, specialization: Specialization) -> BuiltKernel | None:
+    """Return the kernel that `put_kernel` put under the request `key`, None where there is none.
+
+    A request that does not lead to a kernel of this pass and specialization is damaged, and so is an entry of another text.
+    """
+    started = time.perf_counter()
+    request = store.find_request(key)
+    if request is None:
+        return None
+    try:
+        plan = KernelPlan.from_json(request["plan"])
+        if (plan.kernel_pass, plan.specialization) != (kernel_pass, specialization):
+            raise ValueError(f"of another kernel, {plan.kernel_pass}")
+        cell, dropped, chosen = cell_shape_from(request["cell"]), tuple(request["dropped"]), request.get("chosen", "")
+        entry = store.find(request["content"], lambda entry: _demand_kernel_of(plan, entry))
+    except UNREADABLE as reason:
+        store.discard_request(key, reason)
+        return None
+    if entry is None:
+        return None
     return BuiltKernel(
         plan=plan,
-        cell=cell_shape_from(request["cell"]),
+        cell=cell,
         source=entry.files[f"{plan.entry}.cu"].decode(),
         digest=entry.key,
         cubin=entry.files[f"{plan.entry}.cubin"],
-        resources=tuple(KernelResources(**kernel) for kernel in entry.manifest["resources"]),
-        dropped=tuple(request["dropped"]),
+        resources=_resources(entry),
+        dropped=dropped,
         cached=True,
-        seconds=seconds,
+        seconds=time.perf_counter() - started,
         folder=entry.folder,
-        chosen=request.get("chosen", ""),
+        chosen=chosen,
     )
+
+
+def _demand_kernel_of(plan: KernelPlan, entry: Entry) -> None:
+    """Raise one of `UNREADABLE` for an entry that is not the compiled text of its own key, or not of the plan."""
+    _ = entry.files[f"{plan.entry}.cubin"], _resources(entry)
+    if kernel_digest(entry.files[f"{plan.entry}.cu"].decode(), plan.arch) != entry.key:
+        raise ValueError(f"{plan.entry}.cu is the text of another key")
+
+
+def _resources(entry: Entry) -> tuple[KernelResources, ...]:
+    return tuple(KernelResources(**kernel) for kernel in entry.manifest["resources"])
 
 
 def put_kernel(store: Store, key: str, built: BuiltKernel, toolchain: str | None) -> BuiltKernel:

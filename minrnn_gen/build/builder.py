@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from minrnn_gen.build.artifact import BuiltKernel, built_from, put_kernel
-from minrnn_gen.build.nvrtc import OPTIONS, broken_promises, compile_source, toolchain_version
+from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
+from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
@@ -195,10 +195,7 @@ class Builder:
 
     def find(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
         """Return the kernel as the cache has it, None where it does not."""
-        started = time.perf_counter()
-        request = self.store.find_request(self.request_key(kernel_pass, specialization))
-        entry = self.store.find(request["content"]) if request else None
-        return built_from(request, entry, time.perf_counter() - started) if request and entry else None
+        return find_kernel(self.store, self.request_key(kernel_pass, specialization), kernel_pass, specialization)
 
     def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
         """Render, compile and check one candidate, whatever its rank, without the cache.
@@ -226,7 +223,7 @@ class Builder:
             plan=plan,
             cell=solution.problem.cell,
             source=text,
-            digest=digest(text, " ".join(OPTIONS), plan.arch, toolchain_version() or ""),
+            digest=kernel_digest(text, plan.arch),
             cubin=cubin,
             resources=resources,
             dropped=(),

@@ -6,33 +6,34 @@
     <folder>/store-1/temporary/          what is being written or removed; leftovers of killed processes are swept by age
 
 Correctness rests on the rename and on the verification alone. Locks only spare work, and a disk that is read-only or full
-costs the cache, never the result.
+costs the cache, never the result. So do files that somebody else may have written (`build.trust`): what is kept here is run.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
-import json
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minrnn_gen.build.entry import FILE_NAME, MANIFEST, Entry, read_entry, read_request, sweep
+from minrnn_gen.build.sealing import FILE_MODE, UNREADABLE, sealed, sha256, unsealed, write_new
+from minrnn_gen.build.trust import Untrusted, demand_trust, make_private_folder
 from minrnn_gen.config.environment import chosen_cache_folder, shared_cache_folder
 from minrnn_gen.config.package_files import PACKAGE_FOLDER, package_folder
 
 # Raised when the layout above or the meaning of a file changes, so that versions side by side never read each other's.
 _LAYOUT = "store-1"
-_MANIFEST = "manifest.json"
 _KEY = re.compile(r"[0-9a-f]{64}")
-# Letters first: no hidden file, no "..", nothing with a separator, on any system.
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+# What is being written, by its process and at random: nothing else is swept.
+_TEMPORARY_NAME = re.compile(r"[0-9]{1,20}-[0-9a-f]{16}")
 # Writing an entry takes milliseconds; an hour leaves room for a suspended process and for a file server's clock.
 _STALE_SECONDS = 3600.0
 # The slowest compile seen takes seconds: past this the holder is stuck, and doing its work twice beats waiting.
@@ -40,22 +41,33 @@ _LOCK_SECONDS = 120.0
 # A second try follows the removal of a damaged entry, a third a neighbour who was quicker at the same.
 _PLACE_ATTEMPTS = 3
 
+# Others may read and never write, whatever the umask.
+_FOLDER_MODE = 0o755
 _SUFFIX = {"entries": "", "requests": ".json", "locks": ".lock"}
-# What reading a file of arbitrary content as one of ours can raise; RecursionError: JSON nested too deep.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+WHY_NO_FOLDER = "no home folder is known"
+# Where none is: a folder that cannot be, on which everything fails as on a disk that cannot be written.
+NO_FOLDER = Path(os.devnull, "minrnn-gen")
 
 _Found = TypeVar("_Found")
 
 
 def cache_folder() -> Path:
-    """Return the cache's absolute folder: `MINRNN_CACHE_DIR`, else `minrnn-gen` in `XDG_CACHE_HOME` or the user's cache."""
-    if chosen := chosen_cache_folder():
-        return chosen
-    if shared := shared_cache_folder():
-        return shared / "minrnn-gen"
-    import platformdirs  # takes longer to import than this module and everything else it needs
+    """Return the cache's absolute folder: `MINRNN_CACHE_DIR`, else `minrnn-gen` in `XDG_CACHE_HOME` or the user's cache.
 
-    return platformdirs.user_cache_path("minrnn-gen", appauthor=False)
+    It is `NO_FOLDER` where no home folder is known, as in a container run under a user id without a name.
+    """
+    try:
+        if chosen := chosen_cache_folder():
+            return chosen
+        if shared := shared_cache_folder():
+            return shared / "minrnn-gen"
+        import platformdirs  # takes longer to import than this module and everything else it needs
+
+        folder = platformdirs.user_cache_path("minrnn-gen", appauthor=False)
+    except RuntimeError:
+        return NO_FOLDER
+    # Some versions leave the sign for a home that they do not know.
+    return NO_FOLDER if folder.parts[0] == "~" else Path(os.path.abspath(folder))
 
 
 def digest(*parts: bytes | str) -> str:
@@ -89,38 +101,30 @@ def _tree_digest(folder: Path, pattern: str) -> str:
     return digest(*(part for name, path in paths for part in (name, path.read_bytes())))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One finished kernel: its files, read and verified, and the manifest its maker gave it.
-
-    `folder` holds the same files on disk; it is None where the cache could not be written.
-    """
-
-    key: str
-    folder: Path | None
-    manifest: Mapping[str, Any]
-    files: Mapping[str, bytes]
-
-    @property
-    def size_bytes(self) -> int:
-        """The total size of the files."""
-        return sum(map(len, self.files.values()))
-
-
 class Store:
     """The cache in one folder, which need not exist yet; any number of processes and threads may use it at once.
 
     Keys are sha256 digests in hex, as `digest` returns them. Whatever cannot be read back as it was written is reported to the
-    logger "minrnn_gen", removed, and treated as absent.
+    logger "minrnn_gen", removed, and treated as absent. A folder that somebody else may write in, or that is a link, is neither
+    read nor written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, key: str) -> Entry | None:
-        """Return the entry `key`, every byte of it verified, or None."""
+    def find(self, key: str, check: Callable[[Entry], object] = lambda _: None) -> Entry | None:
+        """Return the entry `key`, every byte of it verified, or None.
+
+        An entry in which `check` raises one of `sealing.UNREADABLE` lacks what its reader needs: it is damaged like others.
+        """
         path = self._path("entries", key)
-        return self._verified(path, _read_entry, key)
+
+        def read() -> Entry:
+            entry = read_entry(path, key)
+            check(entry)
+            return entry
+
+        return self._verified("entries", path, read)
 
     def put(self, key: str, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> Entry:
         """Store `files` and the JSON mapping `manifest` as the entry `key` and return it; an entry already there is kept.
@@ -128,19 +132,19 @@ class Store:
         Raises ValueError for a file name that is not a plain one, ValueError or TypeError for a manifest that is not JSON.
         """
         for name in files:
-            if name == _MANIFEST or not _FILE_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} cannot name a file of an entry: expected a plain file name other than {_MANIFEST}")
-        listing = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()}
-        sealed = _sealed({"key": key, "files": listing, "manifest": dict(manifest)})
+            if name == MANIFEST or not FILE_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} cannot name a file of an entry: expected a plain file name other than {MANIFEST}")
+        listing = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()}
+        listed = sealed({"key": key, "files": listing, "manifest": dict(manifest)})
         # The manifest as a reader will see it (lists for tuples), so that a first and a later answer are the same.
-        entry = Entry(key, None, _unsealed(sealed, key)["manifest"], dict(files))
+        entry = Entry(key, None, unsealed(listed, key)["manifest"], dict(files))
         path = self._path("entries", key)
         with self._going_on_without_disk():
             scratch = self._new_temporary()
             try:
-                scratch.mkdir()
-                for name, data in {**files, _MANIFEST: sealed}.items():
-                    _write(scratch / name, data)
+                os.mkdir(scratch, _FOLDER_MODE)
+                for name, data in {**files, MANIFEST: listed}.items():
+                    write_new(scratch / name, data)
                 return self._placed(scratch, path, entry)
             finally:
                 _remove(scratch)
@@ -149,20 +153,24 @@ class Store:
     def find_request(self, key: str) -> Mapping[str, Any] | None:
         """Return the mapping last put under the request key `key`, verified, or None."""
         path = self._path("requests", key)
-        return self._verified(path, _read_request, key)
+        return self._verified("requests", path, lambda: read_request(path, key))
+
+    def discard_request(self, key: str, reason: object) -> None:
+        """Remove the request `key`, which leads to nothing that can be used, and report the reason."""
+        self._discard_damaged(self._path("requests", key), reason)
 
     def put_request(self, key: str, mapping: Mapping[str, Any]) -> None:
         """Put the JSON `mapping` under the request key `key`, in place of what was there.
 
         Raises ValueError or TypeError for a mapping that is not JSON.
         """
-        sealed = _sealed({"key": key, "request": dict(mapping)})
+        data = sealed({"key": key, "request": dict(mapping)})
         path = self._path("requests", key)
         with self._going_on_without_disk():
             scratch = self._new_temporary()
             try:
-                _write(scratch, sealed)
-                path.parent.mkdir(exist_ok=True)
+                write_new(scratch, data)
+                self._make_folder("requests")
                 os.replace(scratch, path)
             finally:
                 _remove(scratch)
@@ -176,9 +184,9 @@ class Store:
         path = self._path("locks", key)
         import filelock  # slow to import, and a request that is found needs no lock
 
-        lock = filelock.FileLock(path, timeout=_LOCK_SECONDS)
+        lock = filelock.FileLock(path, timeout=_LOCK_SECONDS, mode=FILE_MODE)
         with self._going_on_without_disk():
-            self._make_folder(path.parent)
+            self._make_folder("locks")
             try:
                 lock.acquire()
             except filelock.Timeout:
@@ -197,6 +205,8 @@ class Store:
     def size_bytes(self) -> int:
         """Return what the cache occupies: the size of all its files, temporary ones included."""
         total = 0
+        if not self._is_trusted():
+            return total
         for folder, _, names in os.walk(self.folder / _LAYOUT):
             for name in names:
                 try:
@@ -223,27 +233,45 @@ class Store:
 
     def _paths(self, kind: str) -> list[Path]:
         try:
-            names = sorted(os.listdir(self.folder / _LAYOUT / kind))
+            names = sorted(os.listdir(self.folder / _LAYOUT / kind)) if self._is_trusted(kind) else []
         except OSError:
             return []
         return [self.folder / _LAYOUT / kind / name for name in names if _KEY.fullmatch(name.removesuffix(_SUFFIX[kind]))]
 
-    def _verified(self, path: Path, read: Callable[[Path, str], _Found], key: str) -> _Found | None:
+    def _is_trusted(self, *kind: str) -> bool:
+        """Whether only the user and root may write in these folders; says once where others may, too."""
+        try:
+            demand_trust(self.folder, (_LAYOUT, *kind))
+        except Untrusted as reason:
+            _notice_untrusted(self.folder, str(reason))
+            return False
+        return True
+
+    def _verified(self, kind: str, path: Path, read: Callable[[], _Found]) -> _Found | None:
         try:
             seen = os.lstat(path)
         except OSError:
             return None
+        if not self._is_trusted(kind):
+            return None
         try:
-            return read(path, key)
-        except _UNREADABLE as reason:
+            return read()
+        except Untrusted as reason:
+            if _is_same_file(path, seen):
+                _notice_untrusted(self.folder, str(reason))
+                self._discard(path)
+        except UNREADABLE as reason:
             # Not damaged, but removed or replaced by somebody else while it was being read: theirs stays.
             if _is_same_file(path, seen):
-                _notice(f"{path}: damaged ({reason}); it is removed, to be made again")
-                self._discard(path)
-            return None
+                self._discard_damaged(path, reason)
+        return None
+
+    def _discard_damaged(self, path: Path, reason: object) -> None:
+        _notice(f"{path}: damaged ({reason}); it is removed, to be made again")
+        self._discard(path)
 
     def _placed(self, scratch: Path, path: Path, entry: Entry) -> Entry:
-        path.parent.mkdir(exist_ok=True)
+        self._make_folder("entries")
         for _ in range(_PLACE_ATTEMPTS):
             with suppress(OSError):
                 os.rename(scratch, path)
@@ -263,78 +291,37 @@ class Store:
         return True
 
     def _new_temporary(self) -> Path:
-        folder = self.folder / _LAYOUT / "temporary"
-        self._make_folder(folder)
+        folder = self._make_folder("temporary")
         oldest = time.time() - _STALE_SECONDS
         with os.scandir(folder) as leftovers:
             for leftover in leftovers:
                 try:
-                    if leftover.stat(follow_symlinks=False).st_mtime < oldest:
-                        _remove(Path(leftover.path))
-                except FileNotFoundError:  # swept by somebody else meanwhile
+                    if _TEMPORARY_NAME.fullmatch(leftover.name) and leftover.stat(follow_symlinks=False).st_mtime < oldest:
+                        sweep(leftover)
+                except OSError:  # swept by somebody else meanwhile, or cannot be
                     continue
         return folder / f"{os.getpid()}-{os.urandom(8).hex()}"
 
-    def _make_folder(self, folder: Path) -> None:
-        # Private to the user, as the XDG specification asks; a folder that exists keeps the rights somebody chose for it.
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
+    def _make_folder(self, kind: str) -> Path:
+        """Make and return a folder of the store; raises Untrusted where somebody else may write in it, or in one above."""
+        make_private_folder(self.folder)
+        folder = self.folder / _LAYOUT / kind
+        demand_trust(self.folder, (_LAYOUT, kind))
+        for path in (folder.parent, folder):
+            with suppress(FileExistsError):
+                os.mkdir(path, _FOLDER_MODE)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return folder
 
     @contextmanager
     def _going_on_without_disk(self) -> Iterator[None]:
         try:
             yield
+        except Untrusted as reason:
+            _notice_untrusted(self.folder, str(reason))
         except OSError as error:
             _notice_unwritable(self.folder, error.strerror or type(error).__name__)
-
-
-def _read_entry(path: Path, key: str) -> Entry:
-    body = _unsealed(_read(path / _MANIFEST), key)
-    files = {}
-    for name, expected in body["files"].items():
-        if not _FILE_NAME.fullmatch(name):
-            raise ValueError(f"{_MANIFEST} lists the file {name!r}")
-        data = _read(path / name, expected["bytes"])
-        if _sha256(data) != expected["sha256"]:
-            raise ValueError(f"{name} differs from its sha256")
-        files[name] = data
-    return Entry(key, path, body["manifest"], files)
-
-
-def _read_request(path: Path, key: str) -> dict[str, Any]:
-    request: dict[str, Any] = _unsealed(_read(path), key)["request"]
-    return request
-
-
-def _sealed(body: Mapping[str, Any]) -> bytes:
-    text = json.dumps({"sha256": _sha256(_canonical(body)), "body": body}, indent=1, allow_nan=False)
-    return text.encode() + b"\n"
-
-
-def _unsealed(data: bytes, key: str) -> dict[str, Any]:
-    document = json.loads(data)
-    if not isinstance(document, dict) or document.keys() != {"sha256", "body"}:
-        raise ValueError("not a sealed JSON file")
-    body: dict[str, Any] = document["body"]
-    if _sha256(_canonical(body)) != document["sha256"]:
-        raise ValueError("JSON differs from its sha256")
-    if body["key"] != key:
-        raise ValueError(f"made for the key {body['key']}")
-    return body
-
-
-def _canonical(body: Any) -> bytes:
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _read(path: Path, size_bytes: int | None = None) -> bytes:
-    # Looked at before it is opened: a pipe would block, a device would never end.
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path.name} is not a file")
-    if size_bytes is not None and status.st_size != size_bytes:
-        raise ValueError(f"{path.name} has {status.st_size} bytes instead of {size_bytes}")
-    return path.read_bytes()
 
 
 def _is_same_file(path: Path, seen: os.stat_result) -> bool:
@@ -342,14 +329,6 @@ def _is_same_file(path: Path, seen: os.stat_result) -> bool:
         return os.path.samestat(os.lstat(path), seen)
     except OSError:
         return False
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        # Some disks say only here that they are full. The folder needs none: a rename lost in a power cut is an absent entry.
-        os.fsync(file.fileno())
 
 
 def _remove(path: Path) -> None:
@@ -361,10 +340,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _notice(message: str) -> None:
     import logging
 
@@ -374,4 +349,20 @@ def _notice(message: str) -> None:
 @functools.cache
 def _notice_unwritable(folder: Path, reason: str) -> None:
     # functools.cache: said once per process, since every kernel would meet the same disk.
+    if folder == NO_FOLDER:
+        _notice(f"{WHY_NO_FOLDER}; going on without a cache, or set MINRNN_CACHE_DIR to a folder")
+        return
     _notice(f"{folder}: the cache cannot be written ({reason}); going on without it, or set MINRNN_CACHE_DIR to another folder")
+
+
+_untrusted_seen: set[Path] = set()
+
+
+def _notice_untrusted(folder: Path, reason: str) -> None:
+    # Once per process and cache, whatever else is not trusted.
+    if folder not in _untrusted_seen:
+        _untrusted_seen.add(folder)
+        _notice(
+            f"{reason}: what is cached there is not used, since kernels are run and only you and root may have written them; "
+            f"take others' rights away (chmod -R go-w), or set MINRNN_CACHE_DIR to a folder of your own"
+        )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from minrnn_gen.config.documents import Document, document_from_mapping, document_of, read_bytes, validated
+from minrnn_gen.config.documents import Document, demand_key, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.errors import nearest_name, shown
 
 _LIBRARY = Path(__file__).resolve().parent / "library"
@@ -71,7 +71,7 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
     if isinstance(model, Mapping):
         return _inline(replace(document_from_mapping(model, where), inside=("model",)))
     if _is_path(model):
-        return _from_file(folder / model, model, where)
+        return _from_file(folder / model, model, where, neighbours_in=folder)
     names = library_names()
     if model not in names:
         raise Document(where, {}).error(
@@ -86,8 +86,10 @@ def _is_path(model: str) -> bool:
     return model.endswith(_SUFFIXES) or any(separator in model for separator in {os.sep, "/", os.altsep or "/"})
 
 
-def _from_file(path: Path, called: str, where: str) -> CellSource:
-    content = read_bytes(path, f"{where}: model: {called}", ordinary=True)
+def _from_file(path: Path, called: str, where: str, neighbours_in: Path | None = None) -> CellSource:
+    place = f"{where}: model: {called}"
+    content = read_bytes(path, place, ordinary=True, neighbours_in=neighbours_in)
+    demand_key(content, "equations", place, "cell file")
     document = document_of(content, called)
     cell = validated(document, CellFile)
     return CellSource(cell.name, document, content, cell.recurrent_bias)

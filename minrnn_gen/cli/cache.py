@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, new_table, print_json, size_text
+from minrnn_gen.errors import BadInput
 
 # What distinguishes kernels, as the manifest of an entry has it.
 _IDENTITY = ("model", "pass", "hidden_size", "precision", "arch", "gpu")
@@ -18,9 +21,7 @@ app = typer.Typer(help="The cache of compiled kernels: path, list, clear.", rich
 @app.command()
 def path(as_json: AsJson = False) -> None:
     """Print the cache's folder (MINRNN_CACHE_DIR chooses another)."""
-    from minrnn_gen.build.store import cache_folder
-
-    folder = str(cache_folder())
+    folder = str(_folder())
     if as_json:
         print_json({"path": folder})
     else:
@@ -30,9 +31,9 @@ def path(as_json: AsJson = False) -> None:
 @app.command("list")
 def list_entries(as_json: AsJson = False) -> None:
     """List the compiled kernels in the cache."""
-    from minrnn_gen.build.store import Store, cache_folder
+    from minrnn_gen.build.store import Store
 
-    store = Store(cache_folder())
+    store = Store(_folder())
     entries = [
         {
             "digest": entry.key,
@@ -59,9 +60,9 @@ def list_entries(as_json: AsJson = False) -> None:
 @app.command()
 def clear(as_json: AsJson = False) -> None:
     """Remove every compiled kernel from the cache; they are made again when asked for."""
-    from minrnn_gen.build.store import Store, cache_folder
+    from minrnn_gen.build.store import Store
 
-    store = Store(cache_folder())
+    store = Store(_folder())
     before_bytes = store.size_bytes()
     count = store.clear()
     freed_bytes = max(0, before_bytes - store.size_bytes())
@@ -69,6 +70,16 @@ def clear(as_json: AsJson = False) -> None:
         print_json({"path": str(store.folder), "removed": count, "freed_bytes": freed_bytes})
     else:
         typer.echo(f"removed {_counted(count)}, {size_text(freed_bytes)}, from {store.folder}")
+
+
+def _folder() -> Path:
+    """Return the cache's folder; raises BadInput where there is none."""
+    from minrnn_gen.build.store import NO_FOLDER, WHY_NO_FOLDER, cache_folder
+
+    folder = cache_folder()
+    if folder == NO_FOLDER:
+        raise BadInput(f"there is no cache, because {WHY_NO_FOLDER}; set MINRNN_CACHE_DIR to a folder")
+    return folder
 
 
 def _counted(count: int) -> str:

@@ -115,13 +115,21 @@ def _cache() -> Finding:
     import os
     import tempfile
 
-    from minrnn_gen.build.store import cache_folder
+    from minrnn_gen.build.store import NO_FOLDER, WHY_NO_FOLDER, cache_folder
+    from minrnn_gen.build.trust import Untrusted, demand_trust, make_private_folder
 
     folder = cache_folder()
+    if folder == NO_FOLDER:
+        return Finding("cache", False, WHY_NO_FOLDER, "set MINRNN_CACHE_DIR to a folder")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
+        demand_trust(folder, ())
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"writable")
+    except Untrusted as untrusted:
+        return Finding(
+            "cache", False, f"not used, since {untrusted}", "set MINRNN_CACHE_DIR to a folder that only you may write"
+        )
     except OSError as error:
         reason = error.strerror or type(error).__name__
         return Finding("cache", False, f"{folder} cannot be written ({reason})", "set MINRNN_CACHE_DIR to a folder that can")

@@ -10,8 +10,10 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
@@ -79,27 +81,41 @@ def read_document(path: str | os.PathLike[str], where: str | None = None) -> Doc
     return document_of(read_bytes(path, where), where)
 
 
-def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = False) -> bytes:
-    """Read the YAML file at `path`, called `where` in errors; `ordinary`: open no pipe or device, which may never end.
+def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = False, neighbours_in: Path | None = None) -> bytes:
+    """Read the YAML file at `path`, called `where` in errors; `ordinary`: no pipe or device, which may never end.
 
-    A file that is missing, a folder, unreadable or larger than `SIZE_LIMIT_BYTES` is `BadInput`.
+    A file that is missing, a folder, unreadable or larger than `SIZE_LIMIT_BYTES` is `BadInput`. Of a missing one the nearest
+    name is said; where a text that is not trusted names the path, `neighbours_in` is the one folder whose names may be said.
     """
     place = _placed(where)
+    # Opening a pipe without this waits for its other end.
+    flags = getattr(os, "O_NONBLOCK", 0) if ordinary else 0
     try:
-        if ordinary and not os.path.isdir(path) and os.path.exists(path) and not os.path.isfile(path):
-            raise BadInput(f"{place}: this is a pipe or a device; give the path of a YAML file")
-        with open(path, "rb") as file:
-            content = file.read(SIZE_LIMIT_BYTES + 1)
-            size_bytes = max(os.fstat(file.fileno()).st_size, len(content))
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+            status = os.fstat(file.fileno())
+            is_device = ordinary and not stat.S_ISREG(status.st_mode)
+            content = b"" if is_device else file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise BadInput(f"{place}: no such file{_nearest_file(os.fspath(path))}; give the path of a YAML file") from None
+        nearest = _nearest_file(os.fspath(path), neighbours_in)
+        raise BadInput(f"{place}: no such file{nearest}; give the path of a YAML file") from None
     except IsADirectoryError:
         raise BadInput(f"{place}: this is a folder; give the path of a YAML file in it") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{place}: cannot be read ({reason}); give the path of a readable YAML file") from None
-    _refuse_size(size_bytes, place)
+    if is_device:
+        raise BadInput(f"{place}: this is a pipe or a device; give the path of a YAML file")
+    _refuse_size(max(status.st_size, len(content)), place)
     return content
+
+
+def demand_key(content: bytes, key: str, where: str, kind: str) -> None:
+    """Raise BadInput for the `content` of a file that has no `key`, which every file of this `kind` has.
+
+    What a text that is not trusted names may be any file: unless it is of its kind, no error shows what is in it.
+    """
+    if not re.search(rb"\b" + key.encode() + rb"[\"']?[ \t]*:", content):
+        raise BadInput(f"{_placed(where)}: this is no {kind}, for it has no key {key}; give the path of one")
 
 
 def document_of(content: bytes, where: str) -> Document:
@@ -313,11 +329,13 @@ def _key_name(path: KeyPath) -> str:
     return name if len(name) <= 60 else name[:28] + "..." + name[-29:]
 
 
-def _nearest_file(path: str) -> str:
+def _nearest_file(path: str, neighbours_in: Path | None) -> str:
     folder, name = os.path.split(path)
     try:
+        if neighbours_in is not None and not Path(folder).resolve().is_relative_to(neighbours_in.resolve()):
+            return ""
         names = sorted(name for name in os.listdir(folder or os.curdir) if name.isprintable())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle
         return f" (nor a folder {shown(folder)})"
     stem, _ = os.path.splitext(name)  # a common suffix alone makes no two names alike
     return nearest_name(name, [candidate for candidate in names if nearest_name(stem, [os.path.splitext(candidate)[0]])])

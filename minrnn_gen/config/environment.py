@@ -17,9 +17,14 @@ def debug_build_is_asked_for() -> bool:
 
 
 def chosen_cache_folder() -> Path | None:
-    """Return `MINRNN_CACHE_DIR` as an absolute folder, or None where it is unset or empty."""
-    chosen = os.environ.get("MINRNN_CACHE_DIR")
-    return Path(os.path.abspath(os.path.expanduser(chosen))) if chosen else None
+    """Return `MINRNN_CACHE_DIR` as an absolute folder, or None where it is unset or empty.
+
+    Raises RuntimeError where it begins in a home folder that is not known.
+    """
+    chosen = os.path.expanduser(os.environ.get("MINRNN_CACHE_DIR", ""))
+    if chosen.startswith("~"):
+        raise RuntimeError(f"MINRNN_CACHE_DIR is {chosen!r}, and no such home folder is known")
+    return Path(os.path.abspath(chosen)) if chosen else None
 
 
 def shared_cache_folder() -> Path | None:

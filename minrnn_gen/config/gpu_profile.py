@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -37,8 +37,16 @@ MEASURED = (
     "transcendentals_per_sm_cycle",
 )
 
-Count = Annotated[int, pydantic.Field(gt=0)]
-Quantity = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+# Far beyond every GPU in either direction, and near enough that what planning computes of them neither overflows nor vanishes,
+# and that there are no more candidates than can be listed.
+Threads = Annotated[int, pydantic.Field(gt=0, le=2**14)]
+Units = Annotated[int, pydantic.Field(gt=0, le=2**12)]
+Registers = Annotated[int, pydantic.Field(gt=0, le=2**20)]
+SharedBytes = Annotated[int, pydantic.Field(gt=0, le=2**24)]
+Bytes = Annotated[int, pydantic.Field(gt=0, le=2**50)]
+Bandwidth = Annotated[float, pydantic.Field(ge=1e6, le=1e18)]
+Duration = Annotated[float, pydantic.Field(ge=1e-3, le=1e9)]
+Rate = Annotated[float, pydantic.Field(ge=1e-3, le=1e9)]
 DeviceName = Annotated[str, pydantic.Field(pattern=r"^[ -~]+$")]
 
 
@@ -58,34 +66,34 @@ class GpuProfile(pydantic.BaseModel):
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
     device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
-    sm_count: Count
-    partitions_per_sm: Count
-    warp_threads: Count
-    max_threads_per_sm: Count
-    max_threads_per_block: Count
-    max_blocks_per_sm: Count
-    registers_per_sm: Count
-    registers_per_block_max: Count
-    registers_per_thread_max: Count
-    register_unit_per_warp: Count
-    shared_bytes_per_sm: Count
-    shared_bytes_per_block_max: Count
-    shared_bytes_reserved_per_block: Annotated[int, pydantic.Field(ge=0)]
-    shared_unit_bytes: Count
-    l2_bytes: Count
-    memory_bytes: Count
-    memory_bandwidth_bytes_per_s: Quantity
-    copy_bandwidth_bytes_per_s: Quantity | None = None
-    memory_latency_ns: Quantity
-    launch_us: Quantity | None = None
-    block_exchange_ns: Quantity | None = None
-    cluster_exchange_ns: Quantity | None = None
-    grid_exchange_ns: Quantity | None = None
-    products_per_sm_cycle: Quantity | None = None
-    transcendentals_per_sm_cycle: Quantity | None = None
-    sm_clock_hz: Quantity
-    cluster_size_portable_max: Count
-    cluster_size_max: Count
+    sm_count: Units
+    partitions_per_sm: Annotated[int, pydantic.Field(gt=0, le=64)]
+    warp_threads: Literal[32]
+    max_threads_per_sm: Threads
+    max_threads_per_block: Threads
+    max_blocks_per_sm: Units
+    registers_per_sm: Registers
+    registers_per_block_max: Registers
+    registers_per_thread_max: Registers
+    register_unit_per_warp: Registers
+    shared_bytes_per_sm: SharedBytes
+    shared_bytes_per_block_max: SharedBytes
+    shared_bytes_reserved_per_block: Annotated[int, pydantic.Field(ge=0, le=2**24)]
+    shared_unit_bytes: SharedBytes
+    l2_bytes: Bytes
+    memory_bytes: Bytes
+    memory_bandwidth_bytes_per_s: Bandwidth
+    copy_bandwidth_bytes_per_s: Bandwidth | None = None
+    memory_latency_ns: Duration
+    launch_us: Duration | None = None
+    block_exchange_ns: Duration | None = None
+    cluster_exchange_ns: Duration | None = None
+    grid_exchange_ns: Duration | None = None
+    products_per_sm_cycle: Rate | None = None
+    transcendentals_per_sm_cycle: Rate | None = None
+    sm_clock_hz: Annotated[float, pydantic.Field(ge=1e3, le=1e15)]
+    cluster_size_portable_max: Annotated[int, pydantic.Field(gt=0, le=64)]
+    cluster_size_max: Annotated[int, pydantic.Field(gt=0, le=64)]
     sources: Mapping[str, str]
 
     @pydantic.field_validator("compute_capability", mode="before")
@@ -191,20 +199,25 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
 
 
-def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> bytes:
+def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None) -> bytes:
     """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`.
 
-    `refusal` makes the error of an unknown name, so that it says who named it.
+    `refusal` makes the error of an unknown name, so that it says who named it; `neighbours_in` is as in `read_bytes`.
     """
-    return documents.read_bytes(_file_of(name_or_path, refusal), name_or_path, ordinary=True)
+    path = _file_of(name_or_path, refusal)
+    content = documents.read_bytes(path, name_or_path, ordinary=True, neighbours_in=neighbours_in)
+    documents.demand_key(content, "compute_capability", name_or_path, "GPU profile")
+    return content
 
 
-def load_profile(name_or_path: str, refusal: Callable[[str], BadInput] = _refused) -> GpuProfile:
+def load_profile(
+    name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None
+) -> GpuProfile:
     """Read the shipped profile of that name, or the YAML file at that path.
 
     An unknown name (as `refusal` says it), an unreadable file and a file that is no valid profile are `BadInput`.
     """
-    content = profile_bytes(name_or_path, refusal)
+    content = profile_bytes(name_or_path, refusal, neighbours_in)
     return documents.validated(documents.document_of(content, name_or_path), GpuProfile)
 
 

@@ -43,7 +43,7 @@ def run_steps(
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
                 inputs |= {f"previous_{name}": marked.cut_off(state) for name, state in states.items()}
                 if product is not None:
-                    products = product.of(inputs[f"previous_{cell.output_state}"])
+                    products = product.of(inputs[f"previous_{cell.output_state}"], marked.cuts)
                     inputs |= {
                         f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
                     }
@@ -115,13 +115,14 @@ def run_steps_backward(
                 if name in cell.read_states or (product is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                     values[f"previous_{name}"] = marked.cut_off(history[:-1])
-            rows = None
+            rows, cuts = None, marked.cuts
             if product is not None:
                 # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
                 output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
                 rows = output.reshape(output.shape[0] * batch, hidden)
                 if cell.read_products:
-                    products = product.of(rows).reshape(len(cell.recurrent_gates), *output.shape)
+                    row_cuts = None if cuts is None else cuts.reshape(len(rows), 1)
+                    products = product.of(rows, row_cuts).reshape(len(cell.recurrent_gates), *output.shape)
                     values |= {
                         f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
                     }
@@ -129,7 +130,8 @@ def run_steps_backward(
             dx[part] = gradients[walk.of_gates].transpose(1, 2, 0, 3)
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if product is not None and rows is not None:
-                dR += product.to_matrix(gradients[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
+                passed = marked.cut_off(gradients[walk.of_products])
+                dR += product.to_matrix(passed.reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minrnn_gen.build.store import cache_folder
+from minrnn_gen.build.trust import make_private_folder
 from minrnn_gen.config import documents
 from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile
 from minrnn_gen.errors import BadInput
@@ -61,7 +62,7 @@ def write_calibration(profile: GpuProfile, path: Path) -> None:
     """Replace the file at `path` by the profile, whole or not at all; raises BadInput where it cannot be."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         scratch.write_text(profile_text(profile), encoding="utf-8")
         os.replace(scratch, path)
     except OSError as error:

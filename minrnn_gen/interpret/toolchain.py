@@ -107,11 +107,11 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
     key = digest(compiler.version, " ".join((*compiler.kernel_options, *LINK_OPTIONS)), source, glue, *_machine_sources())
-    if cached := store.find(key):
-        return cached.files["kernel.so"]
+    if cached := _found(store, key, "kernel.so"):
+        return cached
     with store.lock(key), tempfile.TemporaryDirectory() as name:
-        if cached := store.find(key):
-            return cached.files["kernel.so"]
+        if cached := _found(store, key, "kernel.so"):
+            return cached
         folder = Path(name)
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
@@ -128,13 +128,19 @@ def machine_in(store: Store) -> bytes:
     compiler = cpp_compiler()
     key = digest(compiler.version, " ".join(MACHINE_OPTIONS), *_machine_sources())
     with store.lock(key):
-        if cached := store.find(key):
-            return cached.files["machine.o"]
+        if cached := _found(store, key, "machine.o"):
+            return cached
         with tempfile.TemporaryDirectory() as name:
             compiler.run(Path(name), (*MACHINE_OPTIONS, f"-I{FOLDER}"), "-c", "-o", "machine.o", str(FOLDER / MACHINE[-1]))
             machine = (Path(name) / "machine.o").read_bytes()
         store.put(key, {"machine.o": machine}, {"interpreted": []})
         return machine
+
+
+def _found(store: Store, key: str, name: str) -> bytes | None:
+    """Return the file of this name in an entry of the store, None where it is not there."""
+    entry = store.find(key, lambda entry: entry.files[name])
+    return entry.files[name] if entry else None
 
 
 def _machine_sources() -> list[bytes]:

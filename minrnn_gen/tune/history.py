@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrnn_gen.build.store import Store, digest
+from minrnn_gen.build.store import NO_FOLDER, Store, digest
+from minrnn_gen.build.trust import make_private_folder
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.tune.results import TIMES_MOST, CandidateKey, Result, Setting, distance, median_us, result_from
 
@@ -67,7 +68,7 @@ class History:
         for gpu, gpu_results in by_gpu.items():
             with self.store.lock(digest("results of measuring", gpu)):
                 try:
-                    self.folder.mkdir(parents=True, exist_ok=True)
+                    make_private_folder(self.folder)
                     append_results(self.path(gpu), gpu_results)
                 except OSError as error:
                     _notice_unwritable(self.folder, error.strerror or type(error).__name__)
@@ -186,5 +187,7 @@ def append_results(path: Path, results: Sequence[Result]) -> None:
 
 @functools.cache
 def _notice_unwritable(folder: Path, reason: str) -> None:
-    # Once per process, as with the store.
+    # Once per process, as with the store, which says it where there is none.
+    if folder.parent == NO_FOLDER:
+        return
     LOG.warning("%s: results cannot be kept (%s); going on without, or set MINRNN_CACHE_DIR to another folder", folder, reason)

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,73 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Comp
         assert "  saved      y\n  recomputed z\n" in explain(built)
     forward = builder_of(cache).build("forward", REGIME)
     assert "recomputed" not in explain(forward)
+
+
+def paths_within(value: object) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every key of a JSON mapping that is a dataclass's: of other mappings any key may be absent."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (key,)
+            if key in ("plan", "cell", "problem", "launch", "budget", "prediction", "specialization"):
+                yield from ((key, *path) for path in paths_within(inner))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_sealed_request_that_lacks_a_key_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    builder = builder_of(cache)
+    built = builder.build("forward", REGIME)
+    key = builder.request_key("forward", REGIME)
+    request = builder.store.find_request(key)
+    assert request is not None
+    paths = [path for path in paths_within(request) if path != ("chosen",)]
+    assert {("content",), ("cell", "gates"), ("plan", "problem", "specialization", "resets")} <= set(paths)
+    for path in paths:
+        damaged = json.loads(json.dumps(request))
+        part = damaged
+        for name in path[:-1]:
+            part = part[name]
+        del part[path[-1]]
+        builder.store.put_request(key, damaged)
+        caplog.clear()
+        again = builder.find("forward", REGIME)
+        # What has a default reads as it was.
+        assert again is None or again.plan == built.plan, path
+        assert [record.getMessage().count("damaged") for record in caplog.records] == [1] * (again is None), path
+        assert (builder.store.find_request(key) is None) == (again is None), path
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_request_that_leads_to_another_kernel_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    builder, other = builder_of(cache), Specialization(16, resets=True)
+    for specialization in (REGIME, other):
+        builder.build("forward", specialization)
+    keys = [builder.request_key("forward", specialization) for specialization in (REGIME, other)]
+    own, of_other = (builder.store.find_request(key) for key in keys)
+    assert own is not None and of_other is not None
+    for damaged in (of_other, {**own, "content": 3}, {**own, "content": "no key"}, {**own, "content": None}):
+        builder.store.put_request(keys[0], damaged)
+        assert builder.find("forward", REGIME) is None
+    assert ["damaged" in record.getMessage() for record in caplog.records] == [True] * 4
+    assert builder.build("forward", REGIME).plan.specialization == REGIME
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_text_of_another_key_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A cubin belongs to its text, and that to its key: sealed as a whole under another key it is not run."""
+    builder = builder_of(cache)
+    built = builder.build("forward", REGIME)
+    entry = builder.store.find(built.digest)
+    assert entry is not None
+    builder.store.clear()
+    text = entry.files[f"{built.plan.entry}.cu"] + b"// another\n"
+    builder.store.put(built.digest, {**entry.files, f"{built.plan.entry}.cu": text}, entry.manifest)
+    request = {"content": built.digest, "plan": built.plan.to_json(), "cell": asdict(built.cell), "dropped": []}
+    builder.store.put_request(builder.request_key("forward", REGIME), request)
+    assert builder.find("forward", REGIME) is None
+    assert ["damaged" in record.getMessage() for record in caplog.records] == [True]
+    again = builder.build("forward", REGIME)
+    assert (again.source, again.digest) == (built.source, built.digest)
+    assert builder.find("forward", REGIME) is not None
 
 
 def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Compiler, cache: Path) -> None:

@@ -89,7 +89,8 @@ def test_the_package_digest_follows_every_module_and_cell(tmp_path: Path) -> Non
     copy = tmp_path / "minrnn_gen"
     (copy / "cell" / "library").mkdir(parents=True)
     package = Path(store.__file__).parent.parent
-    modules = ("errors.py", "build/store.py", "config/environment.py", "config/package_files.py")
+    modules = [f"build/{name}.py" for name in ("entry", "sealing", "store", "trust")]
+    modules += ["errors.py", "config/environment.py", "config/package_files.py"]
     for name in ("__init__.py", "build/__init__.py", "config/__init__.py", *modules):
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_bytes((package / name).read_bytes())

@@ -94,16 +94,17 @@ def test_no_temporary_file_stays(store: Store) -> None:
 def test_leftovers_of_killed_processes_are_swept_by_age(store: Store) -> None:
     store.put(KEY, FILES, MANIFEST)
     temporary = store.folder / "store-1" / "temporary"
-    for name, age_seconds in (("old-folder", 7200), ("old-file", 7200), ("new-folder", 60)):
+    old_folder, old_file, new_folder = (f"{pid}-{pid:016x}" for pid in (17, 18, 19))
+    for name, age_seconds in ((old_folder, 7200), (old_file, 7200), (new_folder, 60)):
         path = temporary / name
-        if "folder" in name:
+        if name != old_file:
             path.mkdir()
             (path / "kernel.cu").write_text("half")
         else:
             path.write_text("half")
         os.utime(path, (time.time() - age_seconds,) * 2)
     store.put(digest("another"), FILES, MANIFEST)
-    assert [path.name for path in temporary.iterdir()] == ["new-folder"]
+    assert [path.name for path in temporary.iterdir()] == [new_folder]
 
 
 def test_the_folder_is_private(store: Store) -> None:

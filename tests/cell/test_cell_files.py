@@ -80,7 +80,7 @@ def test_a_mapping_has_the_same_canonical_bytes_in_any_order_and_others_with_oth
     ],
 )
 def test_what_is_no_cell_is_one_sentence(tmp_path: Path, model: object, fragment: str) -> None:
-    (tmp_path / "latin.yaml").write_bytes(b"name: mine\ndescription: \xe9\n")
+    (tmp_path / "latin.yaml").write_bytes(b"name: mine\ndescription: \xe9\nequations: h[t] = W.h\n")
     (tmp_path / "huge.yaml").write_bytes(b"#" * 10_000_000)
     with pytest.raises(BadInput) as caught:
         find_cell(model, tmp_path, "spec.yaml")  # type: ignore[arg-type]

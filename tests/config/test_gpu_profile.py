@@ -133,7 +133,7 @@ def test_a_folder_and_a_device_are_no_profiles(read: Callable[[str], object], tm
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
-    path.write_bytes(b"name: \xe9\n")
+    path.write_bytes(b"name: \xe9\ncompute_capability: '9.0'\n")
     with pytest.raises(BadInput) as caught:
         load_profile(str(path))
     assert "UTF-8" in one_sentence(caught.value)
