@@ -77,11 +77,18 @@ def refuse_tracing() -> None:
         raise BadInput(_NO_TRACING)
 
 
-def refuse_batched(gradients: Sequence[Any]) -> None:
-    """Refuse gradients that autograd has put together as one tensor without memory of its own; any may be None."""
-    for gradient in gradients:
-        if type(gradient) is torch.Tensor and not torch._C._has_storage(gradient):
-            raise BadInput(_NO_BATCHED_GRADIENTS)
+def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients that arrive, of which any may be None, sparse ones as dense.
+
+    Raises BadInput for those that autograd has put together as one tensor without memory of its own.
+    """
+    dense = [
+        gradient.to_dense() if type(gradient) is torch.Tensor and gradient.layout is not torch.strided else gradient
+        for gradient in gradients
+    ]
+    if any(type(gradient) is torch.Tensor and not torch._C._has_storage(gradient) for gradient in dense):
+        raise BadInput(_NO_BATCHED_GRADIENTS)
+    return dense
 
 
 def records(tensors: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, refuse_batched
+from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, dense_gradients
 
 Tensors = Sequence[Any]
 """Tensors in a fixed order, None for those that were not given."""
@@ -64,8 +64,7 @@ class RecurrenceFunction(torch.autograd.Function):
         arriving = gradients[: ctx.way.results_count]
         if all(gradient is None for gradient in arriving):
             return (None,) * (1 + count)
-        refuse_batched(arriving)
-        return (None, *ctx.way.backward(saved[:count], saved[count:], arriving))
+        return (None, *ctx.way.backward(saved[:count], saved[count:], dense_gradients(arriving)))
 
     @staticmethod
     def jvp(_ctx: Any, *_tangents: Any) -> Any:

@@ -289,6 +289,19 @@ def test_gradients_as_a_batch_and_forward_mode_are_refused() -> None:
         torch.testing.assert_close(rows[-1, -1, -1], last)
 
 
+@pytest.mark.parametrize("name", ["layer", "scan"])
+def test_gradients_that_arrive_in_other_layouts(name: str) -> None:
+    run = (lambda x: layer_of("LSTM")(x)[0]) if name == "layer" else (lambda x: wing.scan(x, x)[0])
+    x = torch.rand(BATCH, TIME, INPUTS, requires_grad=True)
+    y = run(x)
+    ones = torch.ones_like(y)
+    (expected,) = torch.autograd.grad(y, x, ones, retain_graph=True)
+    for arriving in (ones.to_sparse(), ones[:1, :1, :1].expand_as(y), ones.double(), torch.complex(ones, -ones).conj().imag):
+        assert torch.equal(torch.autograd.grad(y, x, arriving, retain_graph=True)[0], expected)
+    with pytest.raises(BadInput, match="without memory of its own"):
+        torch.autograd.grad(y, x, torch._efficientzerotensor(y.shape))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_traces_of_torchscript_are_refused() -> None:
     x = torch.rand(BATCH, TIME, HIDDEN)
