@@ -42,6 +42,9 @@ class _Cell:
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         """Draw the weights; the kernel is made in the first call."""
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise BadInput(f"{name} is {shown(size)}; an integer from 1 on is expected")
         self.input_size, self.hidden_size = input_size, hidden_size
         for gate in self._GATES:
             setattr(self, f"linear_{gate}", LinearLayer(input_size, hidden_size))
