@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minrnn_gen.call.array import Array
+from minrnn_gen.errors import BadInput, shown
+
+_INT64_LIMIT = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +24,26 @@ class Sequences:
     resets: Array | None = None
     lengths: Array | None = None
     cu_seqlens: Array | None = None
+
+
+def as_array(value: Any, name: str) -> Any:
+    """Return lengths or boundaries as an array: integers in a list or tuple become NumPy int64, an array stays what it is."""
+    if not isinstance(value, list | tuple):
+        return value
+    import numpy
+
+    return numpy.array(listed_integers(value, name), numpy.int64)
+
+
+def listed_integers(values: Sequence[Any], name: str) -> list[int]:
+    """Return the values of a list as integers that int64 holds; raises BadInput where one is none."""
+    integers = []
+    for place, value in enumerate(values):
+        try:
+            integer = None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            integer = None
+        if integer is None or not -_INT64_LIMIT <= integer < _INT64_LIMIT:
+            raise BadInput(f"{name}[{place}] is {shown(value)}; an integer of at most 64 bits is expected")
+        integers.append(integer)
+    return integers

@@ -13,7 +13,7 @@ from typing import Any
 from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.call.sequences import Sequences, as_array
 from minrnn_gen.errors import BadInput, nearest_name
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
@@ -32,7 +32,8 @@ def check_call(
 ) -> Call:
     """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
 
-    A single step has no time axis and no sequences.
+    A single step has no time axis and no sequences; its x may have any strides, of which a projection takes only contiguous
+    ones.
     """
     axes = interface.x_axes
     if single_step:
@@ -45,6 +46,8 @@ def check_call(
     rows, time = free["b"], free.get("t", 1)
     if not single_step:
         check_innermost_axis(x, axes, interface.layout)
+        if interface.input_size:
+            check_contiguous(x)
     if single_step:
         sequences = Sequences(rows)
     else:
@@ -64,7 +67,7 @@ def check_call(
         x_axes=axes,
         rows=rows,
         time=time,
-        weight=_weight(interface, inspect, x, arguments.weight),
+        weight=_weight(interface, inspect, arguments.weight),
         bias=_bias(interface, inspect, arguments.bias),
         parameters=_parameters(interface, inspect, arguments.parameters),
         initial=_states(interface, inspect, arguments.state, sequences.count, "state", all_or_none=True),
@@ -81,8 +84,13 @@ def check_call(
 def check_gradient(
     interface: Interface, inspect: Inspect, y: Array, dy: Any, dstate: Mapping[str, Any] | None, batch: int
 ) -> IncomingGradient:
-    """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does."""
-    checked = check_plain(inspect(dy, "dy"), (y.dtype,), y.shape)
+    """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does.
+
+    `dy` may have any strides, of which kernels take only those of y.
+    """
+    checked = inspect(dy, "dy")
+    check_dtype(checked, (y.dtype,))
+    check_exact_shape(checked, y.shape)
     dfinal = _states(interface, inspect, dstate, batch, "dstate")
     for other in (checked, *dfinal):
         if other is not None:
@@ -104,8 +112,8 @@ def check_sequences(
 ) -> Sequences:
     """Check the sequences of an x with `rows` in its batch axis and `time` steps; raises BadInput with one sentence.
 
-    `lengths` and `cu_seqlens` may be in host memory with an x on a GPU. Their values are checked too, unless `read_back`
-    has none.
+    `lengths` and `cu_seqlens` may be in host memory with an x on a GPU, or lists. Their values are checked too, unless
+    `read_back` has none.
     """
     if lengths is not None and cu_seqlens is not None:
         raise BadInput(
@@ -118,7 +126,7 @@ def check_sequences(
         check_exact_shape(checked_resets, (rows, time))
         check_place(checked_resets, x)
     if lengths is not None:
-        checked_lengths = _integers(inspect(lengths, "lengths"), x)
+        checked_lengths = _integers(inspect(as_array(lengths, "lengths"), "lengths"), x)
         check_exact_shape(checked_lengths, (rows,))
         _check_lengths(_values(checked_lengths, read_back), time)
     if cu_seqlens is not None:
@@ -126,7 +134,7 @@ def check_sequences(
             raise BadInput(f"cu_seqlens was given, but the layout is {layout}; packed sequences need layout BTD")
         if rows != 1:
             raise BadInput(f"cu_seqlens was given, but x has a batch of {rows}; packed sequences are one row, [1, total, ...]")
-        checked_ends = _integers(inspect(cu_seqlens, "cu_seqlens"), x)
+        checked_ends = _integers(inspect(as_array(cu_seqlens, "cu_seqlens"), "cu_seqlens"), x)
         if len(checked_ends.shape) != 1 or checked_ends.shape[0] < 1:
             raise BadInput(f"cu_seqlens has shape {list(checked_ends.shape)}; [sequences + 1] is expected")
         count = checked_ends.shape[0] - 1
@@ -228,7 +236,7 @@ def _check_ends(values: Any, total: int) -> None:
         raise BadInput(f"cu_seqlens ends with {values[-1]}; {total}, the time of x, is expected")
 
 
-def _weight(interface: Interface, inspect: Inspect, x: Array, weight: Any) -> Array | None:
+def _weight(interface: Interface, inspect: Inspect, weight: Any) -> Array | None:
     if not interface.input_size:
         if weight is not None:
             raise BadInput("weight was given, but the spec has no input_size; set input_size, or pass pre-activations alone")
@@ -236,9 +244,7 @@ def _weight(interface: Interface, inspect: Inspect, x: Array, weight: Any) -> Ar
     if weight is None:
         raise BadInput(f"weight is missing; input_size is {interface.input_size}, so pass weight [gates * hidden, input]")
     storage = (interface.precision.storage_dtype,)
-    checked = check_plain(inspect(weight, "weight"), storage, (interface.weight_rows, interface.input_size))
-    check_contiguous(x)
-    return checked
+    return check_plain(inspect(weight, "weight"), storage, (interface.weight_rows, interface.input_size))
 
 
 def _vector_dtypes(interface: Interface) -> tuple[str, ...]:

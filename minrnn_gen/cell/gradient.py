@@ -46,7 +46,7 @@ def vector_jacobian_product(
             continue
         name = builder.name_of(value)
         adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
-        for operand, (condition, gradient) in _pulled_back(expression, value, adjoint):
+        for operand, (condition, gradient) in _pulled_back(builder, expression, value, adjoint):
             if operand in varying:
                 inner = ((builder.value(operand), outcome) for operand, outcome in condition)
                 arrived.setdefault(operand, []).append((tuple(dict.fromkeys((*guard, *inner))), gradient))
@@ -62,11 +62,11 @@ def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) ->
     return varying
 
 
-def _pulled_back(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
+def _pulled_back(builder: ProgramBuilder, expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
     """Yield (operand, its gradient) for each operand of one operation, given the `gradient` of its `value`."""
     name, operands = ex.operation(expression)
     if name == "call":
-        yield from _pulled_back_through_call(expression, value, gradient)
+        yield from _pulled_back_through_call(builder, expression, value, gradient)
     elif name == "negate":
         yield operands[0], ((), ex.negate(gradient))
     elif name in ("add", "subtract"):
@@ -85,7 +85,9 @@ def _pulled_back_through_quotient(operands: Sequence[Expr], value: Symbol, gradi
     yield operands[1], ((), ex.negate(ex.multiply(share, value)))
 
 
-def _pulled_back_through_call(expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
+def _pulled_back_through_call(
+    builder: ProgramBuilder, expression: Expr, value: Symbol, gradient: Expr
+) -> Iterator[tuple[Expr, Guarded]]:
     x, *others = expression.args
     function = expression.func
     if function in _SLOPES:
@@ -97,18 +99,32 @@ def _pulled_back_through_call(expression: Expr, value: Symbol, gradient: Expr) -
     elif function is fn.SquareRoot:
         yield x, (((fn.NotEqual(value, ZERO), True),), ex.divide(gradient, ex.add(value, value)))
     elif function is fn.Relu:
-        yield x, (((fn.Greater(x, ZERO), True),), gradient)
+        yield x, (((fn.LessOrEqual(x, ZERO), False),), gradient)  # of NaN too
     elif function is fn.Absolute:
         positive = fn.Greater(x, ZERO)
         yield x, (((positive, True),), gradient)
         yield x, (((positive, False), (fn.Less(x, ZERO), True)), ex.negate(gradient))
     elif function in (fn.Minimum, fn.Maximum):
-        first_taken = (fn.LessOrEqual if function is fn.Minimum else fn.GreaterOrEqual)(x, *others)
-        yield x, (((first_taken, True),), gradient)
-        yield others[0], (((first_taken, False),), gradient)
+        condition, outcome = _first_is_taken(builder, function, x, others[0])
+        yield x, (((condition, outcome),), gradient)
+        yield others[0], (((condition, not outcome),), gradient)
     elif function is fn.Where:
         yield others[0], (((x, True),), gradient)
         yield others[1], (((x, False),), gradient)
+
+
+def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], first: Expr, second: Expr) -> tuple[Expr, bool]:
+    """Return a condition, and its outcome where min or max takes the first argument: a NaN before a number, at a tie the first.
+
+    It is one condition, however many comparisons it takes: what is selected by several cannot be selected last.
+    """
+    no_worse, better = (fn.LessOrEqual, fn.Less) if function is fn.Minimum else (fn.GreaterOrEqual, fn.Greater)
+    if builder.is_number(first):
+        return no_worse(first, second), True
+    if builder.is_number(second):  # only the first may be NaN, of which every comparison is false
+        return better(second, first), False
+    taken = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
+    return fn.NotEqual(taken, ZERO), True
 
 
 _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {

@@ -90,6 +90,10 @@ def parse_cell(source: CellSource) -> Cell:
     return reader.finished(source, text, reader.read_output(text))
 
 
+def _is_a_word(name: str, what: str) -> str:
+    return f"'{name}' is a word of the language and cannot be {what}; choose another name"
+
+
 @dataclass
 class _Reader:
     """The names met so far, each with the node of its first use or definition."""
@@ -130,7 +134,7 @@ class _Reader:
 
     def check_new_name(self, node: ast.expr, name: str) -> None:
         if name in _RESERVED:
-            raise self.source.error_at(node, f"'{name}' is a word of the language and cannot be defined; choose another name")
+            raise self.source.error_at(node, _is_a_word(name, "a value's name"))
         if not _NAME.fullmatch(name):
             raise self.source.error_at(node, f"'{name[:40]}' is not a name: a letter, then at most 63 letters, digits or _")
         if name in self.file.parameters:
@@ -209,6 +213,8 @@ class _Reader:
 
     def name(self, node: ast.Name) -> Expr:
         if node.id in self.file.parameters:
+            if node.id in _RESERVED:
+                raise self.source.error_at(node, _is_a_word(node.id, "a parameter's name"))
             self.parameter_uses.setdefault(node.id, Place(self.source, node))
             return ex.named(node.id)
         if node.id in self.defined:
@@ -230,6 +236,8 @@ class _Reader:
         if not isinstance(node.value, ast.Name) or node.value.id not in ("W", "R"):
             shown = node_text(self.source, node)
             raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in W.<gate> and R.<gate>")
+        if node.attr in _RESERVED:
+            raise self.source.error_at(node, _is_a_word(node.attr, "a gate's name"))
         if not _NAME.fullmatch(node.attr):
             raise self.source.error_at(node, f"'{node.attr[:40]}' is not a gate's name: a letter, then letters, digits or _")
         if node.value.id == "W":
@@ -242,11 +250,15 @@ class _Reader:
         """Return "s[t]" or "s[t-1]"."""
         index = node.slice
         shown = node_text(self.source, node)
-        if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Sub) and isinstance(index.right, ast.Constant):
-            time, lag = index.left, index.right.value
-        else:
-            time, lag = index, 0
-        if not isinstance(node.value, ast.Name) or not (isinstance(time, ast.Name) and time.id == "t" and lag in (0, 1)):
+        is_previous = (
+            isinstance(index, ast.BinOp)
+            and isinstance(index.op, ast.Sub)
+            and isinstance(index.right, ast.Constant)
+            and type(index.right.value) is int  # True and 1.0 are equal to 1
+            and index.right.value == 1
+        )
+        time = index.left if is_previous and isinstance(index, ast.BinOp) else index
+        if not isinstance(node.value, ast.Name) or not (isinstance(time, ast.Name) and time.id == "t"):
             raise self.source.error_at(node, f"'{shown}' has no meaning; a state is written h[t-1] or h[t]")
         name = node.value.id
         if name in self.defined or name in self.file.parameters:
@@ -254,7 +266,7 @@ class _Reader:
         if name in _RESERVED or not _NAME.fullmatch(name):
             raise self.source.error_at(node, f"'{name[:40]}' cannot be a state's name; choose another name")
         self.state_uses.setdefault(name, Place(self.source, node))
-        return f"{name}[t-1]" if lag else f"{name}[t]"
+        return f"{name}[t-1]" if is_previous else f"{name}[t]"
 
     def state_value(self, node: ast.Subscript) -> Expr:
         reference = self.state_reference(node)

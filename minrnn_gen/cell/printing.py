@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sympy import Rational  # type: ignore[import-untyped]
 
+from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent
 from minrnn_gen.cell.functions import Comparison, Detach, Where
 
@@ -22,7 +23,7 @@ def equation_text(expression: Expr) -> str:
 
 
 def cuda_text(expression: Expr) -> str:
-    """Return `expression` as C++ over the type `real`, where symbols are variables and a function f is called `fn_f`.
+    """Return `expression` as C++ over the type `compute_t`: a symbol s is the variable `cell_s`, a function f is `fn_f`.
 
     Powers have no C++ operator: a program has written them as products before. Division has a function as well, because C++'s
     own, exact to the last bit, takes a branch.
@@ -37,8 +38,6 @@ def _part(expression: Expr, special: Callable[[Expr], Part]) -> Part:
         return _infix(sign, level, operands, special)
     if name == "negate":
         return f"-{_bound(operands[0], _PREFIX + 1, special)}", _PREFIX
-    if name == "symbol":
-        return str(expression.name), _ATOM
     return special(expression)
 
 
@@ -57,6 +56,8 @@ def _equation_part(expression: Expr) -> Part:
     if is_number(expression):
         return _exact_number(expression)
     name, operands = operation(expression)
+    if name == "symbol":
+        return str(expression.name), _ATOM
     if name == "power":
         return f"{_bound(operands[0], _ATOM, _equation_part)} ** {power_exponent(expression)}", _POWER
     if name == "divide":
@@ -79,6 +80,8 @@ def _cuda_part(expression: Expr) -> Part:
         # The decimal is the shortest that reads back as the nearest double, so no digit is lost before the conversion to real.
         return f"compute_t({float(expression)!r})", _ATOM
     name, operands = operation(expression)
+    if name == "symbol":
+        return cuda_name(expression.name), _ATOM
     if isinstance(expression, Detach):
         return _part(operands[0], _cuda_part)
     if isinstance(expression, Where):

@@ -25,7 +25,7 @@ class Statement:
 
     @property
     def cuda(self) -> str:
-        """The expression as C++ over the type `real`, with functions called `fn_<name>`."""
+        """The expression as C++ over the type `compute_t`: names with their prefix, functions called `fn_<name>`."""
         return cuda_text(self.expression)
 
 

@@ -49,6 +49,10 @@ class ProgramBuilder:
         """Return the name that the value of a symbol was given, if any; an input has none."""
         return self._names.get(self._symbols[value])
 
+    def is_number(self, value: Symbol) -> bool:
+        """Whether the value of a symbol is a number of the text, the same whatever the inputs."""
+        return bool(ex.is_number(self._samples[self._symbols[value]]))
+
     def range_of(self, value: Symbol) -> Range:
         """Return bounds on the value of a symbol, for any real inputs."""
         return self._ranges.of(self._symbols[value])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.codegen.header import comment
@@ -54,22 +56,22 @@ class CellText(_CellNames):
     def step_inputs(self) -> tuple[tuple[str, str], ...]:
         """(name, where its value is) of each input of `step_of`."""
         places = {f"W_{gate}": f"gate.at[{index}]" for index, gate in enumerate(self.gates)} | self._parameter_places
-        return tuple((name, places[name]) for name in self.lowered.coefficients.inputs)
+        return _located(self.lowered.coefficients, places)
 
     @property
     def step_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.coefficients.statements)
+        return _statements(self.lowered.coefficients)
 
     @property
     def step_maps(self) -> tuple[tuple[str, str], ...]:
         """The names of a and b of each state."""
-        names = dict(self.lowered.coefficients.results)
+        names = _results(self.lowered.coefficients)
         return tuple((names[f"a_{state}"], names[f"b_{state}"]) for state in self.states)
 
     @property
     def step_carried(self) -> tuple[str, ...]:
         """The names of what is carried."""
-        names = dict(self.lowered.coefficients.results)
+        names = _results(self.lowered.coefficients)
         return tuple(names[label] for label in self.carried)
 
     @property
@@ -77,15 +79,15 @@ class CellText(_CellNames):
         places = {f"state_{state}": f"state.at[{index}]" for index, state in enumerate(self.states)}
         places |= {f"previous_{state}": f"previous.at[{index}]" for index, state in enumerate(self.states)}
         places |= {name: f"carried.at[{index}]" for index, name in enumerate(self.carried)} | self._parameter_places
-        return tuple((name, places[name]) for name in self.lowered.output.inputs)
+        return _located(self.lowered.output, places)
 
     @property
     def output_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.output.statements)
+        return _statements(self.lowered.output)
 
     @property
     def output_name(self) -> str:
-        return dict(self.lowered.output.results)["y"]
+        return _results(self.lowered.output)["y"]
 
     @property
     def _parameter_places(self) -> dict[str, str]:
@@ -140,11 +142,11 @@ class CellBackwardText(_CellNames):
 
     @property
     def adjoint_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.adjoint.statements)
+        return _statements(self.lowered.adjoint)
 
     @property
     def adjoint_results(self) -> tuple[tuple[str, str], ...]:
-        names = dict(self.lowered.adjoint.results)
+        names = _results(self.lowered.adjoint)
         return tuple(
             (f"{part}.at[{index}]", names[f"{part}_{state}"])
             for part in "aef"
@@ -158,11 +160,11 @@ class CellBackwardText(_CellNames):
 
     @property
     def gradients_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.gradients.statements)
+        return _statements(self.lowered.gradients)
 
     @property
     def gradients_results(self) -> tuple[tuple[str, str], ...]:
-        names = dict(self.lowered.gradients.results)
+        names = _results(self.lowered.gradients)
         labels = [f"W_{gate}" for gate in self.gates] + [f"parameter_{name}" for name in self.parameters]
         return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
 
@@ -176,7 +178,7 @@ class CellBackwardText(_CellNames):
                 f"delta_{state}": f"delta.at[{index}]",
             }
         places["gradient_y"] = "values.dy"
-        return tuple((name, places[name]) for name in program.inputs)
+        return _located(program, places)
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class _StepsNames(_CellNames):
             ("gradient_state", self.states, "dstate"),
         ):
             places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
-        return tuple((name, places[name]) for name in program.inputs)
+        return _located(program, places)
 
 
 @dataclass(frozen=True)
@@ -226,11 +228,11 @@ class StepsText(_StepsNames):
 
     @property
     def step_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.step.statements)
+        return _statements(self.lowered.step)
 
     @property
     def step_results(self) -> tuple[tuple[str, str], ...]:
-        names = dict(self.lowered.step.results)
+        names = _results(self.lowered.step)
         return (
             *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
             ("y", names["y"]),
@@ -256,7 +258,7 @@ class StepsBackwardText(_StepsNames):
     @property
     def gates_of_products(self) -> tuple[int, ...]:
         """Of each product the place of a gate that has the same gradient, as where only their sum is read; -1 without one."""
-        names = dict(self.lowered.backward.results)
+        names = _results(self.lowered.backward)
         of_gates = [names[f"gradient_W_{gate}"] for gate in self.gates]
         of_products = [names[f"gradient_R_{product}"] for product in self.products]
         return tuple(of_gates.index(name) if name in of_gates else -1 for name in of_products)
@@ -277,11 +279,11 @@ class StepsBackwardText(_StepsNames):
 
     @property
     def backward_statements(self) -> tuple[tuple[str, str], ...]:
-        return tuple((statement.name, statement.cuda) for statement in self.lowered.backward.statements)
+        return _statements(self.lowered.backward)
 
     @property
     def backward_results(self) -> tuple[tuple[str, str], ...]:
-        names = dict(self.lowered.backward.results)
+        names = _results(self.lowered.backward)
         return tuple(
             (f"{place}.at[{index}]", names[f"gradient_{label}_{name}"])
             for label, listed, place in (
@@ -292,6 +294,21 @@ class StepsBackwardText(_StepsNames):
             )
             for index, name in enumerate(listed)
         )
+
+
+def _located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return (identifier, where its value is) of each input of `program`."""
+    return tuple((cuda_name(name), places[name]) for name in program.inputs)
+
+
+def _statements(program: Program) -> tuple[tuple[str, str], ...]:
+    """Return (identifier, value) of each statement of `program`."""
+    return tuple((cuda_name(statement.name), statement.cuda) for statement in program.statements)
+
+
+def _results(program: Program) -> dict[str, str]:
+    """Return the identifier of each result of `program` by its label."""
+    return {label: cuda_name(name) for label, name in program.results}
 
 
 def context_of(cell: Lowered | LoweredBackward) -> _CellNames:

@@ -9,6 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from minrnn_gen.cell.cuda_names import cuda_name
+
 _INDENT, _NAMES_OF_LINE = "    ", 6
 _INTEGER = "int64"
 
@@ -17,14 +19,21 @@ _INTEGER = "int64"
 class Parameter:
     """One parameter of a kernel.
 
-    `comment` begins with the shape where it is a pointer. `source` is what a launch reads the value from, as a path into the
-    arrays and numbers of a call: "call.x" of the address of x and of its strides.
+    `name` is that of a launch's argument. `identifier` is that in CUDA text, where an array called after a state or a parameter
+    of the cell (`is_of_cell`) has a prefix. `comment` begins with the shape where it is a pointer. `source` is what a launch
+    reads the value from, as a path into the arrays and numbers of a call: "call.x" of the address of x and of its strides.
     """
 
     name: str
     ctype: str
     comment: str
     source: str
+    is_of_cell: bool = False
+
+    @property
+    def identifier(self) -> str:
+        """The name in CUDA text."""
+        return cuda_name(self.name) if self.is_of_cell else self.name
 
 
 class Signature(tuple[Parameter, ...]):
@@ -57,7 +66,7 @@ def parameter_text(parameters: Signature) -> str:
     """Return the lines of a parameter list, comments aligned; those without a comment share a line with their neighbours."""
     lines: list[tuple[str, str]] = []
     for has_comment, group in groupby(parameters, lambda parameter: bool(parameter.comment)):
-        declared = [(f"{parameter.ctype} {parameter.name},", parameter.comment) for parameter in group]
+        declared = [(f"{parameter.ctype} {parameter.identifier},", parameter.comment) for parameter in group]
         lines += declared if has_comment else [(" ".join(text for text, _ in declared), "")]
     last, comment = lines.pop()
     lines.append((last.removesuffix(","), comment))
@@ -70,7 +79,7 @@ def member_text(parameters: Signature) -> str:
     """Return the members of a struct of the parameters, whose integers have 8 bytes each; neighbouring ones share a line."""
     lines: list[str] = []
     for ctype, group in groupby(parameters, _member_type):
-        names = [parameter.name for parameter in group]
+        names = [parameter.identifier for parameter in group]
         lines += [f"{ctype} {', '.join(names)};"] if ctype == _INTEGER else [f"{ctype} {name};" for name in names]
     return "\n".join(_INDENT + line for line in lines)
 
@@ -81,6 +90,6 @@ def _member_type(parameter: Parameter) -> str:
 
 def initializer_text(parameters: Signature) -> str:
     """Return the initialiser of a struct of the parameters."""
-    names = [f"{name}," for name in parameters.names]
+    names = [f"{parameter.identifier}," for parameter in parameters]
     starts = range(0, len(names), _NAMES_OF_LINE)
     return "\n".join(3 * _INDENT + " ".join(names[start : start + _NAMES_OF_LINE]) for start in starts)

@@ -120,12 +120,12 @@ def _signature(entry: str, suffix: str, variant: _Variant, names: ArrayNames) ->
     return Signature(_KINDS[entry, suffix](variant, names))
 
 
-def _input(name: str, element: str, comment: str, source: str) -> Parameter:
-    return Parameter(name, f"const {element}* __restrict__", comment, source)
+def _input(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
+    return Parameter(name, f"const {element}* __restrict__", comment, source, is_of_cell)
 
 
-def _output(name: str, element: str, comment: str, source: str) -> Parameter:
-    return Parameter(name, f"{element}* __restrict__", comment, source)
+def _output(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
+    return Parameter(name, f"{element}* __restrict__", comment, source, is_of_cell)
 
 
 def _strides(array: str, axes: str, source: str) -> _Parameters:
@@ -153,7 +153,7 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
     if recurrent:
         yield _input("recurrent_bias", "void", "[PRODUCTS, HIDDEN_SIZE] or null", "call.recurrent_bias")
     for name in named_arrays("parameter", names.parameters):
-        yield _input(name, "void", "[HIDDEN_SIZE]", "call.parameters")
+        yield _input(name, "void", "[HIDDEN_SIZE]", "call.parameters", is_of_cell=True)
     behind = "bit 1: recurrent_bias is; bit 2 + p" if recurrent else "bit 1 + p"
     yield Parameter(
         "float32_vectors", "unsigned", f"bit 0: bias is float32; {behind}: parameter p is", "launch.float32_vectors"
@@ -163,13 +163,13 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
 def _states(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Initial states or the gradients of final ones, read once."""
     for name in named_arrays(prefix, names.states):
-        yield _input(name, "compute_t", "[batch, HIDDEN_SIZE] or null for zeros", source)
+        yield _input(name, "compute_t", "[batch, HIDDEN_SIZE] or null for zeros", source, is_of_cell=True)
 
 
 def _states_out(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Final states or the gradients of initial ones, written once."""
     for name in named_arrays(prefix, names.states):
-        yield _output(name, "compute_t", "[batch, HIDDEN_SIZE]", source)
+        yield _output(name, "compute_t", "[batch, HIDDEN_SIZE]", source, is_of_cell=True)
 
 
 def _rows(axes: str, layout: str) -> str:
@@ -207,7 +207,8 @@ def _scan_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _strides("y", SCAN_Y_AXES[variant.layout], "outputs.y")
     if variant.states_out != "none":
         for name in named_arrays("kept", names.states):
-            yield _output(name, variant.kept_type, "[as y], the state after each step, strides as y", "outputs.kept")
+            comment = "[as y], the state after each step, strides as y"
+            yield _output(name, variant.kept_type, comment, "outputs.kept", is_of_cell=True)
     yield from _states_out("final", names, "outputs.final")
     yield from _workspace(variant)
     yield from _sizes("batch", "time")
@@ -216,7 +217,8 @@ def _scan_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
 def _scan_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _scan_inputs(variant, names)
     for name in named_arrays("saved", names.saved_states):
-        yield _input(name, "storage_t", "[as dy], the state after each step, strides as dy", "arrays.read_states")
+        comment = "[as dy], the state after each step, strides as dy"
+        yield _input(name, "storage_t", comment, "arrays.read_states", is_of_cell=True)
     yield _input("dy", "storage_t", _rows("y", variant.layout), "incoming.dy")
     yield from _strides("y", SCAN_Y_AXES[variant.layout], "incoming.dy")
     yield from _states("dfinal", names, "incoming.dfinal")
@@ -264,7 +266,8 @@ def _dense_forward(names: ArrayNames, kept_type: str, kept_comment: str) -> _Par
     yield _output("y", "storage_t", "[batch or 1, time, HIDDEN_SIZE], strides below", "outputs.y")
     yield from _strides("y", DENSE_Y_AXES, "outputs.y")
     for name in named_arrays("kept", names.states):
-        yield _output(name, kept_type, f"[batch or 1, time, HIDDEN_SIZE], the strides of y{kept_comment}", "outputs.kept")
+        comment = f"[batch or 1, time, HIDDEN_SIZE], the strides of y{kept_comment}"
+        yield _output(name, kept_type, comment, "outputs.kept", is_of_cell=True)
 
 
 def _dense_backward(names: ArrayNames, takes_R: bool) -> _Parameters:
@@ -273,7 +276,8 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> _Parameters:
         is_output = name == names.output_state
         after = f"after each step{': y' if is_output else ''}, strides below"
         element = "storage_t" if is_output else "compute_t"
-        yield _input(f"saved_{name}", element, f"[batch or 1, time, HIDDEN_SIZE] {after}", "arrays.read_states")
+        comment = f"[batch or 1, time, HIDDEN_SIZE] {after}"
+        yield _input(f"saved_{name}", element, comment, "arrays.read_states", is_of_cell=True)
     yield from _strides("y", DENSE_Y_AXES, "arrays.read_states")
     yield _input("dy", "storage_t", "[batch or 1, time, HIDDEN_SIZE], strides below", "incoming.dy")
     yield from _strides("dy", DENSE_Y_AXES, "incoming.dy")
@@ -308,7 +312,7 @@ def _persistent_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
 
 def _persistent_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield from _dense_backward(names, takes_R=True)
-    yield Parameter("clip", "compute_t", "of the gradient that comes through R, 0 for none", "spec.recurrent_gradient_clip")
+    yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from _sizes("batch", "time")
     yield from _groups(variant)
 
@@ -327,7 +331,7 @@ def _stepwise_sizes() -> _Parameters:
 def _stepwise_forward(_: _Variant, names: ArrayNames) -> _Parameters:
     yield from _call("of the chunk")
     yield from _dense_forward(names, "void", ", or null")
-    yield Parameter("kept_is_storage", "int64", "or compute_t", "launch.kept_is_storage")
+    yield Parameter("keeps_storage", "int64", "else compute_t", "launch.keeps_storage")
     yield from _states_out("final", names, "outputs.final")
     yield _output("state", "compute_t", "[STATES, batch, HIDDEN_SIZE]", "scratch.state")
     yield _output("hidden", "storage_t", "[batch, HIDDEN_SIZE]: what is multiplied next", "scratch.hidden")
@@ -344,7 +348,7 @@ def _stepwise_backward(_: _Variant, names: ArrayNames) -> _Parameters:
     dhidden = "[batch, HIDDEN_SIZE]: R transposed by dproduct of the later step"
     yield _input("dhidden", "compute_t", dhidden, "scratch.dhidden")
     yield _output("dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: what is multiplied next", "scratch.dproduct")
-    yield Parameter("clip", "compute_t", "of dhidden, 0 for none", "spec.recurrent_gradient_clip")
+    yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from _stepwise_sizes()
 
 

@@ -83,7 +83,10 @@ class Spec(BaseModel):
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Bound on each element of the gradient that R passes back to the previous output; null means none.",
+        description=(
+            "Bound on each element of the gradient of a dense cell's output that arrives at a step from later ones; null means "
+            "none."
+        ),
     )
     gpu: _Name | None = Field(
         default=None, description="The GPU profile, a name or a path; null means the GPU at hand, or the default."

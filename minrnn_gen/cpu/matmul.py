@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.cpu.recurrence import Values
+from minrnn_gen.cpu.recurrence import Cuts, Values
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class RecurrentProduct:
         heads, head_dim, columns = self.packed.shape
         return columns // head_dim, heads, head_dim, head_dim
 
-    def of(self, output: Values) -> Values:
-        """Return the products [Gr, rows, H] of previous outputs [rows, H]."""
+    def of(self, output: Values, cuts: Cuts) -> Values:
+        """Return the products [Gr, rows, H] of previous outputs [rows, H]; at `cuts` [rows, 1] the bias, whatever R has."""
         gates, heads, head_dim, _ = self.shape
         by_head = self._outputs_by_head(output) @ self.packed
         by_gate = by_head.reshape(heads, len(output), gates, head_dim).transpose(2, 1, 0, 3)
         products: Values = by_gate.reshape(gates, *output.shape)
+        if cuts is not None:
+            products = numpy.where(cuts, products.dtype.type(0), products)
         return products if self.bias is None else products + self.bias[:, None]
 
     def to_output(self, gradients: Values) -> Values:

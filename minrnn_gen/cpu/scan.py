@@ -88,7 +88,10 @@ def run_scan(
                     marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
                     for letter, identity in (("a", unit), ("b", zero))
                 )
-                history = recur(a, b, states[name], method, marked.cuts)
+                cuts = marked.cuts
+                if cuts is not None:
+                    b = numpy.where(cuts, a * zero + b, b)
+                history = recur(a, b, states[name], method, cuts)
                 outputs[f"state_{name}"], outputs[f"previous_{name}"] = history[1:], marked.cut_off(history[:-1])
                 states[name] = history[-1].copy()
                 if all_states is not None and name in all_states:

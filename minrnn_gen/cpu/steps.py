@@ -43,7 +43,7 @@ def run_steps(
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
                 inputs |= {f"previous_{name}": marked.cut_off(state) for name, state in states.items()}
                 if product is not None:
-                    products = product.of(inputs[f"previous_{cell.output_state}"])
+                    products = product.of(inputs[f"previous_{cell.output_state}"], marked.cuts)
                     inputs |= {
                         f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
                     }
@@ -95,14 +95,15 @@ def run_steps_backward(
 
     All but `product` and `clip` is as `run_scan_backward` takes it; `states` has the state after each step for
     each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
-    of steps at once. `clip` bounds, element by element, what passes through R to the previous output at each step.
+    of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later ones, through R and
+    past it; a cell without a product has no such bound.
     """
     _, batch, _, hidden = gates.shape
     arriving = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
-    walk = _Walk(
-        cell, {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}, product, clip
-    )
+    constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
+    bound = None if clip is None or product is None else _Bound(clip, _precede_others(marks, len(gates), batch))
+    walk = _Walk(cell, constants, product, bound)
     sums = numpy.zeros((len(walk.labels), hidden))
     dR = None if product is None else numpy.zeros(product.shape)
     zero = numpy.dtype(arithmetic).type(0)
@@ -114,40 +115,65 @@ def run_steps_backward(
                 if name in cell.read_states or (product is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                     values[f"previous_{name}"] = marked.cut_off(history[:-1])
-            rows = None
+            rows, cuts = None, marked.cuts
             if product is not None:
                 # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
                 output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
                 rows = output.reshape(output.shape[0] * batch, hidden)
                 if cell.read_products:
-                    products = product.of(rows).reshape(len(cell.recurrent_gates), *output.shape)
+                    row_cuts = None if cuts is None else cuts.reshape(len(rows), 1)
+                    products = product.of(rows, row_cuts).reshape(len(cell.recurrent_gates), *output.shape)
                     values |= {
                         f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
                     }
-            gradients, arriving = walk.back(values, arriving, marked)
+            gradients, arriving = walk.back(values, arriving, marked, part.start)
             dx[part] = gradients[walk.of_gates].transpose(1, 2, 0, 3)
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if product is not None and rows is not None:
-                dR += product.to_matrix(gradients[walk.of_products].reshape(len(cell.recurrent_gates), *rows.shape), rows)
+                passed = marked.cut_off(gradients[walk.of_products])
+                dR += product.to_matrix(passed.reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR)
+
+
+def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
+    """Return [T, B]: after which steps another one of the same sequence comes."""
+    within = numpy.ones((time, batch), bool) if marks.within is None else marks.within
+    precede = numpy.zeros((time, batch), bool)
+    precede[:-1] = numpy.logical_or.accumulate(within[:0:-1])[::-1]
+    return precede
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The bound on the gradient that arrives at the output of a step from later ones.
+
+    `precede_others` [T, B]: the steps with later ones. The gradient of a final state is that of the last step, which has none.
+    """
+
+    clip: float
+    precede_others: Values
+
+    def clipped(self, arriving: Values, step: int) -> Values:
+        """Return the gradient [B, H] with which a step goes on."""
+        return numpy.where(self.precede_others[step, :, None], numpy.clip(arriving, -self.clip, self.clip), arriving)
 
 
 class _Walk:
     """The steps of a block, the last one first."""
 
     def __init__(
-        self, cell: LoweredStepsBackward, constants: dict[str, Values], product: RecurrentProduct | None, clip: float | None
+        self, cell: LoweredStepsBackward, constants: dict[str, Values], product: RecurrentProduct | None, bound: _Bound | None
     ) -> None:
-        self._cell, self._constants, self._product, self._clip = cell, constants, product, clip
+        self._cell, self._constants, self._product, self._bound = cell, constants, product, bound
         names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", cell.parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
         self.of_gates = slice(0, len(cell.gates))
         self.of_products = slice(len(cell.gates), len(cell.gates) + len(cell.recurrent_gates))
 
     def back(
-        self, values: Mapping[str, Values], arriving: Mapping[str, Values], marks: StepMarks
+        self, values: Mapping[str, Values], arriving: Mapping[str, Values], marks: StepMarks, first_step: int
     ) -> tuple[Values, dict[str, Values]]:
-        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first of them."""
+        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first, `first_step`."""
         cell, product = self._cell, self._product
         steps, *shape = values["gradient_y"].shape
         label_gradients = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
@@ -156,13 +182,15 @@ class _Walk:
             marked = marks[step]
             inputs = self._constants | {name: value[step] for name, value in values.items()}
             inputs |= {f"gradient_state_{name}": gradient for name, gradient in arriving.items()}
+            if self._bound is not None:
+                output = f"gradient_state_{cell.output_state}"
+                inputs[output] = self._bound.clipped(inputs[output], first_step + step)
             gradients = cell.backward.evaluate(inputs)
             for index, label in enumerate(self.labels):
                 label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradients[label])
             for name, after in arriving.items():
                 before = spread(gradients[f"gradient_previous_{name}"], after)
                 if product is not None and name == cell.output_state:
-                    through = product.to_output(label_gradients[self.of_products, step])
-                    before = before + (through if self._clip is None else numpy.clip(through, -self._clip, self._clip))
+                    before = before + product.to_output(label_gradients[self.of_products, step])
                 arriving[name] = marked.within_or(after, marked.cut_off(before))
         return label_gradients, arriving

@@ -33,6 +33,8 @@ template <typename Number> MINRNN_INLINE constexpr Number min(Number x, Number y
 template <typename Number> MINRNN_INLINE constexpr Number max(Number x, Number y) { return x < y ? y : x; }
 MINRNN_INLINE unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
 MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
+MINRNN_INLINE long long __double_as_longlong(double value) { long long bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
+MINRNN_INLINE double __longlong_as_double(long long bits) { double value; std::memcpy(&value, &bits, sizeof bits); return value; }
 
 namespace minrnn_host {
 constexpr int LANES = 32;

@@ -196,7 +196,7 @@ def forward_arguments(
         "time": call.time,
     }
     if scratch:
-        values |= {"kept_is_storage": int(kept_is_storage), "reverse": int(call.reverse)}
+        values |= {"keeps_storage": int(kept_is_storage), "reverse": int(call.reverse)}
         values |= {name: scratch[name] for name in ("state", "hidden", "packed", "product")}
     return NamedArguments(names, values)
 

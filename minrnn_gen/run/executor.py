@@ -109,7 +109,10 @@ class Executor:
         replay = self.gpu.steps.replay(call_key)
         if replay is not None:
             return replay.result
-        call = self.checked(arguments, single_step=True).with_slots(call_key)
+        call = self.checked(arguments, single_step=True)
+        if call.weight is not None and not call.x.is_contiguous:
+            return self.step(arguments._replace(x=memory.without_gaps(call.x).owner))
+        call = call.with_slots(call_key)
         return self._run_of(call).step(call)
 
     def backward(self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -122,10 +125,12 @@ class Executor:
             replayed = self.gpu.replay_backward(call_key)
             if replayed is not None:
                 return gradients_by_name(self.interface, *replayed, self.gpu.in_form_of)
-            forward = forward.metadata()
-        call, run = forward.call, self._run_of(forward.call)
-        incoming = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, call.batch)
-        raw = run.backward(forward, incoming.with_slots(call_key))
+        checked = forward if isinstance(forward, Forward) else forward.metadata()
+        call, run = checked.call, self._run_of(checked.call)
+        incoming = check_gradient(self.interface, memory.inspect, checked.outputs.y, dy, dstate, call.batch)
+        if not incoming.dy.is_contiguous:
+            return self.backward(forward, memory.without_gaps(incoming.dy).owner, dstate)
+        raw = run.backward(checked, incoming.with_slots(call_key))
         return gradients_by_name(self.interface, call, raw, run.in_form_of)
 
     def replay_forward(self, arrays: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult | None:

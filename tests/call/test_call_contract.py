@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,7 +128,15 @@ BAD = (
 BAD_SEQUENCES = (
     ("resets as numbers", {}, {"resets": np.zeros((BATCH, TIME), np.uint8)}, ("resets", "uint8", "bool")),
     ("resets by time", {}, {"resets": np.zeros((TIME, BATCH), bool)}, ("resets", "[6, 3]", "[3, 6]")),
-    ("lengths as a list", {}, {"lengths": [1, 2, 3]}, ("lengths", "list", "array")),
+    ("a list of floats", {}, {"lengths": [1.0, 2, 3]}, ("lengths[0]", "1.0", "an integer")),
+    ("a list of lists", {}, {"lengths": [[1, 2], [3]]}, ("lengths[0]", "[1, 2]", "an integer")),
+    ("a list of flags", {}, {"lengths": [1, True, 3]}, ("lengths[1]", "true", "an integer")),
+    ("a list with nothing", {}, {"x": X[:1], "cu_seqlens": [0, None]}, ("cu_seqlens[1]", "null", "an integer")),
+    ("a list beyond 64 bits", {}, {"lengths": [1, 2, 2**63]}, ("lengths[2]", "9223372036854775808", "64 bits")),
+    ("a list too short", {}, {"lengths": [1, 2]}, ("lengths", "[2]", "[3]")),
+    ("a listed length beyond time", {}, {"lengths": (6, 7, 0)}, ("lengths[1]", "7", "0 to 6")),
+    ("an empty list of bounds", {}, {"x": X[:1], "cu_seqlens": []}, ("cu_seqlens", "[0]", "[sequences + 1]")),
+    ("a number of lengths", {}, {"lengths": 3}, ("lengths", "int", "array")),
     ("lengths as floats", {}, {"lengths": np.ones(BATCH, np.float32)}, ("lengths", "float32", "int64 or int32")),
     ("unsigned lengths", {}, {"lengths": np.ones(BATCH, np.uint32)}, ("lengths", "uint32", "int64 or int32")),
     ("a length too few", {}, {"lengths": np.ones(BATCH - 1, int)}, ("lengths", "[2]", "[3]")),
@@ -198,6 +207,55 @@ def test_bad_sequences_are_named(spec: dict[str, Any], arguments: dict[str, Any]
             run(**({"x": X} | arguments))
         text = one_sentence(caught.value)
         assert [part for part in named if part not in text] == [], text
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lengths_and_boundaries_may_be_listed(kind: type) -> None:
+    kernel = kernel_of("min_gru")
+    for name, x, values in (("lengths", X, [6, 0, 3]), ("cu_seqlens", X[:1], [0, 2, 2, 6])):
+        y, state, saved = kernel.forward(x, **{name: kind(values)})
+        expected, expected_state, expected_saved = kernel.forward(x, **{name: np.array(values)})
+        assert (y == expected).all() and (state["h"] == expected_state["h"]).all()
+        assert (kernel.backward(saved, y)["x"] == kernel.backward(expected_saved, y)["x"]).all()
+        assert (kernel.reference(x, **{name: kind(values)})[0] == kernel.reference(x, **{name: np.array(values)})[0]).all()
+
+
+@pytest.mark.parametrize("model", ["min_gru", "gru", "projected"])
+def test_steps_take_a_step_of_a_sequence(model: str) -> None:
+    """x[:, t] has gaps between its rows, and a part of its channels gaps between them."""
+    random, kernel = np.random.default_rng(0), kernel_of(model)
+    wide = random.normal(size=(BATCH, TIME, *kernel.interface.shape(kernel.interface.x_axes[2:], 0, 0)))
+    x = wide.astype(np.float32).repeat(2, -1)[..., ::2]
+    shapes = {"gru": {"R": R_3.shape}, "projected": {"weight": WEIGHT.shape}}.get(model, {})
+    arguments = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    whole, state = kernel(np.ascontiguousarray(x), **arguments)[0], None
+    for t in range(TIME):
+        y, state = kernel.step(x[:, t], **arguments, state=state)
+        np.testing.assert_allclose(y, whole[:, t], rtol=0, atol=1e-6)
+
+
+GAPS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda dy: dy.transpose(1, 0, 2).copy().transpose(1, 0, 2),
+    "turned": lambda dy: dy.transpose(2, 1, 0).copy().transpose(2, 1, 0),
+    "reversed": lambda dy: dy[:, ::-1].copy()[:, ::-1],
+    "every other": lambda dy: dy.repeat(2, 2)[..., ::2],
+    "expanded": lambda dy: np.broadcast_to(dy[:1, :1, :1], dy.shape),
+}
+
+
+@pytest.mark.parametrize("gaps", GAPS)
+@pytest.mark.parametrize("model", ["min_gru", "gru", "projected"])
+def test_dy_may_have_any_strides(model: str, gaps: str) -> None:
+    random, kernel = np.random.default_rng(0), kernel_of(model)
+    x = random.normal(size={"gru": X_3, "projected": RAW_X}.get(model, X).shape).astype(np.float32)
+    shapes = {"gru": {"R": R_3.shape}, "projected": {"weight": WEIGHT.shape}}.get(model, {})
+    arguments = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    y, _, saved = kernel.forward(x, **arguments)
+    dy = GAPS[gaps](random.normal(size=y.shape).astype(np.float32))
+    assert not dy.flags.c_contiguous
+    gradients, expected = kernel.backward(saved, dy), kernel.backward(saved, np.ascontiguousarray(dy))
+    for name in ("x", *arguments):
+        assert (gradients[name] == expected[name]).all(), name
 
 
 def test_a_step_needs_one_direction() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 
@@ -163,6 +163,10 @@ AT_KINKS = [
     ("min(W.x, h[t-1])", (1, 2), (1, 0)),
     ("relu(W.x) + h[t-1]", (0, 1), (0, 1)),
     ("relu(W.x) + h[t-1]", (1e-300, 1), (1, 1)),
+    ("relu(W.x) + h[t-1]", (np.nan, 1), (1, 1)),
+    ("max(W.x, 1) + h[t-1]", (np.nan, 1), (1, 1)),
+    ("min(1, W.x) + h[t-1]", (np.nan, 1), (1, 1)),
+    ("abs(W.x) + h[t-1]", (np.nan, 1), (0, 1)),
     ("abs(W.x) * h[t-1]", (0, 3), (0, 0)),
     ("abs(W.x) * h[t-1]", (-2, 3), (-3, 2)),
     ("sqrt(W.x) * h[t-1]", (0, 3), (0, 0)),
@@ -184,9 +188,49 @@ def gradients_of(expression: str, x: Any, h: Any, incoming: float = 1.0) -> tupl
     return found["gradient_W_x"], found["gradient_previous_h"]
 
 
+def value_at(expression: str, x: Any, h: Any) -> Any:
+    program = lower_step(cell_of(f"h[t] = {expression}"))
+    return program.evaluate({"W_x": np.asarray(x, np.float64), "previous_h": np.asarray(h, np.float64)})["state_h"]
+
+
 @pytest.mark.parametrize(("expression", "point", "expected"), AT_KINKS, ids=[f"{each[0]} at {each[1]}" for each in AT_KINKS])
 def test_ties_and_kinks(expression: str, point: tuple[float, float], expected: tuple[float, float]) -> None:
     assert gradients_of(expression, *point) == expected
+
+
+SPECIAL = st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, 1.0, -2.5]) | st.floats()
+
+
+@given(st.sampled_from(["min", "max"]), SPECIAL, SPECIAL, st.sampled_from(["W.x, h[t-1]", "h[t-1], W.x", "W.x, 1", "1, W.x"]))
+@example("min", np.nan, 1.0, "W.x, h[t-1]")
+@example("max", 1.0, np.nan, "W.x, h[t-1]")
+@example("max", np.nan, np.nan, "h[t-1], W.x")
+def test_the_argument_that_is_taken_gets_the_whole_gradient(name: str, x: float, h: float, order: str) -> None:
+    """Whatever the two are: a NaN is taken before a number, and the first of two NaN or of two equals."""
+    x_place = order.split(", ").index("W.x")
+    values = {"W.x": x, "h[t-1]": h, "1": 1.0}
+    a, b = (values[argument] for argument in order.split(", "))
+    taken = 0 if np.isnan(a) else 1 if np.isnan(b) else int(b < a if name == "min" else b > a)
+    # Every state has to be read; a branch that is not taken adds nothing.
+    expression = f"{name}({order})" + (" + where(1 < 0, h[t-1], 0)" if "1" in order.split(", ") else "")
+    dx, dh = gradients_of(expression, x, h)
+    assert dx == (taken == x_place)
+    assert dh == (taken != x_place and "h[t-1]" in order.split(", "))
+    np.testing.assert_array_equal(value_at(expression, x, h), (a, b)[taken])
+
+
+@given(SPECIAL)
+@example(np.nan)
+def test_the_gradients_of_relu_and_abs_are_torchs(x: float) -> None:
+    import torch
+
+    for name in ("relu", "abs"):
+        tensor = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        value = getattr(torch, name)(tensor)
+        value.backward()
+        expression = f"{name}(W.x) + where(1 < 0, h[t-1], 0)"
+        assert tensor.grad is not None and gradients_of(expression, x, 0.0)[0] == tensor.grad.item(), name
+        np.testing.assert_array_equal(value_at(expression, x, 0.0), value.item())
 
 
 NOT_TAKEN = [
@@ -197,6 +241,10 @@ NOT_TAKEN = [
     ("where(W.x < 9, W.x + h[t-1], exp(exp(W.x)) * h[t-1])", (8, 1), (1, 1)),
     ("relu(log(W.x)) + h[t-1]", (0, 1), (0, 1)),
     ("max(log(W.x), h[t-1])", (0, 1), (0, 1)),
+    ("max(h[t-1], log(W.x))", (0, 1), (0, 1)),
+    ("min(1 / W.x, h[t-1])", (0, 1), (0, 1)),
+    ("min(1 / W.x, 1) + h[t-1]", (0, 1), (0, 1)),
+    ("max(-1, log(W.x)) + h[t-1]", (0, 1), (0, 1)),
     ("min(h[t-1], 1 / W.x)", (0, 1), (0, 1)),
     ("where(W.x > 0, where(h[t-1] > 0, log(W.x) * log(h[t-1]), W.x), W.x + h[t-1])", (0, 0), (1, 1)),
     ("where(W.x > 0, log(W.x) ** 2 * h[t-1], 1) + W.x * h[t-1]", (0, 5), (5, 0)),

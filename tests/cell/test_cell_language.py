@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees
 from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import find_cell, library_names
+from minrnn_gen.cell.functions import FUNCTIONS
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.printing import equation_text
@@ -156,6 +159,9 @@ WRONG = [
     ("h[t] = W.h + h[t-2]", 1, 14, "a state is written h[t-1] or h[t]"),
     ("h[t] = W.h + h[t+1]", 1, 14, "a state is written h[t-1] or h[t]"),
     ("h[t] = W.h + h[True]", 1, 14, "a state is written"),
+    ("h[t] = W.h + h[t-True]", 1, 14, "a state is written"),
+    ("h[t] = W.h + h[t-1.0]", 1, 14, "a state is written"),
+    ("h[t-False] = W.h", 1, 1, "a state is written"),
     ("h[0] = W.h", 1, 1, "a state is written"),
     ("h = W.h\nh[t] = h", 2, 1, "'h' is not a state"),
     ("h[t] = W.h\nh = W.h", 2, 1, "'h' is a state"),
@@ -163,6 +169,8 @@ WRONG = [
     ("h[t] = W.h + W.h.real", 1, 14, "'W.h.real' has no meaning"),
     ("h[t] = (W.h).__class__", 1, 8, "has no meaning"),
     ("h[t] = W.__class__", 1, 8, "is not a gate's name"),
+    ("h[t] = W.h + W.t", 1, 14, "'t' is a word of the language and cannot be a gate's name; choose another name"),
+    ("h[t] = W.h + R.R", 1, 14, "'R' is a word of the language"),
     ("h[t] = X.h", 1, 8, "a dot is only in W.<gate> and R.<gate>"),
     ("h[t] = W.h + R.g", 1, 14, "R.g names no gate"),
     ("h[t] = W.h + R(h[t-1])", 1, 14, "R takes no argument, it always multiplies the previous output; write R.<gate>"),
@@ -238,6 +246,47 @@ def test_what_is_no_equation_is_one_sentence_with_its_place(text: str, line: int
     message = str(caught.value)
     assert fragment in message and "\n" not in message
     assert message.startswith(f"<dict>: model.equations: line {line}, column {column}: ")
+
+
+INDEX_PIECES = ["t", "t", " - ", "-", "+", "*", "1", "1", "1.0", "0", "1e0", "True", "False", "None", "(", ")", " ", "01"]
+
+
+@given(st.lists(st.sampled_from(INDEX_PIECES), min_size=1, max_size=5).map("".join))
+@example("t-True")
+@example("t-1.0")
+@example("t-False")
+@example("t-0")
+def test_a_state_is_indexed_by_t_and_t_minus_1_alone(index: str) -> None:
+    def read_by_python(text: str) -> str | None:
+        try:
+            return ast.dump(ast.parse(text.strip(), mode="eval"))
+        except SyntaxError:
+            return None
+
+    text = f"h[t] = W.h + h[{index}]"
+    if read_by_python(index) == read_by_python("t - 1"):
+        assert equation_text(cell_of(text).definitions[0][1]) == "W.h + h[t-1]"
+        return
+    with pytest.raises(BadInput) as caught:
+        cell_of(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["W", "R", "t", *FUNCTIONS])
+def test_a_word_of_the_language_is_no_name(word: str) -> None:
+    """Neither of a gate, nor of a state, a parameter or a value."""
+    for text, keys in (
+        (f"h[t] = W.h + W.{word}", {}),
+        (f"h[t] = W.h + R.{word} + W.{word}", {}),
+        (f"{word}[t] = W.h", {}),
+        (f"h[t] = W.h + {word}[t-1]\n{word}[t] = W.h", {}),
+        (f"h[t] = W.h * {word}", {"parameters": [word]}),
+        (f"{word} = W.h\nh[t] = {word}", {}),
+    ):
+        with pytest.raises(BadInput) as caught:
+            cell_of(text, **keys)
+        message = str(caught.value)
+        assert f"'{word}'" in message and "choose another name" in message and "\n" not in message
 
 
 @pytest.mark.parametrize(

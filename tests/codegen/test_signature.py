@@ -117,7 +117,7 @@ def test_the_text_of_every_kernel_has_the_parameters_of_its_signature() -> None:
         assert [entry for entry, _ in entries] == [plan.entry + suffix for suffix in suffixes_of(plan.entry)]
         for suffix, (_, parameters) in zip(suffixes_of(plan.entry), entries, strict=True):
             expected = signature(plan, names_of(lowered), suffix)
-            assert declared(parameters) == [(parameter.ctype, parameter.name) for parameter in expected]
+            assert declared(parameters) == [(parameter.ctype, parameter.identifier) for parameter in expected]
 
 
 def test_a_call_is_stored_in_the_order_of_its_members() -> None:
@@ -128,11 +128,11 @@ def test_a_call_is_stored_in_the_order_of_its_members() -> None:
         text = render(plan, lowered, ())
         stored = stored_in_call(signature(plan, names_of(lowered), BEGIN))
         ((members,),) = [re.findall(r"struct Call \{\n(.*?)\n\};", text, re.S)]
-        assert [name for _, name in declared(members)] == list(stored.names)
+        assert [name for _, name in declared(members)] == [parameter.identifier for parameter in stored]
         ((values,),) = [re.findall(r"\*call = Call\{\n(.*?)\n *\};", text, re.S)]
-        assert re.findall(r"\w+", values) == list(stored.names)
+        assert re.findall(r"\w+", values) == [parameter.identifier for parameter in stored]
         # Each step reads its call from there.
-        assert set(re.findall(r"call->(\w+)", text)) <= set(stored.names)
+        assert set(re.findall(r"call->(\w+)", text)) <= {parameter.identifier for parameter in stored}
         checked += 1
     assert checked
 
@@ -146,7 +146,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 
 
 # What a source begins with, and the names that may follow.
-LAUNCH = {"float32_vectors", "kept_is_storage", "workspace", "first_group", "first_step", "step_in_chunk"}
+LAUNCH = {"float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk"}
 
 
 def names_behind(head: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,12 @@ def drawn(function: str, dtype: Any = torch.float64) -> list[Any]:
     return [one.requires_grad_() for one in (*(torch.randn(shape, dtype=dtype) for shape in shapes), states)]
 
 
-def plain(function: str, Wx: Any, R: Any, b: Any, states: Any) -> tuple[Any, Any]:
+def plain(function: str, Wx: Any, R: Any, b: Any, states: Any, clip: float | None = None) -> tuple[Any, Any]:
+    """Return the states after every step and the last ones.
+
+    With a `clip`, the gradient of an output that comes from later steps is bounded on its way to the step, by whatever path it
+    comes; that of the initial output and those of the last states are not.
+    """
     step, after = step_of(function), []
     rows = states[:, :, 0].unbind()
     if function == "slstm":
@@ -47,6 +53,10 @@ def plain(function: str, Wx: Any, R: Any, b: Any, states: Any) -> tuple[Any, Any
             W = [one + bias for one, bias in zip(W, b, strict=True)]
         rows = step(W, products, rows, ())
         after.append(torch.stack(rows))
+        if clip is not None and t + 1 < TIME:
+            output = rows[0].clone()
+            output.register_hook(partial(torch.clamp, min=-clip, max=clip))
+            rows = (output, *rows[1:])
     return torch.stack(after, 2), torch.stack(rows)[:, :, None]
 
 
@@ -115,6 +125,25 @@ def test_the_orders_of_a_config() -> None:
     given = Wx.transpose(0, 1), R.permute(1, 3, 0, 2), b.permute(1, 2, 0), states.transpose(1, 2)
     got, last = flashrnn(*given, config=config)
     assert torch.equal(got.transpose(1, 2), expected) and torch.equal(last.transpose(1, 2), expected_last)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.3])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_arrives_at_a_step_from_later_ones_is_clipped(function: str, clip: float) -> None:
+    """Kernels of FlashRNN's cuda and cuda_fused backends clip the gradient of the output by all paths, z of gru included."""
+    inputs = drawn(function)
+    expected, last = plain(function, *inputs, clip=clip)
+    config = SimpleNamespace(function=function, dtype="float64", gradient_recurrent_clipval=clip)
+    got, got_last = flashrnn(*inputs, config=config)
+    dy, dlast = torch.randn(expected[0].shape, dtype=torch.float64), torch.randn(last.shape, dtype=torch.float64)
+    expected_gradients, gradients = (
+        torch.autograd.grad((states[0] * dy).sum() + (final * dlast).sum(), inputs)
+        for states, final in ((expected, last), (got, got_last))
+    )
+    # So that gradients were clipped at all, and that of the initial output was not.
+    assert expected_gradients[3][0].abs().max() > clip
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=TOLERANCE)
 
 
 def test_recurrent_gradients_are_clipped_as_the_config_says() -> None:

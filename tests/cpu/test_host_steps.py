@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,38 @@ def test_a_clip_that_nothing_reaches_changes_nothing() -> None:
         y, _, saved = kernel.forward(**call)
         results.append(kernel.backward(saved, np.ones_like(y)))
     assert_same(results[0], results[1])
+
+
+@pytest.mark.parametrize("kind", ["lengths", "packed"])
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("model", ["gru", "slstm"])
+def test_gradients_of_sequences_are_clipped_as_those_of_each_alone(model: str, direction: str, kind: str) -> None:
+    """The last step of a sequence, where nothing is clipped, lies anywhere among the steps of others."""
+    kernel = kernel_for(model, "fp64", recurrent_gradient_clip=0.05, direction=direction)
+    lengths, call, random = np.array([7, 1, 12]), call_of(model, "fp64", 12), np.random.default_rng(2)
+    x, state = call.pop("x"), call.pop("state")
+    dy = random.normal(size=(BATCH, 12, HIDDEN))
+    dstate = {name: random.normal(size=values.shape) for name, values in state.items()}
+    parts = [slice(index, index + 1) for index in range(BATCH)]
+    alone = []
+    for part, length in zip(parts, lengths, strict=True):
+        own_state = {name: values[part] for name, values in state.items()}
+        _, _, saved = kernel.forward(x[part, :length], **call, state=own_state)
+        own_dstate = {name: values[part] for name, values in dstate.items()}
+        alone.append(kernel.backward(saved, dy[part, :length], own_dstate))
+    if kind == "packed":
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        x, dy = (np.concatenate([rows[row, :length] for row, length in enumerate(lengths)])[None] for rows in (x, dy))
+        _, _, saved = kernel.forward(x, **call, state=state, cu_seqlens=ends)
+        rows = [(0, slice(begin, end)) for begin, end in pairwise(ends)]
+    else:
+        _, _, saved = kernel.forward(x, **call, state=state, lengths=lengths)
+        rows = [(row, slice(length)) for row, length in enumerate(lengths)]
+    gradients = kernel.backward(saved, dy, dstate)
+    for index, (own, row) in enumerate(zip(alone, rows, strict=True)):
+        np.testing.assert_allclose(gradients["x"][row], own["x"][0], rtol=0, atol=1e-13)
+        for name in kernel.states:
+            np.testing.assert_allclose(gradients["state"][name][index], own["state"][name][0], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,14 @@ STEPS = {"slstm": slstm_step, "elman": elman_step}
 
 
 def unrolled(step: Any, x: Any, R: Any, states: Any, clip: float | None = None) -> Any:
-    """Run a step over x [B, T, G, H] with one dense matrix a gate; what R passes back is clipped as FlashRNN does it."""
+    """Run a step over x [B, T, G, H] with one dense matrix a gate; what arrives at a step is clipped as FlashRNN does it."""
     outputs = []
     for t in range(x.shape[1]):
         before = states[0].clone()
-        if clip is not None:
+        if clip is not None and t:
             before.register_hook(lambda gradient: gradient.clamp(-clip, clip))
         products = torch.einsum("goi,bi->bgo", R, before)
-        states = step(*(x[:, t] + products).unbind(1), states)
+        states = step(*(x[:, t] + products).unbind(1), (before, *states[1:]))
         outputs.append(states[0])
     return torch.stack(outputs, 1), states
 

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from support.kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
+from support.kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, last_steps, made, results_of, times_of
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.interpret.cases import PIECE_STEPS, SLOW
+from minrnn_gen.interpret.cases import PIECE_STEPS, SLOW, Inputs
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.interpret.verify import share_of
+from minrnn_gen.interpret.verify import Arrays, share_of
 from minrnn_gen.precision import PRECISION_NAMES
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 # Cells whose gates are sigmoids stay moderate where these are slow.
 SATURATING = {"min_gru", "min_lstm", "qrnn", "rg_lru", "own_scan", "own_diagonal"}
+needs_R = pytest.mark.parametrize("kind", [kind for kind in KINDS if EVERYDAY.get(kind.name) and kind.has_R], ids=str)
 SEEDS = st.tuples(st.integers(0, 2**16), st.integers(0, 2**16))
 
 
@@ -46,6 +47,22 @@ def check(subject: Made, call: Call, seeds: tuple[int, int]) -> None:
         for name, exact in expected.items():
             assert share_of(results[name], exact, subject.slack) <= 1, name
             assert np.asarray(results[name]).tobytes() == np.asarray(repeated[name]).tobytes(), name
+    check_last_steps(subject, inputs, first[0])
+
+
+def check_last_steps(subject: Made, inputs: Inputs, results: Arrays) -> None:
+    """The output at the last step of each sequence is a final state, rounded once: the same number, not one like it."""
+    kernel = subject.kernel
+    output = kernel.builder.lowered_for("backward").output_state
+    if output is None:
+        return
+    last, had_steps = last_steps(kernel.interface, results["y"], inputs.forward.get("lengths"))
+    final = results[output].reshape(last.shape).astype(last.dtype)
+    assert last[had_steps].tobytes() == final[had_steps].tobytes()
+    if had_steps.all():
+        return
+    initial = inputs.forward.get("state", {}).get(output, np.zeros_like(results[output]))
+    assert results[output].reshape(last.shape)[~had_steps].tobytes() == initial.reshape(last.shape)[~had_steps].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +74,47 @@ def test_calls_around_the_tiles(kind: Kind, data: Any) -> None:
     subject = made(kind)
     # With and without are two kernels; both take twice as long to compile.
     check(subject, data.draw(calls(kind, subject, EVERYDAY.get(kind.name, True))), data.draw(SEEDS))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if EVERYDAY.get(kind.name) else [pytest.mark.matrix_full])
+        for kind in KINDS
+        if not kind.is_raw
+    ],
+    ids=str,
+)
+def test_nan_passes_every_step_but_a_reset(kind: Kind) -> None:
+    """NaN in all gates, at the first step and later: they are where the CPU target has them, tiles and groups on."""
+    subject = made(kind)
+    kernel = subject.kernel
+    time = max(times_of(kernel.plan)) if kernel.plan.family == "scan" else 5
+    inputs = Call(4, time, 0.0, frozenset({"bias", "resets", "state", "dstate"})).inputs(kernel)
+    axes = kernel.interface.x_axes
+    x = np.moveaxis(inputs.forward["x"], (axes.index("b"), axes.index("t")), (0, 1))
+    resets = inputs.forward["resets"]
+    resets[1], resets[3] = False, True  # never, and before every step
+    x[:3, [0, -1]], x[3, time // 2] = np.nan, np.nan
+    x[:, 1 : time // 4] = 200  # gates of 0 and 1, which are no resets
+    results, expected = results_of(kernel, inputs), subject.expected(inputs)
+    for of_pass, exact_of_pass in zip(results, expected, strict=True):
+        for name, exact in exact_of_pass.items():
+            np.testing.assert_array_equal(np.isnan(of_pass[name].astype(np.float64)), np.isnan(exact), name)
+
+
+@needs_R
+def test_nan_in_R_ends_at_a_reset(kind: Kind) -> None:
+    """Resets before every step: neither the outputs nor the gradients depend on R, whatever it holds."""
+    subject = made(kind)
+    inputs = Call(3, 5, 0.0, frozenset({"bias", "resets", "state", "dstate"})).inputs(subject.kernel)
+    inputs.forward["resets"][:] = True
+    without = results_of(subject.kernel, inputs)
+    for value in (np.nan, np.inf):
+        inputs.forward["R"][:] = value
+        for results, exact in zip(results_of(subject.kernel, inputs), without, strict=True):
+            for name, array in exact.items():
+                np.testing.assert_array_equal(results[name].astype(np.float64), array.astype(np.float64), name)
 
 
 @pytest.mark.matrix_full

@@ -421,6 +421,8 @@ def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
                 before, product = dict.fromkeys(before, zeros), np.zeros(product.shape)
             incoming = {f"gradient_state_{name}": one for name, one in dstate.items()}
             incoming[f"gradient_state_{output}"] = incoming[f"gradient_state_{output}"] + dhidden
+            if case.clip and t + 1 < len(rows):
+                incoming[f"gradient_state_{output}"] = np.clip(incoming[f"gradient_state_{output}"], -case.clip, case.clip)
             incoming["gradient_y"] = case.dy[batch, row].astype(np.float64)
             found = step.evaluate(inputs(case, batch, row, product, before) | incoming)
             of_gates = np.stack([found[f"gradient_W_{gate}"] for gate in cell.gates])
@@ -438,8 +440,6 @@ def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
             )
             (first_dproducts if t == 0 else dproducts)[(sequence,) if t == 0 else (batch, rows[t - 1])] = cut
             dhidden = np.einsum("gnoi,ngo->ni", case.R.astype(np.float64), cut).reshape(-1)
-            if case.clip:
-                dhidden = np.clip(dhidden, -case.clip, case.clip)
         for name, one in dstate.items():
             dinitial[name][sequence] = one + (dhidden if name == output else 0)
     return Backward(dx, by_rows(case, dproducts), first_dproducts, dinitial, sums if case.with_sums else None)

@@ -66,7 +66,7 @@ class HostKernels(DenseCell):
             **shared_arguments(case),
             "R": pointer(case.R),
             **outputs_by_name(case, written),
-            "kept_is_storage": case.kept == "storage",
+            "keeps_storage": case.kept == "storage",
             "state": pointer(state),
             "hidden": pointer(hidden),
             "packed": pointer(packed),
