@@ -58,7 +58,8 @@ def test_nan_passes_every_step_but_a_reset(
     arguments, dy, dstate = arguments_of(kernel, "resets", has_bias=False)
     arguments["resets"][:2] = False
     x = by_step(kernel, arguments["x"])
-    x[:, 0], x[1, TIME - 1] = np.nan, np.nan
+    first, last = (0, TIME - 1) if direction == "forward" else (TIME - 1, 0)
+    x[:, first], x[1, last] = np.nan, np.nan
     x[1, TIME // 3 : TIME // 2] = 200
     x[3, TIME // 2] = np.nan
     on_gpu, on_host = on_both(cupy, kernel, arguments, dy, dstate)
