@@ -35,6 +35,9 @@ def compile(
     Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
     where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure on.
     """
+    for name, flag in (("tune", tune), ("allow_long", allow_long)):
+        if not isinstance(flag, bool):
+            raise BadInput(f"{name} is {shown(flag)}; True or False is expected")
     loaded = load_spec(spec, **overrides)
     target = target_of(loaded)
     if device is not None:

@@ -147,7 +147,13 @@ def _inspect_torch(value: Any, name: str) -> Array:
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
     device = value.get_device() if value.device.type == "cuda" else None
     dtype = str(value.dtype).removeprefix("torch.")
-    return Array(name, "torch", value, value.data_ptr(), tuple(value.shape), tuple(value.stride()), dtype, device)
+    try:
+        address, shape, strides = value.data_ptr(), tuple(value.shape), tuple(value.stride())
+    except RuntimeError:
+        address, shape, strides = 0, (1,), (1,)  # sparse, nested, batched
+    if not address and math.prod(shape):
+        raise BadInput(f"{name} is a torch tensor of layout {value.layout} without memory of its own; a dense one is expected")
+    return Array(name, "torch", value, address, shape, strides, dtype, device)
 
 
 def new_numpy(shape: tuple[int, ...], dtype: str, fill: int | None) -> Array:

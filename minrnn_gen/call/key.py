@@ -70,6 +70,8 @@ def _tensors(arrays: list[Any]) -> _Described | None:
         if type(array) not in kinds or (are_recorded and array.requires_grad) or array.is_neg() or array.is_conj():
             return None
         address = array.data_ptr()
+        if not address and array.numel():
+            return None  # zeros without memory
         key += (slot, array.shape, array.stride(), array.dtype, array.device, address % WIDEST_COPY_BYTES)
         addresses[slot] = address
     return key, addresses

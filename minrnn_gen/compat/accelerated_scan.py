@@ -6,6 +6,7 @@ from typing import Any
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.torch.raw_scan import scan as raw_scan
+from minrnn_gen.torch.tensors import check_tensor
 
 
 def scan(gates: Any, tokens: Any) -> Any:
@@ -15,6 +16,7 @@ def scan(gates: Any, tokens: Any) -> Any:
     any, and strides too. Raises BadInput for tensors that do not fit.
     """
     for name, tensor in (("gates", gates), ("tokens", tokens)):
+        check_tensor(tensor, name)
         if tensor.dim() != 3:
             raise BadInput(f"{name} has shape {list(tensor.shape)}; 3 axes [batch, channels, time] are expected")
     if gates.shape != tokens.shape:

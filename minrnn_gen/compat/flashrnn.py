@@ -14,6 +14,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
 from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.tensors import check_tensor
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -94,6 +95,9 @@ def _biases(function: str, b: Any) -> tuple[Any, Any]:
 
 def _ordered(tensor: Any, name: str, axis_order: str, wanted: str) -> Any:
     """Return a tensor whose axes are `given` with its axes as `wanted`."""
+    check_tensor(tensor, name)
+    if not tensor.is_floating_point():
+        raise BadInput(f"{name} has dtype {tensor.dtype}; a floating-point one is expected")
     if tensor.dim() != len(axis_order):
         raise BadInput(f"{name} has shape {list(tensor.shape)}; {len(axis_order)} axes {axis_order} are expected (H: head)")
     return tensor if axis_order == wanted else tensor.permute([axis_order.index(axis) for axis in wanted])

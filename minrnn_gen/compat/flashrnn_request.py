@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +52,13 @@ def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
         setting = getattr(config, name, neutral)
         if any(part != neutral for part in (setting if isinstance(setting, list | tuple) else [setting])):
             raise BadInput(f"config.{name} is {shown(setting)}, but only {neutral} is supported; {instead}")
+    clip = getattr(config, "gradient_recurrent_clipval", None)
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
+        raise BadInput(f"config.gradient_recurrent_clipval is {shown(clip)}; a number greater than 0, or None, is expected")
     return Request(
         function,
         PRECISIONS[dtype],
-        getattr(config, "gradient_recurrent_clipval", None),
+        clip,
         *(
             _order(config, name, usual)
             for name, usual in (

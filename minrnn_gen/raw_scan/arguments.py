@@ -11,7 +11,7 @@ from typing import Any
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays, keyed
-from minrnn_gen.call.validate import check_place
+from minrnn_gen.call.validate import Inspect, check_place
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.gpu import memory
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
@@ -66,11 +66,13 @@ def keyed_scan(arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) ->
     return keyed((log_a, reverse, axis), [*arrays])
 
 
-def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int) -> ScanCall:
-    """Check what `scan` was called with; raises BadInput with one sentence."""
-    first = _inspected(a, "a")
+def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int, inspect: Inspect | None = None) -> ScanCall:
+    """Check what `scan` was called with, arrays that `inspect` describes; raises BadInput with one sentence."""
+    describe = inspect or _inspected
+    first = describe(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
-    return ScanCall(recurrence, first.with_slot(0), _like(first, b, "b", 1), _state(recurrence, first, h0, "h0", 2))
+    state = _state(recurrence, first, h0, "h0", 2, describe)
+    return ScanCall(recurrence, first.with_slot(0), _like(first, b, "b", 1, describe), state)
 
 
 def check_scan_backward(
@@ -82,10 +84,10 @@ def check_scan_backward(
     return BackwardCall(
         recurrence,
         first.with_slot(0),
-        _like(first, y, "y", 1),
-        _like(first, dy, "dy", 2),
-        _state(recurrence, first, h0, "h0", 3),
-        _state(recurrence, first, dfinal, "dfinal", 4),
+        _like(first, y, "y", 1, _inspected),
+        _like(first, dy, "dy", 2, _inspected),
+        _state(recurrence, first, h0, "h0", 3, _inspected),
+        _state(recurrence, first, dfinal, "dfinal", 4, _inspected),
     )
 
 
@@ -117,8 +119,8 @@ def _axis(a: Array, axis: Any) -> int:
     return index % count
 
 
-def _like(a: Array, value: Any, name: str, slot: int) -> Array:
-    array = _inspected(value, name)
+def _like(a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array:
+    array = inspect(value, name)
     if array.dtype != a.dtype:
         raise BadInput(f"{name} has dtype {array.dtype}; that of a, {a.dtype}, is expected and nothing is cast silently")
     if array.shape != a.shape:
@@ -126,10 +128,10 @@ def _like(a: Array, value: Any, name: str, slot: int) -> Array:
     return _beside(a, array).with_slot(slot)
 
 
-def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int) -> Array | None:
+def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
     if value is None:
         return None
-    array = _inspected(value, name)
+    array = inspect(value, name)
     carried = recurrence.precision.arithmetic_dtype
     if array.dtype != carried:
         raise BadInput(f"{name} has dtype {array.dtype}; {carried} is expected beside a of {a.dtype}")

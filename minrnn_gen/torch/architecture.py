@@ -67,7 +67,7 @@ def architecture_of(
 
     `recurrent_bias` None: where the recurrent product is and `bias` is. Raises BadInput for what is wrong with the spec.
     """
-    first = load_spec({**asked, "input_size": input_size, "precision": precision or "fp32"})
+    first = load_spec({**asked, "input_size": input_size, "precision": "fp32" if precision is None else precision})
     source = cell_source_of(first)
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:
@@ -82,7 +82,7 @@ def architecture_of(
     layers = [load_spec(first, input_size=size) for size in inputs]
     recipes = {
         name: tuple(recipe_of(load_spec(layer, precision=name), source) for layer in layers)
-        for name in ((precision,) if precision else PRECISION_NAMES)
+        for name in (PRECISION_NAMES if precision is None else (precision,))
         if name != "fp64" or first.functions != "fast"  # which a spec refuses
     }
     present = {"weight_hh": bool(cell.recurrent_gates), "bias_ih": bias, "bias_hh": has_recurrent_bias}

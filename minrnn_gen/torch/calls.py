@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, SEQUENCES_FROM, CallArguments
+from minrnn_gen.call.arguments import CU_SEQLENS, PARAMETERS_FROM, SEQUENCES_FROM, CallArguments
+from minrnn_gen.call.validate import check_call
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.recorded import Tensors
+from minrnn_gen.torch.tensors import check_tensor, without_values
 
 
 def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = False) -> list[Any]:
@@ -25,8 +27,8 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
         result = executor.replay_forward(tensors, all_states, saves)
         if result is not None:
             return [result.y, *result.final, *result.saved] if saves else [result.y, *result.final]
-    arguments = _arguments(kernel, tensors)
-    named = arguments._asdict()
+    check_tensors(kernel, tensors)
+    named = _arguments(kernel, tensors)._asdict()
     if not saves:
         y, states = kernel(**named, all_states=all_states)
         return [y, *states.values()]
@@ -85,6 +87,21 @@ def storage_dtype(kernel: Kernel) -> torch.dtype:
 def arithmetic_dtype(kernel: Kernel) -> torch.dtype:
     """The dtype of states."""
     return STATES[kernel.interface.precision.name]
+
+
+def check_tensors(kernel: Kernel, tensors: Tensors) -> None:
+    """Refuse arguments that are no dense tensors, and shapes of tensors without values that do not fit."""
+    interface = kernel.interface
+    names = (
+        *CallArguments._fields[:PARAMETERS_FROM],
+        *(f"parameters['{name}']" for name in interface.parameters),
+        *(f"state['{name}']" for name in interface.states),
+    )
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None:
+            check_tensor(tensor, name)
+    if tensors[0].is_meta:
+        check_call(interface, without_values, lambda _: None, CallArguments.from_flat(interface, tensors))
 
 
 def _arguments(kernel: Kernel, tensors: Tensors) -> CallArguments:

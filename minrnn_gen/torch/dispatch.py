@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from minrnn_gen.errors import BadInput
 
@@ -13,6 +14,18 @@ LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
     "is an axis of x, and torch.autograd has its gradients"
+)
+_NO_TRACING = (
+    "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
+    "torch.compile record it"
+)
+NO_FORWARD_MODE = (
+    "a derivative in forward mode was asked for, which a recurrence of minrnn_gen does not have; torch.autograd.grad has its "
+    "gradients"
+)
+_NO_BATCHED_GRADIENTS = (
+    "gradients of a recurrence of minrnn_gen were asked for as a batch (is_grads_batched or vectorize), which it has not; "
+    "ask for them one after the other, with is_grads_batched=False or vectorize=False"
 )
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
@@ -34,17 +47,48 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
 
 
 def is_plain(tensors: Sequence[Any]) -> bool:
-    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind; any may be None.
+    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind or without values.
 
-    Such calls save the way through the dispatcher. Raises BadInput within a transform of torch.func.
+    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within a transform of
+    torch.func and within torch.jit.trace, and for tensors with tangents, which a call without gradients would lose.
     """
     if torch.compiler.is_compiling():
         return False
+    if torch._C._is_tracing():
+        raise BadInput(_NO_TRACING)
     if torch._C._are_functorch_transforms_active():
         raise BadInput(_NO_TRANSFORMS)
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise BadInput(NO_FORWARD_MODE)
     if torch._C._len_torch_dispatch_stack():
         return False
-    return _PLAIN_TYPES.issuperset(map(type, tensors))
+    return _PLAIN_TYPES.issuperset(map(type, tensors)) and not tensors[0].is_meta
+
+
+def _has_tangent(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None
+    )
+
+
+def refuse_tracing() -> None:
+    """Refuse to be traced by torch.jit, before sizes are asked for, which are tensors then."""
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        raise BadInput(_NO_TRACING)
+
+
+def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients that arrive, of which any may be None, sparse ones as dense.
+
+    Raises BadInput for those that autograd has put together as one tensor without memory of its own.
+    """
+    dense = [
+        gradient.to_dense() if type(gradient) is torch.Tensor and gradient.layout is not torch.strided else gradient
+        for gradient in gradients
+    ]
+    if any(type(gradient) is torch.Tensor and not torch._C._has_storage(gradient) for gradient in dense):
+        raise BadInput(_NO_BATCHED_GRADIENTS)
+    return dense
 
 
 def records(tensors: Sequence[Any]) -> bool:

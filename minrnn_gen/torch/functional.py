@@ -12,6 +12,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.calls import storage_dtype
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.kernels import known
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 
 def recurrence(
@@ -37,11 +38,24 @@ def recurrence(
     and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
     Raises BadInput for tensors that do not fit.
     """
-    if torch.is_autocast_enabled(x.device.type):
+    if not isinstance(kernel, Kernel):
+        raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
+    if not isinstance(all_states, bool):
+        raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+    check_tensor(x, "x")
+    lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
+    if autocasts(x):
         dtype = storage_dtype(kernel)
-        x, R, weight = (None if tensor is None else tensor.to(dtype) for tensor in (x, R, weight))
+        x, R, weight = (
+            tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
+            for tensor in (x, R, weight)
+        )
     named = _in_order(parameters, kernel.parameters, "parameters")
-    initial = _in_order(state, kernel.states, "state") if state else (None,) * len(kernel.states)
+    starts_at_zero = state is None or (isinstance(state, Mapping) and not state)
+    initial = (None,) * len(kernel.states) if starts_at_zero else _in_order(state, kernel.states, "state")
+    absent = [name for name, tensor in zip(kernel.states, initial, strict=True) if tensor is None]
+    if 0 < len(absent) < len(initial):
+        raise BadInput(f"state['{absent[0]}'] is None; give all of {', '.join(kernel.states)}, or none for zeros")
     tensors = (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
@@ -53,6 +67,8 @@ def recurrence(
 def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
     """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
     mapping = {} if mapping is None else mapping
+    if not isinstance(mapping, Mapping):
+        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
     for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"

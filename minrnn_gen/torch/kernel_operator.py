@@ -34,14 +34,16 @@ def run(
 
     `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
     """
-    saves = records(tensors)
     if is_plain(tensors):
         kernel = kernel or kernel_by(recipe)
-        if saves:
+        if records(tensors):
             return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
         results = calls.forward(kernel, tensors, all_states, all_states)
     else:
-        results = _OPERATOR(recipe, saves or all_states, all_states, *_by_schema(tensors, parameters))
+        if not torch.compiler.is_compiling():
+            calls.check_tensors(kernel or kernel_by(recipe), tensors)
+        saves = records(tensors) or all_states
+        results = _OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters))
     return results[: _returned_count(states, all_states)]
 
 

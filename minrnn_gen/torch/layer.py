@@ -13,9 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 from minrnn_gen.errors import BadInput
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Names, architecture_of
+from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.initial import DRAW, draw
 from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # Where the cell's own vectors begin among the parameters of a layer.
 _VECTORS_FROM = len(Names._fields) - 1
@@ -57,7 +59,9 @@ class RNN(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.check_layer_arguments(num_layers, dropout, proj_size, options)
+        flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
+        flags |= {} if recurrent_bias is None else {"recurrent_bias": recurrent_bias}
+        checks.check_layer_arguments(model, input_size, num_layers, dropout, proj_size, device, dtype, flags, options)
         if dropout and num_layers == 1:
             warnings.warn(f"dropout={dropout} comes between layers, of which there is one: it does nothing", stacklevel=2)
         asked = {
@@ -81,7 +85,7 @@ class RNN(torch.nn.Module):
         self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
         self.forget_bias = forget_bias
-        checks.check_forget_bias(self._made, forget_bias, bias)
+        checks.check_forget_bias(self._made, forget_bias, bias, dtype)
         for name, shape in self._made.shapes.items():
             self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
@@ -138,11 +142,15 @@ class RNN(torch.nn.Module):
 
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
-        (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None. resets, lengths and
-        cu_seqlens are those of a kernel's call. Raises BadInput for what does not fit.
+        (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
+        resets, lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
+        Raises BadInput for what does not fit.
         """
+        refuse_tracing()
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
+        check_tensor(input, "input")
+        lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
         batched = input.dim() == 3
         if not batched or input.shape[-1] != self.input_size:
             checks.check_input(input, self.input_size)
@@ -150,7 +158,7 @@ class RNN(torch.nn.Module):
         x = input if batched else input.unsqueeze(batch_axis)
         states: Sequence[Any] = ()
         if hx is not None:
-            sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
             states = self._states(hx, sequences, batched)
         y, final = self._run(x, states, (resets, lengths, cu_seqlens))
         if not batched:
@@ -174,7 +182,9 @@ class RNN(torch.nn.Module):
 
     def _states(self, hx: Any, sequences: int, batched: bool) -> Sequence[Any]:
         """Return the initial states, checked and with a batch axis."""
-        states = hx if isinstance(hx, tuple | list) else (hx,)
+        states = checks.states_in(hx, self.states)
+        if not states:
+            return ()
         runs = self.num_layers * (2 if self.bidirectional else 1)
         shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
         checks.check_states(states, self.states, shape)
@@ -182,9 +192,11 @@ class RNN(torch.nn.Module):
 
     def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
+        given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
         made = self._made
         if states:
+            checks.check_state_dtypes(states, made.states, (STATES[precision], x.dtype, given_dtype))
             states = [state.to(STATES[precision]) for state in states]
         final: list[Any] = []
         for layer, recipe in enumerate(made.recipes[precision]):
@@ -207,13 +219,13 @@ class RNN(torch.nn.Module):
 
     def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
         """Return x as the kernels take it, their precision, and whether weights are cast to it."""
-        autocasts = torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64
+        is_cast = autocasts(x) and x.dtype.is_floating_point and x.dtype is not torch.float64
         if self.precision is not None:
             dtype = STORAGE[self.precision]
-            if x.dtype is not dtype and not autocasts:
+            if x.dtype is not dtype and not is_cast:
                 raise BadInput(f"input has dtype {x.dtype}, but the layer has precision {self.precision}; {dtype} is expected")
             return x.to(dtype), self.precision, True
-        if autocasts:
+        if is_cast:
             dtype = torch.get_autocast_dtype(x.device.type)
             return x.to(dtype), PRECISIONS[dtype], True
         precision = PRECISIONS.get(x.dtype)

@@ -9,10 +9,12 @@ import torch
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_storing
+from minrnn_gen.raw_scan.arguments import check_scan
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
+from minrnn_gen.torch.tensors import autocasts, check_tensor, without_values
 
 _OPTIONS = "bool log_a, bool reverse, int axis"
 
@@ -20,14 +22,21 @@ _OPTIONS = "bool log_a, bool reverse, int axis"
 def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1) -> tuple[Any, Any]:
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
-    Shapes and dtypes are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. There are no
-    gradients of gradients and there is no vmap. Raises BadInput for tensors that do not fit.
+    Shapes and dtypes are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors on the
+    meta device give results there. There are no gradients of gradients and there is no vmap. Raises BadInput for what does not
+    fit.
     """
-    if torch.is_autocast_enabled(a.device.type) and a.dtype is not b.dtype:
+    check_tensor(a, "a")
+    check_tensor(b, "b")
+    if h0 is not None:
+        check_tensor(h0, "h0")
+    if autocasts(a) and a.dtype is not b.dtype:
         wider = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(wider), b.to(wider)
     tensors = (a, b, h0)
     if not is_plain(tensors):
+        if a.is_meta and not torch.compiler.is_compiling():
+            check_scan(*tensors, log_a=log_a, reverse=reverse, axis=axis, inspect=without_values)
         return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
     if records(tensors):
         return RecurrenceFunction.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from minrnn_gen.errors import BadInput
+from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, dense_gradients
 
 Tensors = Sequence[Any]
 """Tensors in a fixed order, None for those that were not given."""
@@ -63,7 +64,11 @@ class RecurrenceFunction(torch.autograd.Function):
         arriving = gradients[: ctx.way.results_count]
         if all(gradient is None for gradient in arriving):
             return (None,) * (1 + count)
-        return (None, *ctx.way.backward(saved[:count], saved[count:], arriving))
+        return (None, *ctx.way.backward(saved[:count], saved[count:], dense_gradients(arriving)))
+
+    @staticmethod
+    def jvp(_ctx: Any, *_tangents: Any) -> Any:
+        raise BadInput(NO_FORWARD_MODE)
 
 
 class GradientFunction(torch.autograd.Function):
