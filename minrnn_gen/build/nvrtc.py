@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
+import os
 import re
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,8 +54,26 @@ def toolchain_version() -> str | None:
     return ", ".join(installed) if any(entry.startswith("cupy") for entry in installed) else None
 
 
+@functools.cache
+def make_cupy_cache() -> tempfile.TemporaryDirectory[str] | None:
+    """Make the folder without which CuPy cannot be imported: where its own cannot be made, one that goes with this process.
+
+    That is so for a user without a home folder that can be written, as in a container run under any user id.
+    """
+    chosen = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+    # CuPy takes the sign for a home that is not known for a folder's name.
+    with suppress(OSError):
+        if not chosen.startswith("~"):
+            os.makedirs(chosen, exist_ok=True)
+            return None
+    folder = tempfile.TemporaryDirectory(prefix="minrnn_gen_", ignore_cleanup_errors=True)
+    os.environ["CUPY_CACHE_DIR"] = folder.name
+    return folder
+
+
 def nvrtc_version() -> str:
     """Load NVRTC and return its version, as "13.4"; raises ToolchainMissing with the reason where it cannot be loaded."""
+    make_cupy_cache()
     try:
         from cupy.cuda import nvrtc
 
@@ -77,6 +99,7 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
 
     Raises ToolchainMissing without CuPy or NVRTC, CompileFailed with NVRTC's first error where the text is refused.
     """
+    make_cupy_cache()
     try:
         from cupy.cuda import compiler as cupy_compiler
         from cupy_backends.cuda.libs import nvrtc

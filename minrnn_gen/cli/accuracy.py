@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,8 @@ class Accuracy:
     def verdict(self) -> str:
         """Whether the tolerance is kept, and how nearly, in words."""
         kept = "kept" if self.is_within else "EXCEEDED"
+        if math.isnan(self.share):
+            return f"{kept}, since a result is NaN; it is {self.allowed}"
         return f"{kept}, {self.share:.0%} of it by the worst element; it is {self.allowed}"
 
 

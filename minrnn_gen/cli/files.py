@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.output_files import write_output
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, shown
 
@@ -15,7 +15,8 @@ from minrnn_gen.errors import BadInput, shown
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths; a reverse pass says so.
 
-    Each file is replaced as a whole or not at all. A folder that cannot be written is BadInput.
+    Each file is replaced as a whole or not at all; what is a link or a pipe there is written to. A folder that cannot be
+    written is BadInput.
     """
     plan = built.plan
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
@@ -24,7 +25,7 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, content in zip(paths, contents.values(), strict=True):
-            _replace(path, content)
+            write_output(path, content)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
         raise BadInput(f"--out: {shown(folder)} cannot be written ({reason}); give a folder that can") from None
@@ -41,12 +42,3 @@ def _description(built: BuiltKernel, spec: Spec) -> bytes:
         "kernels": [asdict(kernel) for kernel in built.resources or ()],
     }
     return json.dumps(described, indent=2, sort_keys=True).encode() + b"\n"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(content)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ if TYPE_CHECKING:  # rich is imported only where something is drawn
 
 # A pipe has no width of its own: nothing that is printed here is wider, so that no line is broken in a log.
 PIPE_COLUMNS = 160
+# Where a terminal has no height of its own; nothing is cut at it.
+_LINES = 25
 
 # The longest label of most tables, so that one below the other line up.
 _LABEL_COLUMNS = len("tolerance")
@@ -35,8 +38,11 @@ def console() -> Console:
     """Return a console on stdout that takes every text as it is: what users named may look like markup."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return Console(markup=False, highlight=False, emoji=False, width=width)
+    # Where colours are forced on a pipe it passes for a terminal, and for one of 80 columns unless both sizes are given.
+    width, height = (PIPE_COLUMNS, _LINES)
+    if sys.stdout.isatty():
+        width, height = shutil.get_terminal_size((PIPE_COLUMNS, _LINES))
+    return Console(markup=False, highlight=False, emoji=False, width=width, height=height)
 
 
 def new_table(*headings: str, right: Collection[str] = ()) -> Table:

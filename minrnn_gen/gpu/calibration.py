@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from minrnn_gen.build.output_files import write_output
 from minrnn_gen.build.store import cache_folder
 from minrnn_gen.build.trust import make_private_folder
 from minrnn_gen.config import documents
@@ -59,14 +59,9 @@ def profile_text(profile: GpuProfile) -> str:
 
 
 def write_calibration(profile: GpuProfile, path: Path) -> None:
-    """Replace the file at `path` by the profile, whole or not at all; raises BadInput where it cannot be."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write the profile to `path`, a file replaced whole or not at all; raises BadInput where it cannot be."""
     try:
         make_private_folder(path.parent)
-        scratch.write_text(profile_text(profile), encoding="utf-8")
-        os.replace(scratch, path)
+        write_output(path, profile_text(profile).encode())
     except OSError as error:
         raise BadInput(f"{path} cannot be written ({error.strerror}); give a path that can with --out") from None
-    finally:
-        if scratch.exists():
-            scratch.unlink()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from minrnn_gen.build.nvrtc import make_cupy_cache
 from minrnn_gen.call.array import Library
 from minrnn_gen.config.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
 from minrnn_gen.errors import ToolchainMissing
@@ -52,6 +53,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
     """
     if not has_device():
         return None
+    make_cupy_cache()
     try:
         import cupy
     except ImportError:
@@ -85,6 +87,7 @@ def synchronize() -> None:
 @cache
 def cupy_module() -> Any:
     """Import CuPy; raises ToolchainMissing where it is not installed."""
+    make_cupy_cache()
     try:
         import cupy
     except ImportError as missing:

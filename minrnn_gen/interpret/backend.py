@@ -15,6 +15,7 @@ from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
@@ -92,7 +93,14 @@ class EmulatedBackend:
         return self._emulated[text]
 
     def begin(self, like: Array, _keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> EmulatedRecorder:
-        """Begin a run beside `like` that may touch `operands`."""
+        """Begin a run beside `like` that may touch `operands`; raises BadInput for one that a GPU could not load."""
+        operands = tuple(operands)
+        for array in operands:
+            if array is not None and 0 not in array.shape and int(array.pointer) % array.itemsize:
+                raise BadInput(
+                    f"{array.name} starts at address {int(array.pointer)}, no multiple of the {array.itemsize} bytes of "
+                    f"{array.dtype}, from which no GPU loads; copy it"
+                )
         return EmulatedRecorder(self, like, operands)
 
     @staticmethod

@@ -14,7 +14,7 @@ import numpy
 from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import Spec, load_spec
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
@@ -183,6 +183,13 @@ class Verification:
                 numpy.abs(array).max(initial=0) < LARGEST_RESULT for of_pass in expected.values() for array in of_pass.values()
             ):
                 break
+        for kernel_pass, results in expected.items():
+            for name, array in results.items():
+                if array.size and numpy.isnan(array).all():
+                    raise MinrnnError(
+                        f"{self.spec.where}: {name} of the fp64 {kernel_pass} is NaN everywhere for random arrays, so that "
+                        f"nothing can be compared; mend the equations"
+                    )
         return inputs, expected
 
     def _share(self, results: Arrays, expected: Arrays) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from minrnn_gen.tune.results import TIMES_MOST, CandidateKey, Result, Setting, d
 LOG = logging.getLogger("minrnn_gen")
 # A factor of four in all between the sizes: beyond, how often a GPU is filled, and with it what is fastest, is another matter.
 DISTANCE_MOST = 2.0
+# Cells whose results stay in memory.
+CELLS_INDEXED = 32
 # Results that ship with the package, those of kernels in its examples.
 SHIPPED = "gpu_profiles/tuned"
 
@@ -79,7 +81,7 @@ class History:
 
     def known(self, setting: Setting) -> tuple[Result, ...]:
         """Return the results of exactly this setting, what shipped first."""
-        here = [result for result in self.results(setting.gpu) if result.setting == setting]
+        here = [result for result in _alike(self.path(setting.gpu), setting) if result.setting == setting]
         return (*self._shipped(setting).get(setting, ()), *here)
 
     def best(self, setting: Setting) -> Best | None:
@@ -88,10 +90,9 @@ class History:
         A device or driver that is not known, as where no GPU is at hand, stands for any of them. What shipped is taken for its
         own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
         """
-        same = setting.without_sizes
-        alike = [result for result in self.results(setting.gpu) if result.setting.without_sizes == same]
+        alike = _alike(self.path(setting.gpu), setting)
         # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
-        alike = [result for result in alike if not setting.device or result.setting.device == setting.device]
+        alike = tuple(result for result in alike if not setting.device or result.setting.device == setting.device)
         # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
         bad = [result for result in alike if result.outcome != "measured"]
         excluded = {result.candidate for result in bad if result.outcome == "wrong" or result.setting == setting}
@@ -120,7 +121,7 @@ class History:
         """Return what shipped of this setting, whatever the driver."""
         groups: dict[Setting, list[Result]] = {}
         if self.shipped is not None:
-            for result in read_results(self.shipped / f"{setting.gpu}.jsonl"):
+            for result in _alike(self.shipped / f"{setting.gpu}.jsonl", setting):
                 device = setting.device or result.setting.device
                 if result.setting == replace(setting, device=device, driver=result.setting.driver):
                     groups.setdefault(result.setting, []).append(result)
@@ -154,15 +155,39 @@ def fastest_of(results: Iterable[Result]) -> Result | None:
     return replace(next(result for result in results if result.candidate == fastest), times_us=times[fastest][-TIMES_MOST:])
 
 
-def read_results(path: Path) -> Iterator[Result]:
-    """Yield the results in a file; what is none is skipped, and a file that is not there has none."""
+def _alike(path: Path, setting: Setting) -> tuple[Result, ...]:
+    """Return the results in a file whose settings differ from `setting` at most in sizes, device, driver and toolchain."""
+    same = setting.without_sizes
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _by_problem(path, stamp, same.cell_digest, same.sources).get(same, ())
+
+
+@functools.lru_cache(maxsize=CELLS_INDEXED)
+def _by_problem(path: Path, _stamp: tuple[int, ...], *digests: str) -> Mapping[Setting, tuple[Result, ...]]:
+    """Return the results of one cell and these templates by their settings without sizes, read once until the file changes."""
+    groups: dict[Setting, list[Result]] = {}
+    for result in read_results(path, *digests):
+        groups.setdefault(result.setting.without_sizes, []).append(result)
+    return {setting: tuple(results) for setting, results in groups.items()}
+
+
+def read_results(path: Path, *words: str) -> Iterator[Result]:
+    """Yield the results in a file; what is none is skipped, and a file that is not there has none.
+
+    With `words`, lines without one of them are not looked into: of the many lines of other cells that is most of the time.
+    """
     try:
         lines = path.read_bytes().split(b"\n") if path.is_file() else []
     except OSError as error:
         LOG.debug("%s: cannot be read (%s)", path, error.strerror)
         return
+    needed = [word.encode() for word in words]
     for number, line in enumerate(lines, start=1):
-        if line.strip():
+        if line.strip() and all(word in line for word in needed):
             try:
                 yield result_from(line)
             except (ValueError, RecursionError) as reason:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
+from minrnn_gen.build.output_files import write_output
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.tune.history import History, fastest_of, read_results
-from minrnn_gen.tune.results import Result
+from minrnn_gen.tune.results import Result, Setting
 from minrnn_gen.tune.t4_format import t4_of
 
 ExportFormat = Literal["lines", "t4", "fastest"]
@@ -25,16 +25,16 @@ def export_results(history: History, path: str, *, form: ExportFormat = "lines",
         of = f" of {shown(gpu)}" if gpu else ""
         raise BadInput(f"--export: there are no results{of} in {history.folder}; tune a spec, or import some")
     if form == "fastest":
-        settings = {result.setting: [other for other in results if other.setting == result.setting] for result in results}
+        settings: dict[Setting, list[Result]] = {}
+        for result in results:
+            settings.setdefault(result.setting, []).append(result)
         results = [fastest for fastest in map(fastest_of, settings.values()) if fastest is not None]
     text = json.dumps(t4_of(results), indent=1) + "\n" if form == "t4" else "".join(result.line() + "\n" for result in results)
-    target = Path(path)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+        write_output(path, text.encode())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
+        raise BadInput(f"--export: {shown(path)} cannot be written ({reason}); give the path of a file that can") from None
     return len(results)
 
 
@@ -43,7 +43,7 @@ def import_results(history: History, path: str) -> int:
 
     What was compiled before is decided anew when it is next asked for.
     """
-    if not Path(path).is_file():
+    if not _is_file(path):
         raise BadInput(f"--import: {shown(path)} is no file; give one that --export wrote, or a history's own")
     read = list(read_results(Path(path)))
     if not read:
@@ -56,3 +56,10 @@ def import_results(history: History, path: str) -> int:
     if new:
         history.store.forget_requests()
     return len(new)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False

@@ -24,7 +24,11 @@ _Text = Annotated[str, Field(max_length=512)]
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{0,128}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
-_Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Variable = Annotated[int, Field(ge=-(2**62), le=2**62)]
+# Years: sums of a few stay finite.
+_Microseconds = Annotated[float, Field(gt=0, le=1e15)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 CandidateKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
@@ -77,12 +81,12 @@ class Result:
 
     setting: Setting
     family: _Word
-    variables: Annotated[Mapping[_Word, int], Field(min_length=1, max_length=64)]
+    variables: Annotated[Mapping[_Word, _Variable], Field(min_length=1, max_length=64)]
     outcome: Outcome
     times_us: Annotated[tuple[_Microseconds, ...], Field(max_length=TIMES_MOST)] = ()
-    predicted_us: float | None = None
-    error_share: float | None = None
-    compile_seconds: float | None = None
+    predicted_us: _Amount | None = None
+    error_share: _Amount | None = None
+    compile_seconds: _Seconds | None = None
     note: _Text = ""
     when: Annotated[str, Field(max_length=40)] = ""
 

@@ -22,7 +22,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import FILLING_CHANNELS_PER_SM, SHORT_STEPS, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
-from minrnn_gen.tune.measurer import MeasurementFailed
+from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed
 
 # Elements of y in a call that is checked: the fp64 reference then takes the host about a second.
 CHECKED_ELEMENTS = 1 << 22
@@ -116,6 +116,11 @@ class Workload:
         # A cell of the user's own may overflow; that shows in the comparison.
         with numpy.errstate(all="ignore"):
             results = self._run(kernel, wide)()
+        for name, array in results.items():
+            if array.size and numpy.isnan(array).all():
+                raise CannotMeasure(
+                    f"{name} of the fp64 reference is NaN everywhere for random arrays: nothing to compare with"
+                )
         return {
             name: (self.place(array.reshape(-1), array.shape, array.itemsize), _largest(array))
             for name, array in results.items()

@@ -332,7 +332,18 @@ def test_a_command_does_without_a_home(tmp_path: Path) -> None:
     rendered = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert rendered.returncode == 0 and "scan_forward" in rendered.stdout
     assert rendered.stderr.count("\n") == rendered.stderr.count("no home folder is known") == 1
-    assert not list(tmp_path.rglob("*minrnn*")), "and no folder called ~ is ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"], "and there is no folder called ~"
+
+
+def test_cupy_is_imported_where_its_own_folder_cannot_be_made(tmp_path: Path) -> None:
+    """Else CuPy fails on import, as its user has no home, or one that cannot be written."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    (tmp_path / "file").write_text("")
+    program = "from minrnn_gen.build.nvrtc import make_cupy_cache; make_cupy_cache(); import cupy"
+    environment = os.environ | {"HOME": str(tmp_path / "file")}
+    answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_commands_about_the_cache_say_that_there_is_none(

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from support.emulated_calls import faulty, kernel_of
 
+from minrnn_gen.assemble import target_of
 from minrnn_gen.cli.main import main
-from minrnn_gen.errors import CompileFailed
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.errors import CompileFailed, MinrnnError
 from minrnn_gen.interpret import toolchain
+from minrnn_gen.interpret.cases import Case
+from minrnn_gen.interpret.verify import Verification
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_compiler = pytest.mark.skipif(
@@ -73,3 +77,13 @@ def test_an_instruction_without_a_twin_is_named(instruction: str) -> None:
     message = r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"
     with pytest.raises(CompileFailed, match=message):
         kernel(np.zeros((1, 3, 2, 8), np.float32))
+
+
+@needs_compiler
+def test_a_reference_that_is_nan_everywhere_is_an_error_and_no_verdict() -> None:
+    model = {"name": "nowhere", "equations": "h[t] = sigmoid(W.z) * h[t-1] + log(-exp(W.h))"}
+    spec = load_spec({"model": model, "hidden_size": 4, "gpu": "h200", "training": False})
+    verification = Verification(spec, target_of(spec), candidates=0)
+    exact = verification._exact(verification._kernel(0))
+    with pytest.raises(MinrnnError, match=r"y of the fp64 forward is NaN everywhere"):
+        verification._inputs(exact, Case(2, 3))

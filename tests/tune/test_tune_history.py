@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_a_full_disk_costs_the_line_and_is_said_once(
 def test_writers_at_once_lose_nothing_and_one_that_is_killed_loses_a_line_at_most(memory: History) -> None:
     program = f"""
 import sys
+import time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.tuning_results import measured
@@ -263,3 +265,108 @@ def test_what_was_measured_here_stands_before_what_shipped_and_that_before_what_
     shipped.add([measured(1.0, 3, outcome="wrong", times_us=()), measured(1.0, 1, outcome="wrong", times_us=())])
     best = shipped.best(SETTING)
     assert best is not None and best.variables == {"tile": 2} and not best.is_exact
+
+
+# Numbers of JSON that Python reads and JSON has not, that overflow, or that are none of what a field is.
+NUMBERS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "1e308",
+    "1.7976931348623157e308",
+    "5e-324",
+    "-1",
+    "0",
+    "1" + "0" * 400,
+]
+NUMBERS += ["1" * 5000, "true", "null", '"1"', "[]", "{}", "1e15", "9223372036854775808"]
+FIELDS = [
+    "predicted_us",
+    "error_share",
+    "compile_seconds",
+    "times_us",
+    "variables",
+    "hidden_size",
+    "sm_count",
+    "alignment_bytes",
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
+def test_any_number_is_refused_or_can_be_written_again(tmp_path: Path, field: str, number: str) -> None:
+    """Imported, exported in every form, and ranked; beside it another result, which is kept whatever the number is."""
+    data = json.loads(measured(1.0).line())
+    marked = "a number"
+    if field == "times_us":
+        data[field] = [marked, marked]
+    elif field == "variables":
+        data[field] = {"tile": marked}
+    else:
+        (
+            data["setting"]["specialization"]
+            if field == "alignment_bytes"
+            else data["setting"]
+            if field in data["setting"]
+            else data
+        )[field] = marked
+    path = tmp_path / "lines"
+    path.write_text(json.dumps(data).replace(json.dumps(marked), number) + "\n" + measured(2.0, 7).line() + "\n")
+    memory = History(Store(tmp_path / "cache"))
+    assert import_results(memory, str(path)) in (1, 2)
+    assert memory.best(SETTING) is not None
+    for form in ("lines", "fastest", "t4"):
+        out = tmp_path / form
+        assert export_results(memory, str(out), form=form) in (1, 2)  # type: ignore[arg-type]
+        for text in [out.read_text()] if form == "t4" else out.read_text().splitlines():
+            json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
+    assert len(list(read_results(tmp_path / "lines"))) in (1, 2)
+
+
+def test_many_lines_of_others_cost_little(memory: History) -> None:
+    """Lines of other cells are not looked into, and those of this one only once: each uncached kernel asks anew."""
+    memory.add([measured(3.0)])
+    foreign = replace(SETTING, cell_digest="f" * 64)
+    lines = [measured(1.0, number, foreign).line() + "\n" for number in range(100)]
+    own = [measured(4.0 + number, number, replace(SETTING, batch=number + 1)).line() + "\n" for number in range(100)]
+    with memory.path("h200").open("a") as file:
+        file.writelines(lines * 1000)
+        file.writelines(own * 20)
+    started = time.process_time()
+    assert memory.best(SETTING) is not None
+    # Validated one by one, the foreign lines alone would take seconds.
+    assert time.process_time() - started < 1.5
+    started = time.process_time()
+    for _ in range(10):
+        best = memory.best(SETTING)
+        assert best is not None and best.median_us == 3.0
+        memory.known(SETTING)
+    assert time.process_time() - started < 1.5
+
+
+def test_what_is_added_counts_at_once(memory: History) -> None:
+    for us in (5.0, 4.0, 3.0):
+        memory.add([measured(us, int(us))])
+        best = memory.best(SETTING)
+        assert best is not None and best.median_us == us
+    memory.path("h200").unlink()
+    assert memory.best(SETTING) is None
+
+
+@pytest.mark.parametrize("path", ["none/file", "folder", "nul\0"])
+def test_what_cannot_be_exported_to_is_one_sentence(memory: History, tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    memory.add([measured(1.0)])
+    with pytest.raises(BadInput, match=r"^--export: .* cannot be written"):
+        export_results(memory, str(tmp_path / path))
+    with pytest.raises(BadInput, match=r"^--import: .* is no file"):
+        import_results(memory, str(tmp_path / path))
+
+
+def test_an_export_goes_where_a_link_leads(memory: History, tmp_path: Path) -> None:
+    memory.add([measured(1.0)])
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert export_results(memory, str(tmp_path / "link")) == 1
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == measured(1.0).line() + "\n"

@@ -16,6 +16,7 @@ from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.tuner import kernels_of
 from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_specialization, on_host
 
@@ -103,3 +104,11 @@ def test_a_call_of_another_specialization_says_nothing(subjects_of: Callable[...
     with pytest.raises(Exception, match="and the candidate is of"):
         other = replace(subject.plan.problem, specialization=replace(subject.plan.specialization, resets=True))
         demand_specialization(kernel, replace(subject.plan, problem=other))
+
+
+def test_a_reference_that_is_nan_everywhere_measures_nothing(subjects_of: Callable[..., list[Workload]]) -> None:
+    """No candidate is to blame, and none is right."""
+    nowhere = {"name": "nowhere", "equations": "h[t] = sigmoid(W.z) * h[t-1] + log(-exp(W.h))"}
+    subject = subjects_of(model=nowhere, training=False)[0]
+    with pytest.raises(CannotMeasure, match="NaN everywhere"):
+        subject.prepare()
