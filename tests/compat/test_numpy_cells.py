@@ -128,5 +128,5 @@ def test_what_does_not_fit_is_said(inputs: tuple[Array, Array]) -> None:
 @pytest.mark.parametrize("size", [None, "3", 3.0, True, 0, -1, [3]])
 def test_sizes_are_integers(size: Any) -> None:
     for sizes in ((size, 3), (3, size)):
-        with pytest.raises(BadInput, match="_size is .*; an integer from 1 on is expected"):
+        with pytest.raises(BadInput, match=r"_size is .*; an integer from 1 on is expected"):
             MinGRUCell(*sizes)
