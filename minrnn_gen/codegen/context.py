@@ -86,6 +86,12 @@ class CellText(_CellNames):
         return _statements(self.lowered.output)
 
     @property
+    def output_place(self) -> int:
+        """The place of the output among the states; -1 where it is none of them."""
+        label = dict(self.lowered.output.results)["y"]
+        return next((index for index, state in enumerate(self.states) if label == f"state_{state}"), -1)
+
+    @property
     def output_name(self) -> str:
         return _results(self.lowered.output)["y"]
 

@@ -20,6 +20,8 @@ BACKWARD_REGISTERS_PER_VALUE = 1.25
 REGISTERS_OF_FP64_FUNCTIONS = 12
 # Tile number, column and workspace; in the backward they fit beside what only the second pass over the tile needs.
 FORWARD_REGISTERS_OF_LOOKBACK = 10
+# The resets that are read, their bits, and what is composed beside a constant: with fewer, kernels spilled.
+FORWARD_REGISTERS_OF_RESETS = 8
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
 VECTOR_BYTES = WIDEST_COPY_BYTES  # what a lane reads of shared memory at once
@@ -69,6 +71,8 @@ def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
         return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
+    if problem.specialization.resets:
+        fixed += FORWARD_REGISTERS_OF_RESETS
     return fixed + lookback * FORWARD_REGISTERS_OF_LOOKBACK + words * (steps_per_lane * kept + per_lane)
 
 
