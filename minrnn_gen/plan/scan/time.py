@@ -198,7 +198,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         CYCLES_PER_TILE
         + instructions * CYCLES_PER_INSTRUCTION
         + exchanges * time_warps * CYCLES_PER_BARRIER_WARP
-        + lookback * 2 * gpu_rates.CYCLES_PER_L2_TRIP
+        + (2 * lookback + problem.specialization.resets) * gpu_rates.CYCLES_PER_L2_TRIP  # a tile waits for its resets
     )
     columns = problem.batch * problem.hidden_size
     tiles = columns * -(-problem.time // block.tile_steps)
