@@ -85,8 +85,6 @@ def cases() -> Iterator[Case]:
         plain = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[builder.spec.direction][0])
         for kernel_pass in passes:
             for label, specialization in _specializations(kernel_pass, plain):
-                if label == "resets" and spec["precision"].startswith("complex"):
-                    continue  # raw scans have none
                 solution = builder.solve(kernel_pass, specialization)
                 variables = solution.candidates[most_wanted(solution, wanted)]
                 yield Case(
