@@ -122,8 +122,8 @@ def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], fi
         return no_worse(first, second), True
     if builder.is_number(second):  # only the first may be NaN, of which every comparison is false
         return better(second, first), False
-    first_is_taken = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
-    return fn.NotEqual(first_is_taken, ZERO), True
+    first_chosen = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
+    return fn.NotEqual(first_chosen, ZERO), True
 
 
 _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
