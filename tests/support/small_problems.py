@@ -72,7 +72,8 @@ class Problem:
     # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or
     # of a "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end
     # early or have no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside
-    # 16-bit storage; or it is all of -0 ("zero"); or in "pieces": every row begins at a
+    # 16-bit storage; or it is all of -0 ("zero"); or R is NaN, but for resets before
+    # every step ("cut"); or in "pieces": every row begins at a
     # multiple of 16 bytes; or it asks for "all" states; or the states
     # of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
     # behind the other.
@@ -223,8 +224,11 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
     if call == "zero":
-        forward = {name: -numpy.zeros_like(one) for name, one in inputs.forward.items() if name == "x"}
-        return replace(inputs, forward=forward | {"state": _each(inputs.forward["state"], lambda one: -numpy.zeros_like(one))})
+        zeros = {name: _each(inputs.forward[name], lambda one: -numpy.zeros_like(one)) for name in ("x", "state")}  # no bias
+        return replace(inputs, forward=zeros)
+    if call.startswith("cut"):
+        forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
+        return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
     if call == "bare":
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
@@ -411,7 +415,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "recurrent": (
-        ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed", BOTH),
+        ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed cut-resets", BOTH),
         ("halves", LSTM | {"hidden_size": 64}, DENSE | {"split_k_warps": 2}, "long resets", BOTH),
         ("cluster", LSTM, DENSE | CLUSTER, "long resets", BOTH),
         ("shared cells", LSTM | WIDE, DENSE | CLUSTER | SHARED_CELLS, "long resets", BOTH),
@@ -423,7 +427,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("shared cells of a grid", BF16 | {"model": "gru", "gpu": "a100"} | WIDE, DENSE | GRID | SHARED_CELLS, "resets", BOTH),
-        ("sums", LSTM | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "long resets", ("backward",)),
+        ("sums", LSTM | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "long resets cut-resets", ("backward",)),
         (
             "sums of eight columns",
             FP16 | {"model": "gru"} | WIDE,
@@ -499,7 +503,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
     ),
     "alternating": (
-        ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare", BOTH),
+        ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
