@@ -89,6 +89,18 @@ def test_nan_passes_every_step_but_a_reset(kind: Kind) -> None:
             np.testing.assert_array_equal(np.isnan(of_pass[name].astype(np.float64)), np.isnan(exact), name)
 
 
+@pytest.mark.parametrize("name", ["channels one warp", "time two columns"])
+def test_the_last_step_has_the_sign_of_a_final_zero(name: str) -> None:
+    """Half of the least number below 0 is -0, which not every sum keeps; the end of a sequence within a tile, too."""
+    subject = made(next(kind for kind in KINDS if kind.name == name))
+    inputs = Call(2, subject.kernel.plan.tile_steps + 1, 0.0, frozenset({"resets", "state"})).inputs(subject.kernel)
+    inputs.forward["x"][:], inputs.forward["resets"][:] = -np.finfo(np.float32).smallest_subnormal, False
+    inputs.forward["state"]["h"][:] = -0.0
+    y, state = subject.kernel(**inputs.forward)
+    assert np.signbit(y).any() and not y.any()
+    assert not unlike_final_state(subject.kernel, inputs.forward, {"y": y, **state})
+
+
 @needs_R
 def test_nan_in_R_ends_at_a_reset(kind: Kind) -> None:
     """Resets before every step: neither the outputs nor the gradients depend on R, whatever it holds."""

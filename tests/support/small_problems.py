@@ -72,11 +72,9 @@ class Problem:
     # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or
     # of a "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end
     # early or have no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside
-    # 16-bit storage; or it is all of -0 ("zero"); or R is NaN, but for resets before
-    # every step ("cut"); or in "pieces": every row begins at a
-    # multiple of 16 bytes; or it asks for "all" states; or the states
-    # of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
-    # behind the other.
+    # 16-bit storage; or R is NaN, with resets before every step ("cut"); or in "pieces": every row begins at a multiple of
+    # 16 bytes; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or
+    # sequences, one of them without steps, are "packed" one behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -223,9 +221,6 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
-    if call == "zero":
-        zeros = {name: _each(inputs.forward[name], lambda one: -numpy.zeros_like(one)) for name in ("x", "state")}  # no bias
-        return replace(inputs, forward=zeros)
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
@@ -368,7 +363,7 @@ BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "channels": (
-        ("one warp", GRU, CHANNELS, "long resets bare zero", BOTH),
+        ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
         ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
         ("cluster", GRU, CHANNELS | CLUSTER, "long resets", BOTH),
         ("cluster of eight", GRU, CHANNELS | {"cluster_blocks": 8}, "resets", BOTH),
@@ -388,7 +383,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
     ),
     "time": (
-        ("two columns", BDT, TIME, "long resets bare zero", BOTH),
+        ("two columns", BDT, TIME, "long resets bare", BOTH),
         ("two warps", BDT, TIME | TWO_WARPS | {"warps": 1}, "long resets part", BOTH),
         ("tickets", BDT | LONG, TIME | TICKETS, "long whole resets", BOTH),
         ("vectors", BDT | BF16, TIME | {"steps_per_lane": 8}, "pieces pieces-resets", BOTH),
