@@ -57,7 +57,8 @@ def test_zero_times_nan_is_nan() -> None:
     """Until "A reset holds in compositions", a NaN of before a reset came through it where steps are composed."""
     problem = prepared("channels", "one warp", "forward", "resets")
     arguments = dict(problem.inputs.forward)
-    sequence, step = 2, 3
+    # The first step of a segment: within one, states pass from step to step.
+    sequence, step = 2, problem.plans[0].variables["steps_per_lane"]
     arguments["resets"] = arguments["resets"].copy()
     arguments["resets"][sequence, step] = True
     arguments["x"] = arguments["x"].copy()
@@ -66,7 +67,7 @@ def test_zero_times_nan_is_nan() -> None:
     expected, _ = problem.kernel.reference(**arguments)
     assert np.isfinite(expected[sequence, step]).all()
     np.testing.assert_array_equal(np.isnan(problem.results_with(0, {})["y"]), np.isnan(expected))
-    now, once = r"return RESETS && is_reset\(\) \? \*this : composed_with", "return composed_with"
+    now, once = r"is_constant\(\) \? b : both\.b", "both.b"
     assert np.isnan(problem.results_with(0, with_older(problem, now, once))["y"]).sum() > np.isnan(expected).sum()
 
 
