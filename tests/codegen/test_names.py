@@ -156,7 +156,13 @@ def test_arguments_of_launches_do_not_meet() -> None:
                     assert parameter.identifier == (cuda_name(parameter.name) if parameter.is_of_cell else parameter.name)
 
 
-@pytest.mark.parametrize(("text", "names"), NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        pytest.param(*cell, marks=[pytest.mark.matrix_full] if name in ("scan 2", "dense 1") else [], id=name)
+        for name, cell in NAMES.items()
+    ],
+)
 def test_kernels_compile_whatever_the_names(text: str, names: str) -> None:
     for plan, source in kernels_of(text, dict(zip(SLOTS, names.split(), strict=True))):
         check_syntax(plan, source)

@@ -78,7 +78,7 @@ def extreme_numbers(draw: st.DrawFn) -> dict[str, Any]:
     return changes
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(extreme_numbers(), st.sampled_from(sorted(CELLS)))
 @example({"memory_latency_ns": 1e308}, "min_gru")
 @example({"memory_latency_ns": 5e-324}, "min_gru")
@@ -89,10 +89,13 @@ def test_extreme_numbers_are_refused_in_one_sentence_or_planned_for(changes: dic
         assert "\n" not in refusal and refusal.startswith("profile.yaml") and len(refusal) < 400
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.matrix_full] if number % 3 else []) for number, name in enumerate(NUMBERS)],
+)
 def test_what_the_bounds_just_allow_is_planned_for(name: str) -> None:
     """Alone, or refused for what it contradicts; each by a cell of one class, all classes in turn."""
-    model = sorted(CELLS)[NUMBERS.index(name) % len(CELLS)]
+    model = sorted(CELLS)[NUMBERS.index(name) // 3 % len(CELLS)]
     for number in bounds_of(name):
         changes = {name: number}
         if name == "memory_bandwidth_bytes_per_s":
