@@ -25,18 +25,21 @@ from minrnn_gen.raw_scan.kernels import RawSpec
 
 RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 LOG_RAW = {"name": "log_raw", "equations": "h[t] = exp(W.a) * h[t-1] + W.b", "gates": ["a", "b"]}
+# Named like what C++, CUDA and the templates have: in a kernel none of these may meet another.
 OWN_SCAN = {
     "name": "own_scan",
-    "equations": "z = sigmoid(W.z + k)\nc[t] = z * c[t-1] + (1 - z) * tanh(W.v)\nh[t] = c[t] * sigmoid(W.o)",
-    "states": ["c", "h"],
-    "output": "h",
-    "parameters": ["k"],
+    "equations": "stage = sigmoid(W.new + sum)\nstate[t] = stage * state[t-1] + (1 - stage) * tanh(W.float4)\n"
+    "stream[t] = state[t] * sigmoid(W.of)",
+    "states": ["state", "stream"],
+    "output": "stream",
+    "parameters": ["sum"],
 }
-OWN_DIAGONAL = {"name": "own_diagonal", "equations": "h[t] = tanh(W.a + k * h[t-1])", "parameters": ["k"]}
+OWN_DIAGONAL = {"name": "own_diagonal", "equations": "state[t] = tanh(W.real + long * state[t-1])", "parameters": ["long"]}
 OWN_DENSE = {
     "name": "own_dense",
-    "equations": "f = sigmoid(W.f + R.f)\nh[t] = f * h[t-1] + (1 - f) * tanh(W.v + k * R.v)",
-    "parameters": ["k"],
+    "equations": "gate = sigmoid(W.dy + R.dy)\n"
+    "product[t] = gate * product[t-1] + (1 - gate) * tanh(W.CELLS + template * R.CELLS)",
+    "parameters": ["template"],
 }
 
 
