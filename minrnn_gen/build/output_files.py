@@ -7,7 +7,11 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from minrnn_gen.errors import BadInput, shown
 
 # Paths that stand for what this process has open, as /dev/stdout does by a link.
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/(?:self|thread-self|\d+)/fd/(\d+)")
@@ -15,6 +19,16 @@ _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/(?:self|thread-self|\d+)/fd/(\d+)
 _LINKS_MOST = 40
 # A file may be writable in a folder that is not, or be one that is mounted: then it is written where it is.
 _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV)
+
+
+@contextmanager
+def refused_by_option(option: str, path: str | os.PathLike[str], allowed: str = "the path of a file") -> Iterator[None]:
+    """Raise BadInput that names `option` and `path` where what is done within cannot write there."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
+        raise BadInput(f"{option}: {shown(os.fspath(path))} cannot be written ({reason}); give {allowed} that can") from None
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:

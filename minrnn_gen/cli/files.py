@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.output_files import write_output
+from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import BadInput, shown
 
 
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
@@ -22,13 +21,10 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
     direction = "_reverse" if plan.specialization.reverse else ""
     paths = [Path(folder) / f"{plan.model}_{plan.kernel_pass}{direction}_{plan.arch}.{suffix}" for suffix in contents]
-    try:
+    with refused_by_option("--out", folder, "a folder"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path, content in zip(paths, contents.values(), strict=True):
             write_output(path, content)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
-        raise BadInput(f"--out: {shown(folder)} cannot be written ({reason}); give a folder that can") from None
     return [str(path) for path in paths]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from minrnn_gen.build.output_files import write_output
+from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.tune.history import History, fastest_of, read_results
 from minrnn_gen.tune.results import Result, Setting
@@ -30,11 +30,8 @@ def export_results(history: History, path: str, *, form: ExportFormat = "lines",
             settings.setdefault(result.setting, []).append(result)
         results = [fastest for fastest in map(fastest_of, settings.values()) if fastest is not None]
     text = json.dumps(t4_of(results), indent=1) + "\n" if form == "t4" else "".join(result.line() + "\n" for result in results)
-    try:
+    with refused_by_option("--export", path):
         write_output(path, text.encode())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
-        raise BadInput(f"--export: {shown(path)} cannot be written ({reason}); give the path of a file that can") from None
     return len(results)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import pydantic
 
 from minrnn_gen.bench.problems.scan_problems import Problem, TableName
-from minrnn_gen.build.output_files import write_output
+from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.errors import BadInput, shown
 
 COPY = "copy"
@@ -100,11 +100,6 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 def write_text(text: str, path: str | os.PathLike[str], option: str) -> None:
     """Write `text` to `path`, a file replaced whole or not at all; BadInput names `option` where it cannot be written."""
-    try:
+    with refused_by_option(option, path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_output(path, text.encode())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a valid path"
-        raise BadInput(
-            f"{option}: {shown(os.fspath(path))} cannot be written ({reason}); give the path of a file that can"
-        ) from None
