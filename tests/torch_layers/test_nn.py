@@ -357,3 +357,16 @@ def test_graphs_have_the_layers_as_operators() -> None:
     exported = torch.export.export(model, (x,))
     assert sum("recurrence" in str(node.target) for node in exported.graph.nodes) == 2
     assert_same(exported.module()(x), expected, 1e-6)
+
+
+def test_symbolic_traces_take_them_as_leaves() -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module: Any, name: str) -> bool:
+            return isinstance(module, torch.nn.RNNBase) or super().is_leaf_module(module, name)
+
+    model = torch.nn.Sequential(wing.nn.GRU(3, 4))
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    x = torch.randn(5, 2, 3)
+    assert_same(traced(x), model(x), 0)
+    with pytest.raises(BadInput, match="input is a Proxy; a torch tensor is expected"):
+        torch.fx.symbolic_trace(model)

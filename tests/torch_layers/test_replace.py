@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import pickle
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,111 +14,21 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-rnn_utils = pytest.importorskip("torch.nn.utils.rnn")
+models = pytest.importorskip("support.models_of_torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
 
-STEPS = 50
 
-
-class SpeechEncoder(torch.nn.Module):
-    """Four layers in both directions over packed sequences of frames, with a class for every frame."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.LSTM(6, 5, num_layers=4, batch_first=True, bidirectional=True)
-        self.classes = torch.nn.Linear(10, 4)
-
-    def forward(self, frames: Any, lengths: Any) -> tuple[Any, ...]:
-        packed = rnn_utils.pack_padded_sequence(frames, lengths, batch_first=True, enforce_sorted=False)
-        y, (h, c) = self.layers(packed)
-        y, _ = rnn_utils.pad_packed_sequence(y, batch_first=True)
-        return self.classes(y), h, c
-
-    def loss(self, generator: Any) -> Any:
-        frames = torch.randn(3, 7, 6, generator=generator, dtype=torch.float64)
-        scores, *_ = self(frames, torch.tensor([4, 7, 2]))
-        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), (frames.sum(2) > 0).long().flatten())
-
-
-class LanguageModel(torch.nn.Module):
-    """Layers between an embedding and a softmax of the same weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(11, 8)
-        self.layers = torch.nn.GRU(8, 8, num_layers=2)
-        self.scores = torch.nn.Linear(8, 11)
-        self.scores.weight = self.embedding.weight
-
-    def forward(self, tokens: Any, hx: Any = None) -> tuple[Any, Any]:
-        y, h = self.layers(self.embedding(tokens), hx)
-        return self.scores(y), h
-
-    def loss(self, generator: Any) -> Any:
-        tokens = torch.randint(11, (1, 4), generator=generator) + torch.arange(9)[:, None]
-        scores, h = self(tokens[:4] % 11)
-        more, _ = self(tokens[4:8] % 11, h)
-        return torch.nn.functional.cross_entropy(torch.cat([scores, more]).flatten(0, 1), (tokens[1:] % 11).flatten())
-
-
-class Translator(torch.nn.Module):
-    """An encoder, and a decoder that is called step by step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(7, 6)
-        self.encoder = torch.nn.RNN(6, 5, nonlinearity="relu", bidirectional=True)
-        self.start = torch.nn.Linear(10, 8)
-        self.decoder = torch.nn.LSTMCell(6, 8)
-        self.scores = torch.nn.Linear(8, 7)
-
-    def forward(self, source: Any, target: Any) -> tuple[Any, ...]:
-        _, h = self.encoder(self.embedding(source))
-        start = self.start(h.transpose(0, 1).flatten(1))
-        state, steps = (start, torch.zeros_like(start)), []
-        for token in target:
-            state = self.decoder(self.embedding(token), state)
-            steps.append(self.scores(state[0]))
-        return torch.stack(steps), *state
-
-    def loss(self, generator: Any) -> Any:
-        source = torch.randint(7, (5, 3), generator=generator)
-        scores, *_ = self(source, source.flip(0))
-        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), source.flip(0).flatten())
-
-
-EXAMPLES: dict[str, tuple[type, Callable[[], tuple[Any, ...]]]] = {
-    "speech encoder": (SpeechEncoder, lambda: (torch.randn(3, 7, 6).double(), torch.tensor([4, 7, 2]))),
-    "language model": (LanguageModel, lambda: (torch.randint(11, (9, 4)),)),
-    "translator": (Translator, lambda: (torch.randint(7, (5, 3)), torch.randint(7, (4, 3)))),
-}
-
-
-def trained(model: Any) -> list[float]:
-    """Return the loss before every step of a training."""
-    generator, losses = torch.Generator().manual_seed(7), []
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = model.loss(generator)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_models_compute_and_learn_the_same(example: str) -> None:
-    kind, inputs = EXAMPLES[example]
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_models_compute_and_learn_the_same(kind: Any) -> None:
     torch.manual_seed(0)
     before = kind().double()
-    after, arguments = copy.deepcopy(before), inputs()
+    after, arguments = copy.deepcopy(before), before.inputs(torch.Generator().manual_seed(1))
     report = wing.replace(after)
     assert report.replaced and not report.left
     for expected, result in zip(before(*arguments), after(*arguments), strict=True):
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
     assert list(before.state_dict()) == list(after.state_dict())
-    expected_losses, losses = trained(before), trained(after)
+    expected_losses, losses = models.losses_of(before), models.losses_of(after)
     assert losses[-1] < 0.95 * losses[0]
     assert losses == pytest.approx(expected_losses, rel=1e-6)
 
