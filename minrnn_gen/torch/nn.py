@@ -62,17 +62,17 @@ def _cell_architecture(mode: str, input_size: int, hidden_size: int, bias: bool)
 
 
 class ByKernels(LayerStack):
-    """A class of torch.nn whose call is one of kernels. `torch_class`: torch's own, to which `release` goes back."""
+    """A class of torch.nn whose call is one of kernels. `torch_class`: torch's own, to which `use_torch` goes back."""
 
     torch_class: ClassVar[type]
     mode: str
     bias: bool
 
-    def prepare(self) -> None:
+    def use_kernels(self) -> None:
         """Settle which kernels run a module that has its attributes; raises BadInput where there are none."""
         raise NotImplementedError
 
-    def release(self) -> None:
+    def use_torch(self) -> None:
         """Make the module one of torch's own class again."""
         self.__dict__.pop("_made", None)
         self.__class__ = self.torch_class
@@ -80,7 +80,7 @@ class ByKernels(LayerStack):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in _SET_LATER and "_made" in self.__dict__:
-            self.prepare()
+            self.use_kernels()
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the architecture: a file of a layer is independent of what this package keeps of it.
@@ -89,7 +89,7 @@ class ByKernels(LayerStack):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        self.prepare()
+        self.use_kernels()
 
 
 class _Layer(ByKernels):
@@ -98,13 +98,13 @@ class _Layer(ByKernels):
     proj_size: int
     _flat_weights_names: list[str]
 
-    def prepare(self) -> None:
+    def use_kernels(self) -> None:
         sizes = self.input_size, self.hidden_size, self.num_layers
         self._made = _architecture(self.mode, *sizes, self.bias, self.batch_first, bool(self.bidirectional))
         self.__dict__.pop("_flat_weights", None)
 
-    def release(self) -> None:
-        super().release()
+    def use_torch(self) -> None:
+        super().use_torch()
         self._init_flat_weights()  # type: ignore[attr-defined]
 
     @property
@@ -172,7 +172,7 @@ class LSTM(_Layer, torch.nn.LSTM):
             device=device,
             dtype=dtype,
         )
-        self.prepare()
+        self.use_kernels()
 
 
 class GRU(_Layer, torch.nn.GRU):
@@ -195,7 +195,7 @@ class GRU(_Layer, torch.nn.GRU):
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
         )
-        self.prepare()
+        self.use_kernels()
 
 
 class RNN(_Layer, torch.nn.RNN):
@@ -228,7 +228,7 @@ class RNN(_Layer, torch.nn.RNN):
             device=device,
             dtype=dtype,
         )
-        self.prepare()
+        self.use_kernels()
 
 
 class _Cell(ByKernels):
@@ -236,7 +236,7 @@ class _Cell(ByKernels):
 
     num_layers, batch_first, dropout, bidirectional = 1, True, 0.0, False
 
-    def prepare(self) -> None:
+    def use_kernels(self) -> None:
         self._made = _cell_architecture(self.mode, self.input_size, self.hidden_size, self.bias)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
@@ -274,7 +274,7 @@ class LSTMCell(_Cell, torch.nn.LSTMCell):
         dtype: Any = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
-        self.prepare()
+        self.use_kernels()
 
 
 class GRUCell(_Cell, torch.nn.GRUCell):
@@ -292,7 +292,7 @@ class GRUCell(_Cell, torch.nn.GRUCell):
         dtype: Any = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
-        self.prepare()
+        self.use_kernels()
 
 
 class RNNCell(_Cell, torch.nn.RNNCell):
@@ -310,7 +310,7 @@ class RNNCell(_Cell, torch.nn.RNNCell):
         dtype: Any = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, nonlinearity, device=device, dtype=dtype)
-        self.prepare()
+        self.use_kernels()
 
     @property
     def mode(self) -> str:  # type: ignore[override]

@@ -85,7 +85,7 @@ def replace(model: Any, *, leave: Iterable[str] = (), back: bool = False) -> Rep
             reason = "as asked for"
         before = _written(module)
         if reason is None and back:
-            module.release()
+            module.use_torch()
         elif reason is None:
             reason = _take_over(module)
         if reason is None:
@@ -150,7 +150,7 @@ def _take_over(module: Any) -> str | None:
     before = type(module)
     module.__class__ = _CLASSES[before]
     try:
-        module.prepare()
+        module.use_kernels()
     except MinrnnError as error:
         module.__class__ = before
         return str(error)
