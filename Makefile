@@ -3,6 +3,7 @@
 #   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
+#   make fuzz       drawn cells and numbers, CPU target and emulated kernels beside an oracle, until Ctrl-C or MINUTES=10
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
@@ -28,7 +29,7 @@ TEST := $(call STAMP,test)
 DEV := $(VENV)/installed-dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all mutate sanitize lint types clean
+.PHONY: demo test test-all fuzz mutate sanitize lint types clean
 .DEFAULT_GOAL := test
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
@@ -43,6 +44,9 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "matrix_full or not matrix_full" --hypothesis-profile whole
+
+fuzz: $(TEST)
+	PYTHONPATH=tests $(BIN)/python tests/fuzz $(if $(MINUTES),--minutes $(MINUTES))
 
 mutate: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/mutate

@@ -40,7 +40,7 @@ def vector_jacobian_product(
     for value, expression in reversed(operations):
         if value not in arrived or value not in varying:
             continue
-        guard, total = _merged(arrived[value])
+        guard, total = _merged(builder, arrived[value])
         if value in sources:
             gradients[sources[value]] = _selected(guard, total)
             continue
@@ -101,9 +101,8 @@ def _pulled_back_through_call(
     elif function is fn.Relu:
         yield x, (((fn.LessOrEqual(x, ZERO), False),), gradient)  # of NaN too
     elif function is fn.Absolute:
-        positive = fn.Greater(x, ZERO)
-        yield x, (((positive, True),), gradient)
-        yield x, (((positive, False), (fn.Less(x, ZERO), True)), ex.negate(gradient))
+        of_negative = fn.Where(fn.Less(x, ZERO), ex.negate(gradient), ZERO)
+        yield x, ((), fn.Where(fn.Greater(x, ZERO), gradient, of_negative))
     elif function in (fn.Minimum, fn.Maximum):
         condition, outcome = _first_is_taken(builder, function, x, others[0])
         yield x, (((condition, outcome),), gradient)
@@ -123,8 +122,8 @@ def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], fi
         return no_worse(first, second), True
     if builder.is_number(second):  # only the first may be NaN, of which every comparison is false
         return better(second, first), False
-    first_is_taken = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
-    return fn.NotEqual(first_is_taken, ZERO), True
+    first_chosen = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
+    return fn.NotEqual(first_chosen, ZERO), True
 
 
 _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
@@ -145,11 +144,22 @@ _INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
 """1 / f'(x), given x."""
 
 
-def _merged(gradients: Sequence[Guarded]) -> Guarded:
-    """Return the sum, under the conditions that all have in common."""
+def _merged(builder: ProgramBuilder, gradients: Sequence[Guarded]) -> Guarded:
+    """Return the sum, under the conditions that all have in common, or where each has its own, under any of them."""
     guards = [guard for guard, _ in gradients]
     common = tuple(row[0] for row in takewhile(lambda row: len(set(row)) == 1, zip(*guards, strict=False)))
-    return common, _sum([(guard[len(common) :], gradient) for guard, gradient in gradients])
+    own = [guard[len(common) :] for guard in guards]
+    total = _sum([(guard, gradient) for guard, (_, gradient) in zip(own, gradients, strict=True)])
+    if len(own) == 1 or not all(own) or _covers(own):
+        return common, total
+    counts = _sum([(guard, ONE) for guard in own])
+    return (*common, (builder.value(fn.NotEqual(counts, ZERO)), True)), total
+
+
+def _covers(guards: Sequence[Guard]) -> bool:
+    """Whether one of the guards holds whatever the conditions: both outcomes of one condition are there alone."""
+    single = {guard[0] for guard in guards if len(guard) == 1}
+    return any((condition, not outcome) in single for condition, outcome in single)
 
 
 def _sum(gradients: Sequence[Guarded]) -> Expr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,30 @@ def test_a_state_is_indexed_by_t_and_t_minus_1_alone(index: str) -> None:
     with pytest.raises(BadInput) as caught:
         cell_of(text)
     assert "\n" not in str(caught.value)
+
+
+# Letters that Python's parser reads as others: of an "ﬁ" it makes fi.
+LOOKALIKES = [
+    chr(code)
+    for code in range(128, 0x20000)
+    if (normal := unicodedata.normalize("NFKC", chr(code))).isascii() and normal.isidentifier()
+]
+
+
+@given(st.sampled_from(LOOKALIKES), st.sampled_from(["", "h", "new"]))
+def test_a_letter_that_is_read_as_another_is_no_letter(letter: str, start: str) -> None:
+    name = start + letter
+    for text, keys in (
+        (f"h[t] = W.{name} + h[t-1]", {}),
+        (f"{name}[t] = W.x", {}),
+        (f"{name} = W.x\nh[t] = {name}", {}),
+        ("h[t] = W.x + p", {"parameters": ["p", name]}),
+        ("h[t] = W.x", {"gates": ["x", name]}),
+        ("h[t] = W.x", {"states": ["h", name]}),
+    ):
+        with pytest.raises(BadInput) as caught:
+            cell_of(text, **keys)
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("word", ["W", "R", "t", *FUNCTIONS])

@@ -184,10 +184,10 @@ def test_common_subexpressions_and_powers_are_computed_once() -> None:
     lowered = lowered_scan(MORE_SCANS["used twice"])
     text = [f"{statement.name} = {statement.cuda}" for statement in lowered.coefficients.statements]
     assert text == [
-        "shared_0 = W_f * W_f",
-        "a_h = shared_0 * W_f",
-        "shared_1 = fn_tanh(W_h)",
-        "b_h = shared_0 * shared_1 - fn_divide(shared_1, shared_0 + compute_t(1.0))",
+        "shared_0 = cell_W_f * cell_W_f",
+        "a_h = cell_shared_0 * cell_W_f",
+        "shared_1 = fn_tanh(cell_W_h)",
+        "b_h = cell_shared_0 * cell_shared_1 - fn_divide(cell_shared_1, cell_shared_0 + compute_t(1.0))",
     ]
 
 
@@ -223,9 +223,9 @@ static compute_t fn_logsigmoid(compute_t x) { return (x < 0 ? x : 0) - std::log1
 def compiled(programs: dict[str, Program], folder: Path) -> ctypes.CDLL:
     parts = [HOST_FUNCTIONS]
     for index, program in enumerate(programs.values()):
-        lines = [f"const compute_t {name} = in[{position}];" for position, name in enumerate(program.inputs)]
-        lines += [f"const compute_t {statement.name} = {statement.cuda};" for statement in program.statements]
-        lines += [f"out[{position}] = {name};" for position, (_, name) in enumerate(program.results)]
+        lines = [f"const compute_t cell_{name} = in[{position}];" for position, name in enumerate(program.inputs)]
+        lines += [f"const compute_t cell_{statement.name} = {statement.cuda};" for statement in program.statements]
+        lines += [f"out[{position}] = cell_{name};" for position, (_, name) in enumerate(program.results)]
         parts.append(f'extern "C" void program_{index}(const compute_t* in, compute_t* out) {{\n' + "\n".join(lines) + "\n}\n")
     (folder / "programs.cpp").write_text("\n".join(parts))
     # Without contraction every operation rounds as NumPy's does.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.kernel_kinds import last_steps
+from support.last_steps import last_steps
 from support.scan_strategies import EVERY_WAY, Strategy
 from test_sequences import BATCH, TIME, arguments_of, mapped
 

@@ -13,7 +13,7 @@ from support.small_problems import BDT, CHANNELS, CLUSTER, DENSE, FAMILIES, LONG
 import minrnn_gen
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
-from minrnn_gen.call.interface import RUNS_REVERSED, Y_AXES, Interface
+from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
 from minrnn_gen.interpret.kernel import InterpretedKernel
@@ -165,19 +165,6 @@ class Call:
         if plan.model == "log_raw":
             forward["x"] = -np.abs(forward["x"])
         return replace(inputs, forward=forward, dstate=inputs.dstate if "dstate" in self.given else {})
-
-
-def last_steps(interface: Interface, y: Any, lengths: Any = None) -> tuple[Any, Any]:
-    """Return y at the last step of each run of a sequence [runs, B, H], and whether there is one [runs, B]."""
-    axes = Y_AXES[interface.layout]
-    rows = np.moveaxis(y, [axes.index(axis) for axis in "tbh"], (0, 1, 2))
-    time, batch, _ = rows.shape
-    counts = np.full(batch, time) if lengths is None else np.minimum(lengths, time)
-    rows = rows.reshape(time, batch, len(interface.runs_reversed), interface.hidden_size)
-    lasts = np.stack([np.zeros_like(counts) if is_reversed else counts - 1 for is_reversed in interface.runs_reversed])
-    runs, sequences = np.ogrid[: len(lasts), :batch]
-    padded = rows if time else np.zeros((1, *rows.shape[1:]), rows.dtype)
-    return padded[lasts, sequences, runs], np.broadcast_to(counts > 0, lasts.shape)
 
 
 def results_of(kernel: InterpretedKernel, inputs: Inputs, seed: int = 0) -> tuple[Arrays, Arrays]:

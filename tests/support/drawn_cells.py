@@ -1,0 +1,183 @@
+"""Strategies of whole cells and of calls of them: equations, names and special values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+from support.cell_evaluation import COMPARISONS, Tree, tree_text
+from support.odd_names import odd_names
+
+NUMBERS = ("1", "0.5", "2", "0.1", "0.25", "0.3")
+SMOOTH = ("sigmoid", "tanh", "softplus", "logsigmoid", "silu", "relu", "abs", "-")
+STEEP = ("exp", "expm1", "log", "log1p", "sqrt", "detach")
+
+
+@dataclass(frozen=True)
+class DrawnCell:
+    """A cell by its equations: (name, expression) in order, a state's name with its [t]."""
+
+    kind: str
+    equations: tuple[tuple[str, Tree], ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    output: Tree | None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The cell as a spec has it."""
+        lines = "\n".join(f"{name} = {tree_text(tree)}" for name, tree in self.equations)
+        document = {"name": "drawn", "equations": lines, "states": list(self.states), "parameters": list(self.parameters)}
+        return document if self.output is None else document | {"output": tree_text(self.output)}
+
+
+@dataclass(frozen=True)
+class DrawnCall:
+    """A spec beside its cell, and a call: sizes, what is given, and how many special values each array has."""
+
+    precision: str
+    layout: str
+    direction: str
+    heads: int
+    head_dim: int
+    batch: int
+    time: int
+    given: frozenset[str]
+    specials: int
+    seed: int
+
+
+# Beside the odd names: usual ones, such that meet those of programs, and the longest.
+NAMES = (
+    *odd_names(),
+    *("a", "b", "h", "x", "y", "z", "A", "f_", "cell_", "cell_y", "shared_0", "carried_0", "let_a", "state_h", "adjoint_let_a"),
+    *(letter + "0" * 63 for letter in "hW"),
+    "a" + "_" * 63,
+)
+
+
+@st.composite
+def expressions(draw: st.DrawFn, leaves: tuple[str, ...], depth: int) -> Tree:
+    """Expressions that stay moderate for moderate leaves, most of them; no operation has only numbers for operands."""
+    kinds = ["leaf", "smooth", "+", "-", "*", "smooth", "steep", "/", "min", "max", "where", "**"]
+    kind = draw(st.sampled_from(kinds)) if depth else "leaf"
+    inner = expressions(leaves, depth - 1)
+    if kind == "leaf":
+        return "leaf", draw(st.sampled_from(leaves))
+    if kind == "smooth":
+        return draw(st.sampled_from(SMOOTH)), draw(inner)
+    if kind == "steep":
+        name, argument = draw(st.sampled_from(STEEP)), draw(inner)
+        if name == "detach" or draw(st.integers(0, 3)) == 0:
+            return name, argument
+        tamed = ("tanh", argument) if name.startswith("exp") else ("+", ("abs", argument), ("number", "0.25"))
+        return name, tamed
+    if kind == "**":
+        return "**", draw(inner), draw(st.sampled_from((2, 3, 4)))
+    number = st.sampled_from(NUMBERS).map(lambda text: ("number", text))
+    left = draw(inner)
+    right = draw(inner | number if draw(st.booleans()) else inner)
+    if kind == "/":
+        tamed = draw(st.sampled_from(("softplus", "abs", "sigmoid", "")))
+        divisor = ("+", (tamed, right), ("number", "0.5")) if tamed and right[0] != "number" else right
+        return "/", left, divisor
+    if kind == "where":
+        condition = (draw(st.sampled_from(COMPARISONS)), draw(inner), right)
+        return "where", condition, left, draw(inner | number)
+    return (kind, right, left) if right[0] == "number" and draw(st.booleans()) else (kind, left, right)
+
+
+def leaves_of(tree: Tree) -> set[str]:
+    name, *parts = tree
+    if name == "leaf":
+        return {parts[0]}
+    return {leaf for part in parts if isinstance(part, tuple) for leaf in leaves_of(part)}
+
+
+@st.composite
+def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense")) -> DrawnCell:
+    """Cells of a kind, as far as the equations mean it; every name in them is read."""
+    kind = draw(st.sampled_from(kinds))
+    counts = {
+        name: draw(st.integers(*limits))
+        for name, limits in {"gate": (1, 3), "state": (1, 3), "parameter": (0, 2), "value": (0, 2)}.items()
+    }
+    gates = draw(st.lists(st.sampled_from(NAMES), min_size=counts["gate"], max_size=counts["gate"], unique=True))
+    total = counts["state"] + counts["parameter"] + counts["value"]
+    others = draw(st.lists(st.sampled_from(NAMES), min_size=total, max_size=total, unique=True))
+    states, parameters = others[: counts["state"]], others[counts["state"] : counts["state"] + counts["parameter"]]
+    values = others[counts["state"] + counts["parameter"] :]
+    recurrent = [gate for gate in gates if draw(st.booleans())] or gates[:1] if kind == "dense" else []
+    free = [*(f"W.{gate}" for gate in gates), *parameters]
+    previous = [f"{state}[t-1]" for state in states]
+    inputs = free if kind == "affine" else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
+    equations: list[tuple[str, Tree]] = []
+    for value in values:
+        equations.append((value, draw(expressions(tuple(inputs), 3))))
+        inputs.append(value)
+    # The output's state last, so that all of the others may reach it.
+    for state in (*states[1:], states[0]):
+        body = draw(expressions(tuple(inputs), 3 if kind != "affine" else 2))
+        own = ("leaf", f"{state}[t-1]")
+        factor = (draw(st.sampled_from(("sigmoid", "tanh"))), draw(expressions(tuple(inputs), 1)))
+        shape = draw(st.sampled_from(("leaky", "gated", "difference", "bare" if kind != "affine" else "leaky")))
+        if kind != "affine":
+            body = (draw(st.sampled_from(("tanh", "sigmoid", "relu", "tanh"))), body)
+        tree: Tree = {
+            "leaky": ("+", ("*", factor, own), body),
+            "gated": ("+", ("*", ("-", ("number", "1"), factor), own), ("*", factor, body)),
+            "difference": ("+", own, ("*", ("sigmoid", factor), ("-", body, own))),
+            "bare": body,
+        }[shape]
+        equations.append((f"{state}[t]", tree))
+        if kind != "affine":
+            inputs.append(f"{state}[t]")
+    wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *previous, *(f"{state}[t]" for state in states[1:])]
+    if kind == "dense":
+        name, tree = equations[-1]
+        return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, name)
+    current = [f"{state}[t]" for state in states]
+    output = draw(st.none() | expressions((*inputs, *previous, *current), 2))
+    if output is None and kind == "affine" and (len(states) > 1 or values):
+        output = ("leaf", current[0])
+    if output is None:
+        return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, equations[-1][0])
+    drawn = DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), output)
+    return _reading(drawn, [*wanted, *current], "")
+
+
+def _reading(cell: DrawnCell, wanted: list[str], reader: str) -> DrawnCell:
+    """Return the cell with everything `wanted` read by one equation, or without a name by the output."""
+    bodies = dict(cell.equations)
+    read = {leaf for tree in (*bodies.values(), cell.output or ("number", "0")) for leaf in leaves_of(tree)}
+    # What only a state reads that nothing reads is not read: the last reader reads every value and state itself.
+    of_reader = leaves_of(bodies[reader] if reader else cell.output or ("number", "0"))
+    tree = bodies[reader] if reader else cell.output
+    assert tree is not None
+    for name in wanted:
+        is_defined = name in bodies
+        if name not in read or (is_defined and name not in of_reader):
+            tree = ("+", tree, ("*", ("number", "0.125"), ("leaf", name)))
+    if not reader:
+        return DrawnCell(cell.kind, cell.equations, cell.states, cell.parameters, tree)
+    equations = tuple((name, tree if name == reader else body) for name, body in cell.equations)
+    return DrawnCell(cell.kind, equations, cell.states, cell.parameters, cell.output)
+
+
+@st.composite
+def calls(draw: st.DrawFn, precisions: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp64")) -> DrawnCall:
+    """Calls with few channels and steps."""
+    optional = ("bias", "recurrent_bias", "state", "dstate", "resets", "lengths", "all_states")
+    return DrawnCall(
+        precision=draw(st.sampled_from(precisions)),
+        layout=draw(st.sampled_from(("BTD", "TBD", "BDT"))),
+        direction=draw(st.sampled_from(("forward", "forward", "reverse", "bidirectional"))),
+        heads=draw(st.sampled_from((1, 1, 2))),
+        head_dim=draw(st.integers(1, 6)),
+        batch=draw(st.integers(1, 3)),
+        time=draw(st.integers(1, 9) | st.sampled_from((17, 40))),
+        given=draw(st.sets(st.sampled_from(optional)).map(frozenset)),
+        specials=draw(st.sampled_from((0, 0, 1, 2))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
