@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from support.kernel_kinds import EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
+from support.kernel_kinds import CHOOSING, EVERYDAY, KINDS, Call, Kind, Made, made, results_of, times_of
 from support.last_steps import unlike_final_state
 
 from minrnn_gen.errors import Infeasible
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled
 # Cells whose gates are sigmoids stay moderate where these are slow.
 SATURATING = {"min_gru", "min_lstm", "qrnn", "rg_lru", "own_scan", "own_diagonal"}
 needs_R = pytest.mark.parametrize("kind", [kind for kind in KINDS if EVERYDAY.get(kind.name) and kind.has_R], ids=str)
+# Of each class and layout.
+CHOOSERS = ("channels cluster", "time two columns", "diagonal time", "recurrent block")
 SEEDS = st.tuples(st.integers(0, 2**16), st.integers(0, 2**16))
 
 
@@ -99,6 +101,32 @@ def test_the_last_step_has_the_sign_of_a_final_zero(name: str) -> None:
     y, state = subject.kernel(**inputs.forward)
     assert np.signbit(y).any() and not y.any()
     assert not unlike_final_state(subject.kernel, inputs.forward, {"y": y, **state})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind.name in CHOOSERS else [pytest.mark.matrix_full])
+        for kind in KINDS
+        if not kind.is_raw and kind.spec.get("scan_arithmetic") != "log"
+    ],
+    ids=str,
+)
+def test_the_gradient_goes_to_the_argument_that_is_taken(kind: Kind) -> None:
+    """NaN is taken, of two the first; what is passed over has a gradient of exactly 0, in every family and strategy."""
+    family = "dense" if kind.has_R else "diagonal" if kind.name.startswith(("diagonal", "own diagonal")) else "scan"
+    cell = {"name": f"choosing_{family}", "equations": CHOOSING[family]}
+    subject = made(replace(kind, spec={**kind.spec, "model": cell}))
+    time = subject.kernel.plan.tile_steps + 2 if family == "scan" else 5
+    inputs = Call(3, time, 0.0, frozenset({"resets", "state", "dstate"})).inputs(subject.kernel)
+    x = inputs.forward["x"]
+    x[np.random.default_rng(5).random(x.shape) < 0.02] = np.nan
+    results, expected = results_of(subject.kernel, inputs), subject.expected(inputs)
+    for of_pass, exact_of_pass in zip(results, expected, strict=True):
+        for name, exact in exact_of_pass.items():
+            np.testing.assert_array_equal(np.isnan(of_pass[name].astype(np.float64)), np.isnan(exact), name)
+    passed_over = expected[1]["x"] == 0
+    assert passed_over.any() and not results[1]["x"][passed_over].any()
 
 
 @needs_R

@@ -41,6 +41,12 @@ OWN_DENSE = {
     "product[t] = gate * product[t-1] + (1 - gate) * tanh(W.CELLS + template * R.CELLS)",
     "parameters": ["template"],
 }
+# Of each class: the smaller of two, the larger, and what is not below 0, of values that may be NaN.
+CHOOSING = {
+    "scan": "h[t] = sigmoid(W.z) * h[t-1] + max(min(W.a, W.b), 0.5) + relu(W.c)",
+    "diagonal": "h[t] = tanh(max(min(W.a, W.b), h[t-1]) + relu(W.c))",
+    "dense": "h[t] = sigmoid(W.z + R.z) * h[t-1] + max(min(W.a, W.b), relu(W.c))",
+}
 
 
 @dataclass(frozen=True, eq=False)
