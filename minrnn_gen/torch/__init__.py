@@ -1,5 +1,6 @@
-"""Recurrent layers to train with, and the kernels' recurrence and the raw scan as functions that autograd knows."""
+"""Recurrent layers to train with, torch.nn's among them, and the kernels' recurrence and the raw scan with gradients."""
 
+from minrnn_gen.torch import nn
 from minrnn_gen.torch.functional import recurrence
 from minrnn_gen.torch.layer import RNN
 from minrnn_gen.torch.layers import (
@@ -18,6 +19,7 @@ from minrnn_gen.torch.layers import (
     MinLSTMLog,
 )
 from minrnn_gen.torch.raw_scan import scan
+from minrnn_gen.torch.replacement import replace
 
 __all__ = [
     "GRU",
@@ -34,6 +36,8 @@ __all__ = [
     "MinGRUTanh",
     "MinLSTM",
     "MinLSTMLog",
+    "nn",
     "recurrence",
+    "replace",
     "scan",
 ]

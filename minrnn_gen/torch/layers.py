@@ -90,7 +90,7 @@ class SLSTM(_OfCell):
 
 
 # torch.nn.RNN has two cells; the built-in one is the first.
-_ELMAN_RELU = {"name": "elman_relu", "equations": "h[t] = relu(W.h + R.h)"}
+ELMAN_RELU = {"name": "elman_relu", "equations": "h[t] = relu(W.h + R.h)"}
 
 
 class Elman(RNN):
@@ -101,4 +101,4 @@ class Elman(RNN):
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise BadInput(f"nonlinearity is {shown(nonlinearity)}; tanh or relu is expected")
-        super().__init__("elman" if nonlinearity == "tanh" else _ELMAN_RELU, input_size, hidden_size, num_layers, **options)
+        super().__init__("elman" if nonlinearity == "tanh" else ELMAN_RELU, input_size, hidden_size, num_layers, **options)

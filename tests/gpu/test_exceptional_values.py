@@ -112,3 +112,30 @@ def test_nothing_of_R_passes_a_reset(
         for other in others:
             assert all(other[name].tobytes() == array.tobytes() for name, array in clean.items())
         assert not any(clean[f"d{name}"].any() for name in kernel.states)
+
+
+# Of each class; the smaller of two, the larger, and what is not below 0, of values that may be NaN.
+CHOOSING = {
+    "scan": "h[t] = sigmoid(W.z) * h[t-1] + max(min(W.a, W.b), 0.5) + relu(W.c)",
+    "diagonal": "h[t] = tanh(max(min(W.a, W.b), h[t-1]) + relu(W.c) + 0 * W.z)",
+    "dense": "h[t] = sigmoid(W.z + R.z) * h[t-1] + max(min(W.a, W.b), relu(W.c))",
+}
+
+
+@pytest.mark.parametrize("layout", ["BTD", "TBD", "BDT"])
+@pytest.mark.parametrize("kind", CHOOSING)
+def test_the_gradient_goes_to_the_argument_that_is_taken(
+    cupy: ModuleType, compiled: Callable[..., Kernel], kind: str, layout: str
+) -> None:
+    """NaN is taken, of two the first: where the CPU target has a gradient of 0, of NaN, or of a number."""
+    cell = {"name": f"choosing_{kind}", "equations": CHOOSING[kind]}
+    kernel = compiled(model=cell, hidden_size=40, precision="fp32", layout=layout)
+    arguments, dy, dstate = arguments_of(kernel, "resets", has_bias=False)
+    random, x = np.random.default_rng(4), by_step(kernel, arguments["x"])
+    x[random.random(x.shape) < 0.02] = np.nan
+    arguments["resets"][:, ::3] = True
+    on_gpu, on_host = on_both(cupy, kernel, arguments, dy, dstate)
+    for name, expected in on_host.items():
+        np.testing.assert_array_equal(np.isnan(on_gpu[name]), np.isnan(expected), name)
+        # What is passed over has a gradient of exactly 0.
+        np.testing.assert_array_equal(on_gpu[name] == 0, expected == 0, name)

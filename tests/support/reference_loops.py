@@ -21,19 +21,20 @@ Array = Any
 HERE = Path(__file__).parent
 
 # Two states, neither of which is the output, and an output that looks back: all that a backward may have to know.
+# Its names are those of C++, of CUDA and of the templates, of which a kernel must not take one for another.
 TWO_STATES = {
     "name": "two_states",
-    "equations": "c[t] = sigmoid(W.x) * c[t-1] + W.y * p\nh[t] = tanh(W.y) * h[t-1] + W.x",
-    "output": "h[t] * c[t-1] + tanh(W.x)",
-    "parameters": ["p"],
+    "equations": "state[t] = sigmoid(W.of) * state[t-1] + W.new * sum\nstream[t] = tanh(W.new) * stream[t-1] + W.of",
+    "output": "stream[t] * state[t-1] + tanh(W.of)",
+    "parameters": ["sum"],
 }
 # Neither a scan nor dense: two states with a parameter that are not affine in each other, an output that is no state, and two
 # that are affine, but meet.
 DIAGONAL_CELLS: tuple[dict[str, Any], ...] = (
     {
         "name": "entangled",
-        "equations": "c[t] = tanh(W.x + p * h[t-1])\nh[t] = sigmoid(W.y) * h[t-1] + 0.5 * c[t] * c[t-1]",
-        "parameters": ["p"],
+        "equations": "long[t] = tanh(W.float4 + NULL * h[t-1])\nh[t] = sigmoid(W.dy) * h[t-1] + 0.5 * long[t] * long[t-1]",
+        "parameters": ["NULL"],
     },
     {"name": "veiled", "equations": "m[t] = tanh(W.x * m[t-1] + W.y)", "output": "sigmoid(W.o) * m[t] + m[t-1]"},
     {

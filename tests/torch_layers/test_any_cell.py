@@ -42,7 +42,7 @@ def kernel_of(layer: Any, precision: str = "fp32", at: int = 0) -> minrnn_gen.Ke
 
 def test_every_built_in_cell_has_its_layer() -> None:
     assert sorted(NAMED) == sorted(library_names())
-    assert {one.__name__ for one in NAMED.values()} | {"RNN", "recurrence", "scan"} == set(wing.__all__)
+    assert {one.__name__ for one in NAMED.values()} | {"RNN", "nn", "recurrence", "replace", "scan"} == set(wing.__all__)
 
 
 @pytest.mark.parametrize("model", library_names())

@@ -1,0 +1,320 @@
+"""`minrnn_gen.torch.nn`: the recurrent classes of torch.nn, computed by the kernels.
+
+Each class is a subclass of torch's class of its name: constructor, parameters, initialisation, state_dict, pickling and
+messages of the constructor are torch's own. `isinstance(layer, torch.nn.LSTM)` therefore holds, as code that goes through a
+model's modules expects it: to initialise weights, to group parameters, to freeze layers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace as with_fields
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.torch import checks
+from minrnn_gen.torch.architecture import Architecture, architecture_of
+from minrnn_gen.torch.autocast import layer_dtype, result_dtype
+from minrnn_gen.torch.layers import ELMAN_RELU
+from minrnn_gen.torch.stack import LayerStack
+from minrnn_gen.torch.tensors import autocasts, check_tensor
+
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
+
+_CELLS: dict[str, Any] = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "elman", "RNN_RELU": ELMAN_RELU}
+# Attributes that may be set on a layer of torch.nn at any time and are part of an architecture.
+_SET_LATER = ("batch_first", "mode", "nonlinearity")
+_ARCHITECTURES_KEPT = 1024
+
+
+@functools.lru_cache(_ARCHITECTURES_KEPT)
+def _architecture(
+    mode: str, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, bidirectional: bool
+) -> Architecture:
+    asked = {
+        "model": _CELLS[mode],
+        "hidden_size": hidden_size,
+        "layout": "BTD" if batch_first else "TBD",
+        "direction": "bidirectional" if bidirectional else "forward",
+    }
+    return architecture_of(
+        asked,
+        input_size=input_size,
+        num_layers=num_layers,
+        directions=2 if bidirectional else 1,
+        bias=bias,
+        recurrent_bias=None,
+        precision=None,
+    )
+
+
+@functools.lru_cache(_ARCHITECTURES_KEPT)
+def _cell_architecture(mode: str, input_size: int, hidden_size: int, bias: bool) -> Architecture:
+    """Return the architecture of a single layer, with the names that the parameters of a cell have."""
+    made = _architecture(mode, input_size, hidden_size, 1, bias, True, False)
+    ((names,),) = made.names
+    plain = {field: name and name.removesuffix("_l0") for field, name in names._asdict().items() if field != "vectors"}
+    shapes = {name.removesuffix("_l0"): shape for name, shape in made.shapes.items()}
+    return with_fields(made, names=((names._replace(**plain),),), shapes=shapes)
+
+
+class ByKernels(LayerStack):
+    """A class of torch.nn whose call is one of kernels. `torch_class`: torch's own, to which `use_torch` goes back."""
+
+    torch_class: ClassVar[type]
+    mode: str
+    bias: bool
+
+    def use_kernels(self) -> None:
+        """Settle which kernels run a module that has its attributes; raises BadInput where there are none."""
+        raise NotImplementedError
+
+    def use_torch(self) -> None:
+        """Make the module one of torch's own class again."""
+        self.__dict__.pop("_made", None)
+        self.__class__ = self.torch_class
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _SET_LATER and "_made" in self.__dict__:
+            self.use_kernels()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the architecture: a file of a layer is independent of what this package keeps of it.
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_made"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.use_kernels()
+
+
+class _Layer(ByKernels):
+    """One of LSTM, GRU and RNN. With `proj_size` its call is torch's own: kernels multiply R and all units of the output."""
+
+    proj_size: int
+    _flat_weights_names: list[str]
+
+    def use_kernels(self) -> None:
+        sizes = self.input_size, self.hidden_size, self.num_layers
+        self._made = _architecture(self.mode, *sizes, self.bias, self.batch_first, bool(self.bidirectional))
+        self.__dict__.pop("_flat_weights", None)
+
+    def use_torch(self) -> None:
+        super().use_torch()
+        self._init_flat_weights()  # type: ignore[attr-defined]
+
+    @property
+    def _flat_weights(self) -> list[Any]:
+        """The parameters as they are now: torch's list of them would keep those alive that have been replaced."""
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, _: list[Any]) -> None:
+        pass
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
+        if self.proj_size:
+            super().flatten_parameters()  # type: ignore[misc]
+
+    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+        """Return (output, h_n), of LSTM (output, (h_n, c_n)), all in the dtype in which torch.nn returns them."""
+        if self.proj_size:
+            return super().forward(input, hx)  # type: ignore[misc, no-any-return]
+        output, states = self._call(input, hx)
+        is_packed = isinstance(output, PackedSequence)
+        y, x = (output.data, input.data) if is_packed else (output, input)
+        dtype = y.dtype
+        if autocasts(x) and x.dtype is not torch.float64:
+            last = hx[-1] if isinstance(hx, tuple | list) else hx
+            dtype = result_dtype(self.mode, x, last, dtype, is_whole=not is_packed)
+            if y.dtype is not dtype:
+                output = output._replace(data=y.to(dtype)) if is_packed else y.to(dtype)
+        if states[0].dtype is not dtype:
+            states = tuple(state.to(dtype) for state in states)
+        return output, states if len(states) > 1 else states[0]
+
+    def _autocast_dtype(self, x: Any) -> torch.dtype:
+        return layer_dtype(x)
+
+
+class LSTM(_Layer, torch.nn.LSTM):
+    """torch.nn.LSTM, its arguments and all, computed by the kernels of `lstm`."""
+
+    torch_class = torch.nn.LSTM
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device=device,
+            dtype=dtype,
+        )
+        self.use_kernels()
+
+
+class GRU(_Layer, torch.nn.GRU):
+    """torch.nn.GRU, its arguments and all, computed by the kernels of `gru`."""
+
+    torch_class = torch.nn.GRU
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+        )
+        self.use_kernels()
+
+
+class RNN(_Layer, torch.nn.RNN):
+    """torch.nn.RNN, its arguments and all, computed by the kernels of `elman`, or of the same cell with relu."""
+
+    torch_class = torch.nn.RNN
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            nonlinearity,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+        self.use_kernels()
+
+
+class _Cell(ByKernels):
+    """One of LSTMCell, GRUCell and RNNCell: a layer over a single step."""
+
+    num_layers, batch_first, dropout, bidirectional = 1, True, 0.0, False
+
+    def use_kernels(self) -> None:
+        self._made = _cell_architecture(self.mode, self.input_size, self.hidden_size, self.bias)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Return the state after one step, of LSTMCell (h, c): input [B, I] or [I], states [B, H] or [H]."""
+        check_tensor(input, "input")
+        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
+            raise BadInput(
+                f"input has shape {list(input.shape)}, but input_size is {self.input_size}; [batch, {self.input_size}] is "
+                f"expected, or [{self.input_size}] without a batch"
+            )
+        initial = () if hx is None else checks.states_in(hx, self.states)
+        if initial:
+            checks.check_cell_states(initial, self.states, (*input.shape[:-1], self.hidden_size))
+        y, states = self._call(input.unsqueeze(-2), [state.unsqueeze(0) for state in initial] or None)
+        h, *others = y.squeeze(-2), *(state.squeeze(0) for state in states[1:])
+        dtype = h.dtype
+        if autocasts(input) and input.dtype is not torch.float64:
+            dtype = result_dtype(self.mode, input, initial[-1] if initial else None, dtype, is_whole=False)
+        results = tuple(state.to(dtype) for state in (h, *others))
+        return results if others else results[0]
+
+
+class LSTMCell(_Cell, torch.nn.LSTMCell):
+    """torch.nn.LSTMCell, its arguments and all, computed by the kernels of `lstm`."""
+
+    torch_class = torch.nn.LSTMCell
+    mode = "LSTM"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
+        self.use_kernels()
+
+
+class GRUCell(_Cell, torch.nn.GRUCell):
+    """torch.nn.GRUCell, its arguments and all, computed by the kernels of `gru`."""
+
+    torch_class = torch.nn.GRUCell
+    mode = "GRU"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
+        self.use_kernels()
+
+
+class RNNCell(_Cell, torch.nn.RNNCell):
+    """torch.nn.RNNCell, its arguments and all, computed by the kernels of `elman`, or of the same cell with relu."""
+
+    torch_class = torch.nn.RNNCell
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, nonlinearity, device=device, dtype=dtype)
+        self.use_kernels()
+
+    @property
+    def mode(self) -> str:  # type: ignore[override]
+        """The name of the cell as torch.nn.RNN has it."""
+        if self.nonlinearity not in ("tanh", "relu"):
+            raise BadInput(f"nonlinearity is {shown(self.nonlinearity)}; tanh or relu is expected")
+        return f"RNN_{self.nonlinearity.upper()}"
