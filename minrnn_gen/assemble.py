@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder, Target
@@ -16,7 +16,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred
@@ -39,25 +39,36 @@ def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | 
     return Builder(spec, target, Store(cache_folder()), preferred=preferred)
 
 
-def build_pass(builder: Builder, kernel_pass: Literal["forward", "step"]) -> BuiltKernel:
-    """Build the kernel of one pass of plain calls; raises BadInput for the step of a spec that has none."""
+def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> Specialization:
+    """Return the specialization of plain calls of one pass; raises BadInput for a pass that the spec has not."""
     spec = builder.spec
-    if kernel_pass == "forward":
-        return builder.build("forward", replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0]))
-    if len(RUNS_REVERSED[spec.direction]) > 1:
-        raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
-    return builder.build("step", builder.hinted_step_specialization)
+    if kernel_pass == "step":
+        if len(RUNS_REVERSED[spec.direction]) > 1:
+            raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
+        return builder.hinted_step_specialization
+    if kernel_pass == "backward" and not spec.training:
+        raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
+    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
+
+
+def build_pass(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
+    """Build the kernel of one pass of plain calls of these sizes, by default the typical ones.
+
+    Raises BadInput for a pass that the spec has not.
+    """
+    sizes = sizes or builder.hinted_sizes
+    return builder.build(builder.choose(kernel_pass, plain_specialization(builder, kernel_pass, sizes), sizes))
 
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    spec, specialization = builder.spec, builder.hinted_specialization
+    spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([("forward", specialization)]))
-    wanted: list[tuple[KernelPass, Specialization]] = [
-        ("forward", replace(specialization, reverse=reverse)) for reverse in RUNS_REVERSED[spec.direction]
+        return Kernel(builder, builder.build_all([builder.choose("forward", specialization, sizes)]))
+    wanted = [
+        builder.choose("forward", replace(specialization, reverse=reverse), sizes) for reverse in RUNS_REVERSED[spec.direction]
     ]
     if len(wanted) == 1:
-        wanted.append(("step", specialization))
+        wanted.append(builder.choose("step", specialization, sizes))
     return Kernel(builder, builder.build_all(wanted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,9 @@ from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.run.ahead import Watch, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
@@ -30,8 +32,9 @@ class Kernel:
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
-    run the same equations in NumPy. Results come in the caller's library. Thread-safe; the first call in another specialization
-    (alignment of the arrays, with resets, with all states), and the first step of a dense cell, compile once more. The first
+    run the same equations in NumPy. Results come in the caller's library. Thread-safe; of each pass there are few kernels, of
+    which the sizes of a call choose (docs/kernels/plan.md). The first call that needs another one, or is in another
+    specialization (alignment of the arrays, with resets, with all states), compiles once more. The first
     call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
 
@@ -79,8 +82,8 @@ class Kernel:
         return self._hinted.plan
 
     @property
-    def plans(self) -> Mapping[tuple[str, Specialization], KernelPlan]:
-        """Every plan so far, by (pass, specialization)."""
+    def plans(self) -> Mapping[KernelKey, KernelPlan]:
+        """Every plan so far, by pass, specialization and the sizes that it is planned for."""
         return MappingProxyType({key: built.plan for key, built in self.executor.backend.built.items()})
 
     @property
@@ -101,6 +104,15 @@ class Kernel:
     def explain(self) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected."""
         return explain(self._hinted)
+
+    def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = lambda _done, _of: None) -> None:
+        """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
+
+        That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
+        calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
+        Raises BadInput for sizes that are no such pairs, and what `compile` raises.
+        """
+        prepare(self._builder, self.executor.backend.plan, sizes_from(sizes), watch)
 
     def __repr__(self) -> str:
         spec = self.spec

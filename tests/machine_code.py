@@ -67,7 +67,7 @@ def cases() -> Iterator[Case]:
             kernel_pass, alignment = golden.get("kernel_pass", "forward"), golden.get("alignment_bytes")
             builder = _builder(spec, gpu)
             specialization = Specialization(alignment) if alignment else builder.hinted_specialization
-            solution = builder.solve(kernel_pass, specialization)
+            solution = builder.solve(builder.key_of(kernel_pass, specialization))
             name = f"golden {'-'.join(map(str, golden.values()))} on {gpu}"
             yield Case(name, spec, gpu, kernel_pass, specialization, solution.family.name, solution.candidates[0])
     small = [
@@ -85,7 +85,7 @@ def cases() -> Iterator[Case]:
         plain = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[builder.spec.direction][0])
         for kernel_pass in passes:
             for label, specialization in _specializations(kernel_pass, plain):
-                solution = builder.solve(kernel_pass, specialization)
+                solution = builder.solve(builder.key_of(kernel_pass, specialization))
                 variables = solution.candidates[most_wanted(solution, wanted)]
                 yield Case(
                     f"{name} {kernel_pass} {label}", spec, gpu, kernel_pass, specialization, solution.family.name, variables
@@ -95,7 +95,7 @@ def cases() -> Iterator[Case]:
 def text_of(case: Case) -> tuple[str, KernelPlan] | None:
     """Return the text of a case, its entry called `kernel`, since ptxas orders by names; None where it is no candidate."""
     builder = _builder(case.spec, case.gpu)
-    for solution in builder.solutions(case.kernel_pass, case.specialization):
+    for solution in builder.solutions(builder.key_of(case.kernel_pass, case.specialization)):
         if solution.family.name == case.family and dict(case.variables) in map(dict, solution.candidates):
             plan = solution.plan([dict(candidate) for candidate in solution.candidates].index(dict(case.variables)))
             text = render(plan, builder.lowered_for(case.kernel_pass), ())
@@ -123,12 +123,11 @@ def _specializations(kernel_pass: KernelPass, plain: Specialization) -> Iterator
     if kernel_pass == "step":
         yield "plain", plain
         return
-    long = replace(plain, underfills_gpu=True, short_sequences=False)
-    yield "plain", long
+    yield "plain", plain
     states_out = "none" if kernel_pass == "backward" else "arithmetic"
-    yield "resets", replace(long, resets=True, reverse=not long.reverse, states_out=states_out)
+    yield "resets", replace(plain, resets=True, reverse=not plain.reverse, states_out=states_out)
     if kernel_pass == "forward":
-        yield "storage", replace(long, states_out="storage")
+        yield "storage", replace(plain, states_out="storage")
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:

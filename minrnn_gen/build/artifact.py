@@ -12,8 +12,8 @@ from minrnn_gen.build.entry import Entry
 from minrnn_gen.build.nvrtc import OPTIONS, KernelResources, toolchain_version
 from minrnn_gen.build.sealing import UNREADABLE
 from minrnn_gen.build.store import Store, digest
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import CellShape
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import CellShape, KernelKey
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ def kernel_digest(source: str, arch: str) -> str:
     return digest(source, " ".join(OPTIONS), arch, toolchain_version() or "")
 
 
-def find_kernel(store: Store, key: str, kernel_pass: str, specialization: Specialization) -> BuiltKernel | None:
-    """Return the kernel that `put_kernel` put under the request `key`, None where there is none.
+def find_kernel(store: Store, request_key: str, key: KernelKey) -> BuiltKernel | None:
+    """Return the kernel that `put_kernel` put under the request `request_key`, None where there is none.
 
-    A request that does not lead to a kernel of this pass and specialization is damaged, and so is an entry of another text.
+    A request that does not lead to the kernel `key` is damaged, and so is an entry of another text.
     """
     started = time.perf_counter()
-    request = store.find_request(key)
+    request = store.find_request(request_key)
     if request is None:
         return None
     try:
         plan = KernelPlan.from_json(request["plan"])
-        if (plan.kernel_pass, plan.specialization) != (kernel_pass, specialization):
+        if KernelKey.of(plan) != key:
             raise ValueError(f"of another kernel, {plan.kernel_pass}")
         cell, dropped, chosen = cell_shape_from(request["cell"]), tuple(request["dropped"]), request.get("chosen", "")
         entry = store.find(request["content"], lambda entry: _demand_kernel_of(plan, entry))
     except UNREADABLE as reason:
-        store.discard_request(key, reason)
+        store.discard_request(request_key, reason)
         return None
     if entry is None:
         return None

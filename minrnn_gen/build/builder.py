@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
+from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
+from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
@@ -20,17 +22,17 @@ from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
     CellKind,
     CellShape,
+    KernelKey,
     KernelPass,
     Problem,
     Sizes,
     alignment_of,
-    typical_sizes,
 )
 from minrnn_gen.precision import precision_of
 
@@ -123,7 +125,7 @@ class Builder:
     @property
     def kind(self) -> CellKind:
         """The class of the cell."""
-        cached = self.find("forward", self.hinted_specialization)
+        cached = self.find_classes("forward", self.hinted_specialization)
         return cached.cell.kind if cached else self.recurrence.kind
 
     @property
@@ -136,66 +138,101 @@ class Builder:
         """The specialization of a step of the spec's typical batch: as whole rows of a dense cell's state are aligned."""
         if self.kind != "dense":
             return self.hinted_specialization
-        alignment_bytes = alignment_of(self.spec.head_dim * precision_of(self.spec.precision).storage_bytes)
-        return self.specialization_of(Sizes(self.hinted_sizes.batch, 1), alignment_bytes)
+        return Specialization(alignment_of(self.spec.head_dim * precision_of(self.spec.precision).storage_bytes))
 
     @property
     def hinted_specialization(self) -> Specialization:
         """The specialization of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
-        spec, sizes = self.spec, self.hinted_sizes
+        return self.specialization_at(self.hinted_sizes)
+
+    def specialization_at(self, sizes: Sizes) -> Specialization:
+        """Return the specialization of contiguous arrays of these sizes."""
+        spec = self.spec
         contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
         alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
-        return self.specialization_of(sizes, alignment_bytes, reverse=spec.direction == "reverse")
+        return Specialization(alignment_bytes, reverse=spec.direction == "reverse")
 
-    def specialization_of(
-        self,
-        sizes: Sizes,
-        alignment_bytes: int,
-        reverse: bool = False,
-        resets: bool = False,
-        states_out: StatesOut = "none",
-        packed: bool = False,
-    ) -> Specialization:
-        """Return the specialization of a call. Of these there are few: four by the sizes, whatever they are.
+    def key_of(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes | None = None) -> KernelKey:
+        """Return the kernel that is planned for exactly these sizes, by default the spec's typical ones."""
+        batch, time = self.hinted_sizes if sizes is None else sizes
+        return KernelKey(kernel_pass, specialization, Sizes(batch, 1 if kernel_pass == "step" else time))
 
-        Where sequences are `packed` their tiles are not known before the launch, so that time is not split over any blocks.
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel that a call of these sizes runs, one of few for all sizes; raises Infeasible where there is none.
+
+        A function of the arguments, the spec, the GPU and what was measured before: never of the calls before.
         """
-        underfills_gpu = not packed and sizes.underfill(self.spec.hidden_size, self.target.profile)
-        return Specialization(alignment_bytes, reverse, resets, states_out, underfills_gpu, sizes.are_short)
+        classes = self.classes(kernel_pass, specialization)
+        at_least = Sizes(max(1, sizes.batch), max(1, sizes.time))
+        problem = self.problem_of(classes.cell, self.key_of(kernel_pass, specialization, at_least))
+        return self.key_of(kernel_pass, specialization, classes.sizes.choose(problem).sizes)
 
-    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
+    def classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses:
+        """Return the kernels of a pass and specialization for all sizes, planned once; raises Infeasible where nothing fits."""
+        key = (kernel_pass, specialization)
+        return self._classes.get(key) or self._classes.setdefault(key, self.find_classes(*key) or self._plan_classes(*key))
+
+    def is_planned(self, kernel_pass: KernelPass, specialization: Specialization) -> bool:
+        """Say whether this builder has planned a pass and specialization, so that choosing takes no time."""
+        return (kernel_pass, specialization) in self._classes
+
+    def find_classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses | None:
+        """Return the kernels for all sizes as this builder or the cache has them, None where neither does."""
+        if known := self._classes.get((kernel_pass, specialization)):
+            return known
+        return find_classes(self.store, self._classes_key(kernel_pass, specialization))
+
+    def _plan_classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses:
+        from minrnn_gen.plan.size_classes import SizedKernel, size_classes
+
+        problem = self.problem(self.key_of(kernel_pass, specialization))
+        known = self.preferred() if self.preferred else None
+        measured = known.measured(problem, self.cell_digest) if known else ()
+        sized = [SizedKernel(choice.family, choice.variables, sizes, is_measured=True) for sizes, choice in measured]
+        classes = CellClasses(problem.cell, size_classes(problem, sized))
+        put_classes(self.store, self._classes_key(kernel_pass, specialization), classes)
+        return classes
+
+    def _classes_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+        return digest(self._common_key, "all sizes", kernel_pass, json.dumps(asdict(specialization), sort_keys=True))
+
+    @cached_property
+    def _classes(self) -> dict[tuple[KernelPass, Specialization], CellClasses]:
+        return {}
+
+    def solutions(self, key: KernelKey) -> Iterator[Solution]:
         """Yield the ranked candidates of each family that serves, the preferred first; raises Infeasible where none does."""
         from minrnn_gen.plan.families import solutions
 
-        return solutions(self.problem(kernel_pass, specialization))
+        return solutions(self.problem(key))
 
-    def solve(self, kernel_pass: KernelPass, specialization: Specialization) -> Solution:
+    def solve(self, key: KernelKey) -> Solution:
         """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
-        return next(self.solutions(kernel_pass, specialization))
+        return next(self.solutions(key))
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[KernelKey]) -> tuple[BuiltKernel, ...]:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
-        cached = [built for request in wanted if (built := self.find(*request))]
+        cached = [built for key in wanted if (built := self.find(key))]
         if len(cached) == len(wanted):
             return tuple(cached)
         _ = self.lowered  # before the threads, so that it is made once
         with ThreadPoolExecutor(len(wanted)) as pool:
-            return tuple(pool.map(lambda request: self.build(*request), wanted))
+            return tuple(pool.map(self.build, wanted))
 
-    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        """Return the kernel for `kernel_pass` and `specialization`, from the cache where it is there.
+    def build(self, key: KernelKey) -> BuiltKernel:
+        """Return a kernel, from the cache where it is there.
 
         Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
-        if cached := self.find(kernel_pass, specialization):
+        if cached := self.find(key):
             return cached
-        key = self.request_key(kernel_pass, specialization)
-        with self.store.lock(key):
-            return self.find(kernel_pass, specialization) or self._make(key, kernel_pass, specialization)
+        request = self.request_key(key)
+        with self.store.lock(request):
+            return self.find(key) or self._make(request, key)
 
-    def find(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
-        """Return the kernel as the cache has it, None where it does not."""
-        return find_kernel(self.store, self.request_key(kernel_pass, specialization), kernel_pass, specialization)
+    def find(self, key: KernelKey) -> BuiltKernel | None:
+        """Return a kernel as the cache has it, None where it does not."""
+        return find_kernel(self.store, self.request_key(key), key)
 
     def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
         """Render, compile and check one candidate, whatever its rank, without the cache.
@@ -234,33 +271,39 @@ class Builder:
 
     def _spec_without_paths(self, plan: KernelPlan) -> str:
         """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
-        named = json.loads(self.spec.canonical()) | {"gpu": plan.gpu}
+        named = json.loads(self._sizeless_spec.canonical()) | {"gpu": plan.gpu}
         if isinstance(self.spec.model, str):
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
-    def _make(self, key: str, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+    def _make(self, request: str, key: KernelKey) -> BuiltKernel:
         started = time.perf_counter()
-        if chosen := self._make_preferred(kernel_pass, specialization):
-            return self.keep(kernel_pass, replace(chosen, seconds=time.perf_counter() - started))
+        if chosen := self._make_preferred(key):
+            return self.keep(replace(chosen, seconds=time.perf_counter() - started))
         dropped: list[str] = []
-        for solution in self.solutions(kernel_pass, specialization):
+        for solution in self.solutions(key):
             for ranks in solution.attempts(ATTEMPTS):
                 for built in self._build_candidates(solution, ranks):
                     if isinstance(built, PromiseBroken):
                         dropped.append(str(built))
                         continue
                     if built.plan.passed_over:
-                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, kernel_pass, built.plan.passed_over)
+                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, key.kernel_pass, built.plan.passed_over)
                     built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
-                    return put_kernel(self.store, key, built, toolchain_version())
+                    return put_kernel(self.store, request, built, toolchain_version())
         raise CompileFailed(
-            f"none of the {len(dropped)} best candidates for {kernel_pass} kept its promise; of the first, {dropped[0]}"
+            f"none of the {len(dropped)} best candidates for {key.kernel_pass} kept its promise; of the first, {dropped[0]}"
         )
 
-    def keep(self, kernel_pass: KernelPass, built: BuiltKernel) -> BuiltKernel:
-        """Make `built` what is found in the cache for its pass and specialization from now on, and return it as it is there."""
-        return put_kernel(self.store, self.request_key(kernel_pass, built.plan.specialization), built, toolchain_version())
+    def keep(self, built: BuiltKernel) -> BuiltKernel:
+        """Make `built` what is found in the cache for its pass, specialization and sizes from now on.
+
+        Returns it as it is there. Which sizes get it is decided anew when it is next asked for.
+        """
+        key = KernelKey.of(built.plan)
+        self._classes.pop((key.kernel_pass, key.specialization), None)
+        self.store.forget_request(self._classes_key(key.kernel_pass, key.specialization))
+        return put_kernel(self.store, self.request_key(key), built, toolchain_version())
 
     @property
     def recipe(self) -> str:
@@ -272,16 +315,16 @@ class Builder:
         """Digest of the cell's equations and of how they are composed."""
         return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
 
-    def _make_preferred(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel | None:
+    def _make_preferred(self, key: KernelKey) -> BuiltKernel | None:
         """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
         known = self.preferred() if self.preferred else None
-        choice = known.choice(self.problem(kernel_pass, specialization), self.cell_digest) if known else None
+        choice = known.choice(self.problem(key), self.cell_digest) if known else None
         if not known or not choice:
             return None
         from minrnn_gen.build.tuned_choice import Trial, find_choice
 
         try:
-            ranked = find_choice(choice, self.solutions(kernel_pass, specialization))
+            ranked = find_choice(choice, self.solutions(key))
             if ranked is None:
                 raise CompileFailed("it does not fit")
             built = self.build_candidate(*ranked)
@@ -306,14 +349,14 @@ class Builder:
         with ThreadPoolExecutor(len(ranks)) as pool:
             return list(pool.map(attempt, ranks))
 
-    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
+    def request_key(self, key: KernelKey) -> str:
         """Return the key of a kernel in the cache; a builder that chooses otherwise gives its own."""
-        return digest(self._common_key, kernel_pass, json.dumps(asdict(specialization), sort_keys=True))
+        return digest(self._common_key, json.dumps([key.kernel_pass, asdict(key.specialization), key.sizes], sort_keys=True))
 
     @cached_property
     def _common_key(self) -> str:
         return digest(
-            self.spec.canonical(),
+            self._sizeless_spec.canonical(),
             self.cell_source.canonical,
             self.target.profile_bytes,
             package_digest(),
@@ -321,54 +364,35 @@ class Builder:
             "debug build" if self.waits_are_bounded else "",
         )
 
+    @cached_property
+    def _sizeless_spec(self) -> Spec:
+        """The spec without its typical sizes, which say only what is compiled ahead."""
+        return self.spec.model_copy(update={"batch": None, "time": None})
+
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         """Return the program of a pass: a step computes what a forward does."""
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
-    def problem(self, kernel_pass: KernelPass, specialization: Specialization) -> Problem:
-        """Return the problem to plan for a pass and a specialization, at sizes that are typical of it."""
-        spec, lowered, program = self.spec, self.lowered, self.lowered_for(kernel_pass)
-        kind = self.recurrence.kind
-        gates, precision = len(lowered.gates), precision_of(spec.precision).with_functions(spec.functions)
-        words = {
-            "none": 0,
-            "storage": 1,
-            "arithmetic": precision.arithmetic_bytes // precision.storage_bytes,
-        }[specialization.states_out]
-        read_count, written_count = gates, 1 + words * len(lowered.states)
-        saved_values: tuple[str, ...] = ()
-        recomputed_values: tuple[str, ...] = ()
-        if kernel_pass == "backward":
-            # Gates, dy and states; the gradients of all gates.
-            backward = self.lowered_backward
-            states_read = len(backward.previous_states) + len(backward.current_states)
-            read_count, written_count = len(backward.read_gates) + 1 + states_read, gates
-            saved_values, recomputed_values = backward.saved_values, backward.recomputed_values
-        sizes = typical_sizes(specialization, self.hinted_sizes, spec.hidden_size, self.target.profile)
+    def problem(self, key: KernelKey) -> Problem:
+        """Return the problem to plan for a kernel."""
+        parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
+        if key.kernel_pass == "backward":
+            return self.problem_of(backward_shape(*parts, self.lowered_backward), key)
+        return self.problem_of(forward_shape(*parts, words_of_states(key.specialization.states_out, precision)), key)
+
+    def problem_of(self, cell: CellShape, key: KernelKey) -> Problem:
+        """Return the problem to plan for a kernel, whose cell has the shape `cell` in its pass."""
+        spec = self.spec
         return Problem(
-            kernel_pass=kernel_pass,
-            cell=CellShape(
-                name=lowered.name,
-                kind=kind,
-                gates=lowered.gates,
-                recurrent_gates=self.cell.recurrent_gates,
-                states=lowered.states,
-                parameters=lowered.parameters,
-                carried_count=len(lowered.carried),
-                read_count=read_count,
-                written_count=written_count,
-                operation_count=program.operation_count,
-                transcendental_count=program.transcendental_count,
-                saved_values=saved_values,
-                recomputed_values=recomputed_values,
-            ),
+            kernel_pass=key.kernel_pass,
+            cell=cell,
             hidden_size=spec.hidden_size,
-            precision=precision,
+            precision=precision_of(spec.precision).with_functions(spec.functions),
             layout=spec.layout,
-            batch=sizes.batch,
-            time=1 if kernel_pass == "step" else sizes.time,
-            specialization=specialization,
+            batch=key.sizes.batch,
+            time=key.sizes.time,
+            specialization=key.specialization,
             gpu=self.target.profile,
-            heads=spec.heads if kind == "dense" else 1,
+            heads=spec.heads if cell.kind == "dense" else 1,
             fp32_product=spec.fp32_product,
         )

@@ -38,6 +38,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             *_build(plan),
             *_strategy(plan),
             f"  calls      {_specialization(plan)}",
+            f"  sizes      planned for batch {plan.batch}, time {plan.time}; valid for all",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
@@ -80,8 +81,7 @@ def _specialization(plan: KernelPlan) -> str:
         "reverse": specialization.reverse,
         "resets": specialization.resets,
         f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
-        "underfills the GPU": specialization.underfills_gpu,
-        "short sequences": specialization.short_sequences,
+        "sequences behind each other": specialization.packed,
     }
     return ", ".join(word for word, holds in words.items() if holds)
 

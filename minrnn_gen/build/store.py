@@ -215,6 +215,10 @@ class Store:
                     continue
         return total
 
+    def forget_request(self, key: str) -> None:
+        """Remove the request `key`, so that what is asked for is decided anew."""
+        self._discard(self._path("requests", key))
+
     def forget_requests(self) -> None:
         """Remove every request, so that what is asked for is decided anew; entries stay."""
         for path in self._paths("requests"):

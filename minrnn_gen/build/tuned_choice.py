@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import CellShape, Problem
+from minrnn_gen.plan.problem import CellShape, Problem, Sizes
 from minrnn_gen.plan.solver import Solution
 
 SLOWER = "candidates of the preferred family were slower when they were measured"
@@ -42,6 +42,9 @@ class Preferred(Protocol):
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the candidate to take for `problem`, of the cell with this digest, or None."""
+
+    def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
+        """Return the sizes that the problem was measured at, whatever its own, with the candidate to take for each."""
 
     def accepts(self, trial: Trial) -> bool:
         """Say whether a choice is right, before it is used here for the first time."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
-from minrnn_gen.cli.terminal import console, facts, print_json
+from minrnn_gen.cli.terminal import console, facts, print_json, progress_bar
+from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:
     from minrnn_gen.kernel import Kernel
@@ -19,8 +21,24 @@ OutFolder = Annotated[
 ]
 
 
+Prepared = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        metavar="BxT",
+        help="Compile what calls of this batch and time run, too; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
 def compile(
-    spec: SpecPath, gpu: GpuName = None, assignments: Assignments = None, out: OutFolder = None, as_json: AsJson = False
+    spec: SpecPath,
+    gpu: GpuName = None,
+    assignments: Assignments = None,
+    out: OutFolder = None,
+    sizes: Prepared = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan, render, compile and check the kernels of a spec."""
     from minrnn_gen.errors import ToolchainMissing
@@ -33,6 +51,10 @@ def compile(
             f"{spec}: planned and rendered, but not compiled, because NVRTC is missing: pip install 'minrnn-gen[cuda13]' "
             "(or [cuda12]); 'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
         )
+    if sizes:
+        wanted = [_sizes(text) for text in sizes]
+        with progress_bar("compiling", quiet=as_json) as show:
+            kernel.prepare(wanted, lambda done, of: show("compiling", done / of, f"{done} of {of}"))
     files = _written(kernel, out)
     seconds = time.perf_counter() - started
     if as_json:
@@ -40,6 +62,14 @@ def compile(
     else:
         request.say_default()
         _print(kernel, files if out else [], seconds)
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    """Return the batch and the time of a text such as 16x1024; raises BadInput for anything else."""
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text.strip())
+    if not match:
+        raise BadInput(f"--sizes: {shown(text)} is given; allowed: batch and time, as in --sizes 16x1024")
+    return int(match[1]), int(match[2])
 
 
 def _written(kernel: Kernel, out: str | None) -> list[str]:

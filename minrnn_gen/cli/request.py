@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported where a request is answered: other commands do wit
     from minrnn_gen.build.builder import Target
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
+    from minrnn_gen.plan.problem import Sizes
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
 GpuName = Annotated[
@@ -34,10 +35,11 @@ class Pass(StrEnum):
     """The kernels of a spec."""
 
     FORWARD = "forward"
+    BACKWARD = "backward"
     STEP = "step"
 
 
-WhichPass = Annotated[Pass, typer.Option("--pass", help="Which kernel: over time, or of one step.")]
+WhichPass = Annotated[Pass, typer.Option("--pass", help="Which kernel: over time, against it, or of one step.")]
 
 
 _CHOICES = {"spec": "as asked for", "device": "the GPU here", "default": "the default: no GPU here serves, and none was named"}
@@ -69,13 +71,13 @@ class Request:
         with progress(f"compiling for {self.target.profile.name}", quiet):
             return kernel_of(self.spec, self.target)
 
-    def compile_pass(self, which: Pass) -> BuiltKernel:
-        """Compile the kernel of one pass, or find it in the cache; raises BadInput for a step of a spec that has none."""
+    def compile_pass(self, which: Pass, sizes: Sizes | None = None) -> BuiltKernel:
+        """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec has not."""
         from minrnn_gen.api import builder_for
         from minrnn_gen.assemble import build_pass
 
         with progress(f"compiling for {self.target.profile.name}"):
-            return build_pass(builder_for(self.spec, self.target), which.value)
+            return build_pass(builder_for(self.spec, self.target), which.value, sizes)
 
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:

@@ -16,6 +16,17 @@ def debug_build_is_asked_for() -> bool:
     return asked == "1"
 
 
+def specializes_by_sizes() -> bool:
+    """Return whether the sizes of calls choose their kernels: not where `MINRNN_SPECIALIZE` is never, which keeps the first.
+
+    Raises BadInput where it is anything else, and neither empty nor always.
+    """
+    asked = os.environ.get("MINRNN_SPECIALIZE", "")
+    if asked not in ("", "always", "never"):
+        raise BadInput(f"MINRNN_SPECIALIZE is {asked!r}; allowed: never to keep the first kernel of a pass, always or nothing")
+    return asked != "never"
+
+
 def chosen_cache_folder() -> Path | None:
     """Return `MINRNN_CACHE_DIR` as an absolute folder, or None where it is unset or empty.
 

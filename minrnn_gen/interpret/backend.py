@@ -22,8 +22,9 @@ from minrnn_gen.gpu.graph import ALIGNMENT_BYTES, Scratch, copy_heads_first
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.run.backend import KernelKey, Stream
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.run.backend import Stream
 from minrnn_gen.run.kernels import BuiltKernels
 from minrnn_gen.run.replay import ALL_ONES
 from minrnn_gen.run.scan_launch import Launch
@@ -81,7 +82,11 @@ class EmulatedBackend:
         """Return the plan of a kernel, built when it is first met."""
         return self._kernels.plan(kernel)
 
-    def build_ahead(self, _kernel: KernelKey) -> None:
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel for a call of these sizes."""
+        return self._kernels.choose(kernel_pass, specialization, sizes)
+
+    def build_ahead(self, _kernel_pass: KernelPass, _specialization: Specialization, _sizes: Sizes) -> None:
         """Build nothing ahead, which saves no time where nothing is compiled for a GPU."""
 
     def load(self, kernel: KernelKey) -> EmulatedKernel:
@@ -152,6 +157,10 @@ class EmulatedRecorder:
     def contiguous(self, array: Array) -> Array:
         """Return a whole array as a contiguous one, a copy where it is not."""
         return self._watched(memory.without_gaps(array))
+
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel for a call of these sizes."""
+        return self._backend.choose(kernel_pass, specialization, sizes)
 
     def load(self, kernel: KernelKey, part: str = "") -> WatchedKernel:
         """Return a kernel whose launches are watched."""

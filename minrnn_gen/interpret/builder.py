@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import digest
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 
 if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
@@ -27,54 +27,45 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    For each pass and specialization it takes the GPU's kernel from the cache, else the best predicted candidate; with `other`,
-    counted from 1, one whose blocks and warps cooperate in another way. With `sizes` every call has the specialization of
-    these sizes.
+    It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, one whose blocks
+    and warps cooperate in another way. Whatever its sizes, every call has the kernel for `sizes`, by default the spec's.
     """
 
     other: int = 0
     sizes: Sizes | None = None
 
-    def specialization_of(
-        self,
-        sizes: Sizes,
-        alignment_bytes: int,
-        reverse: bool = False,
-        resets: bool = False,
-        states_out: StatesOut = "none",
-        packed: bool = False,
-    ) -> Specialization:
-        """Return the specialization of a call."""
-        return super().specialization_of(self.sizes or sizes, alignment_bytes, reverse, resets, states_out, packed)
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
+        """Return the kernel that a call of the typical sizes runs on a GPU."""
+        return super().choose(kernel_pass, specialization, self.sizes or self.hinted_sizes)
 
-    def build_all(self, wanted: Sequence[tuple[KernelPass, Specialization]]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Sequence[KernelKey]) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
-        return tuple(self.build(kernel_pass, specialization) for kernel_pass, specialization in wanted)
+        return tuple(map(self.build, wanted))
 
-    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        """Return the kernel of a pass and specialization; raises Infeasible where there is none, BadInput for the cell."""
+    def build(self, key: KernelKey) -> BuiltKernel:
+        """Return a kernel; raises Infeasible where there is none, BadInput for the cell."""
         with self._lock:
-            if (kernel_pass, specialization) not in self._built:
-                cached = None if self.other else self.find(kernel_pass, specialization)
-                self._built[kernel_pass, specialization] = cached or self._rendered(kernel_pass, specialization)
-            return self._built[kernel_pass, specialization]
+            if key not in self._built:
+                cached = None if self.other else self.find(key)
+                self._built[key] = cached or self._rendered(key)
+            return self._built[key]
 
     @cached_property
-    def _built(self) -> dict[tuple[KernelPass, Specialization], BuiltKernel]:
+    def _built(self) -> dict[KernelKey, BuiltKernel]:
         return {}
 
     @cached_property
     def _lock(self) -> threading.RLock:
         return threading.RLock()
 
-    def _rendered(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
+    def _rendered(self, key: KernelKey) -> BuiltKernel:
         from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
-        solution = self.solve(kernel_pass, specialization)
+        solution = self.solve(key)
         plan = self._chosen(solution)
         plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
-        text = render(plan, self.lowered_for(kernel_pass), ())
+        text = render(plan, self.lowered_for(key.kernel_pass), ())
         return BuiltKernel(
             plan=plan,
             cell=solution.problem.cell,

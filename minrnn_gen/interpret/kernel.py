@@ -73,6 +73,6 @@ def interpreted(
     """
     cpp_compiler()
     builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
-    specialization = builder.hinted_specialization
-    is_reverse = RUNS_REVERSED[spec.direction][0]
-    return InterpretedKernel(builder, (builder.build("forward", replace(specialization, reverse=is_reverse)),), allow_long)
+    specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
+    forward = builder.build(builder.choose("forward", specialization, builder.hinted_sizes))
+    return InterpretedKernel(builder, (forward,), allow_long)

@@ -106,11 +106,9 @@ class Verification:
                     yield from (verdict for (candidate, _), verdict in verdicts.items() if candidate == number)
 
     def _kernel(self, number: int) -> InterpretedKernel:
-        """Return a candidate for the spec's own sizes, or for sizes at which time may be split over any blocks."""
-        kernel = interpreted(self.spec, self.target, allow_long=True, other=number, sizes=Sizes(1, ASSUMED_TIME))
-        if number:
-            return kernel
-        return interpreted(self.spec, self.target, allow_long=True, sizes=kernel.builder.hinted_sizes)
+        """Return a candidate for the spec's own sizes, or for sizes at which time is split over many blocks."""
+        sizes = Sizes(1, ASSUMED_TIME) if number else None
+        return interpreted(self.spec, self.target, allow_long=True, other=number, sizes=sizes)
 
     def _exact(self, kernel: InterpretedKernel) -> Kernel:
         spec = load_spec(self.spec.model_dump(), precision="fp64", functions=None)
@@ -119,7 +117,8 @@ class Verification:
     def _cases(self, kernel: InterpretedKernel, number: int) -> tuple[Case, ...]:
         plans = [kernel.plan]
         if self.spec.training:
-            plans.append(kernel.builder.build("backward", replace(kernel.plan.specialization, resets=number > 0)).plan)
+            builder, specialization = kernel.builder, replace(kernel.plan.specialization, resets=number > 0)
+            plans.append(builder.build(builder.choose("backward", specialization, builder.hinted_sizes)).plan)
         return cases_of(plans, at_once=number > 0)
 
     def _refuse_long(self, kernel: InterpretedKernel, cases: list[Case]) -> None:
@@ -149,7 +148,7 @@ class Verification:
             except KernelMisbehaved as misbehaved:
                 findings = misbehaved.findings
             # The plan that was built last is this call's.
-            plan = [plan for (of_pass, _), plan in kernel.plans.items() if of_pass == kernel_pass][-1]
+            plan = [plan for key, plan in kernel.plans.items() if key.kernel_pass == kernel_pass][-1]
             seconds = time.perf_counter() - started
             verdict = Verdict(number, kernel_pass, plan.entry, plan.variables, (str(case),), share, findings, seconds)
             earlier = verdicts.get(kernel_pass)
@@ -163,7 +162,7 @@ class Verification:
                     if saved:
                         judge("backward", lambda saved=saved: (backward_of(kernel, inputs, saved), None))  # type: ignore[misc]
                 # A forward that keeps states for its backward may be another kernel than one that does not.
-                keeps = any(specialization.states_out != "none" for _, specialization in kernel.plans)
+                keeps = any(key.specialization.states_out != "none" for key in kernel.plans)
                 if not self.spec.training or (keeps and not number):
                     judge("forward", lambda: (inference_of(kernel, inputs), None))
                 if has_step:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -126,7 +127,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """The chain is the longer of a tile's steps, one after the other, and of the memory's latency that they have to hide."""
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
+from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({
@@ -36,16 +37,14 @@ class Specialization:
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
-    are written, if they are. `underfills_gpu`: batch and hidden size alone do not fill the GPU: time may be split over any
-    blocks. `short_sequences`: a tile may hold a whole one.
+    are written, if they are. `packed`: sequences lie behind each other, so that their tiles are not known before the launch.
     """
 
     alignment_bytes: int
     reverse: bool = False
     resets: bool = False
     states_out: StatesOut = "none"
-    underfills_gpu: bool = False
-    short_sequences: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ class KernelPlan:
     @property
     def predicted_total_us(self) -> float:
         """Predicted time at the typical sizes, in microseconds."""
-        return total_us(self.predicted_us)
+        return float(total_us(self.predicted_us))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, part by part, that `from_json` reads back to an equal plan."""
@@ -304,15 +303,17 @@ def template_of(name: str) -> str:
     return f"{name}.cu.j2"
 
 
-def total_us(terms: Mapping[str, float]) -> float:
+def total_us(terms: Mapping[str, Amount]) -> Amount:
     """Combine a cost model's terms: the sequential ones add up, the others overlap, though the slowest is never quite alone."""
-    overlapping = sequential = 0.0
+    overlapping: Amount = 0.0
+    sequential: Amount = 0.0
     for name, us in terms.items():  # asked for every candidate
         if name in SEQUENTIAL_TERMS:
-            sequential += us
+            sequential = sequential + us  # not in place: arrays are shared
         else:
-            overlapping += us**OVERLAP_NORM
-    return float(overlapping ** (1 / OVERLAP_NORM)) + sequential
+            overlapping = overlapping + us**OVERLAP_NORM
+    total: Amount = overlapping ** (1 / OVERLAP_NORM) + sequential
+    return total
 
 
 def _freeze(part: object, *names: str) -> None:

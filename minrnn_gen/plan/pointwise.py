@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.kernel_plan import Strategy
 from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -19,7 +19,7 @@ def elementwise_family(
     name: str,
     strategy: Strategy,
     registers: Callable[[Problem], int],
-    predicted_us: Callable[[Problem, Candidate], Mapping[str, float]],
+    predicted_us: Callable[[Problem, Candidate], Mapping[str, Amount]],
 ) -> Family:
     """Return the family of the template `name`, whose threads need an estimate of `registers` each."""
 
@@ -53,11 +53,11 @@ def _registers(problem: Problem) -> int:
     return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """A decoding step is bound by its launch; what is left is spreading few elements over many SMs."""
     elements = problem.batch * problem.hidden_size
-    blocks = math.ceil(elements / candidate["threads"])
-    blocks_of_busiest_sm = math.ceil(blocks / problem.gpu.sm_count)
+    blocks = ceil(elements / candidate["threads"])
+    blocks_of_busiest_sm = ceil(blocks / problem.gpu.sm_count)
     warps = blocks_of_busiest_sm * candidate["threads"] / limits.WARP_LANES
     instructions = warps * (gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD)
     return {

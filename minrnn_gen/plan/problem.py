@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, cast
 
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import FamilyName, PlannedProblem, Specialization
+from minrnn_gen.plan.kernel_plan import FamilyName, KernelPlan, PlannedProblem, Specialization
+from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import Precision
 
 KernelPass = Literal["forward", "backward", "step"]
@@ -24,12 +26,30 @@ FAMILIES: Mapping[CellKind, FamilyName] = {"affine-diagonal": "scan", "diagonal"
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
-# With fewer channels than these per SM, blocks with columns of 32 ... 64 channels leave some SMs without work.
-FILLING_CHANNELS_PER_SM = 64
-# What few channels typically are: one sequence of a layer this wide, or as many sequences of a narrower one.
-TYPICAL_UNDERFILLING_CHANNELS = 512
-# Up to here a tile of a block can hold a whole sequence.
-SHORT_STEPS = 128
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call: `batch` sequences of about `time` steps."""
+
+    batch: int
+    time: int
+
+    def distance(self, other: Sizes) -> float:
+        """Return how far apart two sizes are: the powers of two between them, of batch and time together."""
+        return sum(abs(math.log2(max(size, 1) / max(there, 1))) for size, there in zip(self, other, strict=True))
+
+
+class KernelKey(NamedTuple):
+    """The identity of a kernel among those of one spec: what it does, and the sizes that it is planned for."""
+
+    kernel_pass: KernelPass
+    specialization: Specialization
+    sizes: Sizes
+
+    @classmethod
+    def of(cls, plan: KernelPlan) -> KernelKey:
+        """Return the identity of the kernel that has this plan."""
+        return cls(cast(KernelPass, plan.kernel_pass), plan.specialization, Sizes(plan.batch, plan.time))
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,15 @@ class Problem:
         """Bytes that must cross the memory bus at the typical sizes, every value once."""
         return self.element_count * (self.cell.read_count + self.cell.written_count) * self.precision.storage_bytes
 
+    @property
+    def sizes(self) -> Sizes:
+        """The typical sizes."""
+        return Sizes(self.batch, self.time)
+
+    def at(self, batch: Amount, time: Amount) -> Problem:
+        """Return the same problem at other sizes, or at many: arrays, for which the cost models then give arrays."""
+        return replace(self, batch=batch, time=1 if self.kernel_pass == "step" else time)
+
     def in_plan(self) -> PlannedProblem:
         """Return the problem as a plan keeps it."""
         return PlannedProblem(
@@ -143,21 +172,6 @@ def alignment_of(*offsets_bytes: int) -> int:
     return combined & -combined
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large a call is: `batch` sequences of about `time` steps."""
-
-    batch: int
-    time: int
-
-    def underfill(self, hidden_size: int, gpu: GpuProfile) -> bool:
-        return self.batch * hidden_size < FILLING_CHANNELS_PER_SM * gpu.sm_count
-
-    @property
-    def are_short(self) -> bool:
-        return self.time <= SHORT_STEPS
-
-
 # Up to where a step of a dense cell has a kernel of its own. A forward of one step of an LSTM with one head of 512 units was
 # measured to take 8 us with one sequence and 15 us with 16, of which few are products: with no more than this for its
 # products, a kernel that multiplies by fused multiply-adds is faster. Of the 128 of an SM and cycle (CUDA C++ Programming
@@ -172,17 +186,3 @@ def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
     """Return of how many sequences a step of a dense cell has a kernel of its own; `matrix_elements` are those of R."""
     multiply_adds = STEP_PRODUCTS_US * 1e-6 * gpu.sm_count * gpu.sm_clock_hz * MULTIPLY_ADDS_PER_SM_CYCLE
     return min(STEP_SEQUENCES_MAX, int(multiply_adds / matrix_elements))
-
-
-def typical_sizes(specialization: Specialization, hinted: Sizes, hidden_size: int, gpu: GpuProfile) -> Sizes:
-    """Return the sizes to plan a specialization for: the hinted ones where they belong to it, else sizes typical of it.
-
-    They depend on the specialization alone, never on the first call that needs it, so that a plan is the same for all.
-    """
-    batch, time = hinted.batch, hinted.time
-    if hinted.underfill(hidden_size, gpu) != specialization.underfills_gpu:
-        channels = TYPICAL_UNDERFILLING_CHANNELS if specialization.underfills_gpu else FILLING_CHANNELS_PER_SM * gpu.sm_count
-        batch = -(-channels // hidden_size)
-    if hinted.are_short != specialization.short_sequences:
-        time = SHORT_STEPS // 2 if specialization.short_sequences else ASSUMED_TIME
-    return Sizes(batch, time)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import constraint as python_constraint
-
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.kernel_plan import (
     Alternative,
@@ -24,6 +22,7 @@ from minrnn_gen.plan.kernel_plan import (
     template_of,
     total_us,
 )
+from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
@@ -103,7 +102,7 @@ class Family:
     variables: Callable[[Problem], Mapping[str, tuple[int, ...]]]
     constraints: Callable[[Problem], tuple[Constraint, ...]]
     resources: Callable[[Problem, Candidate], Resources]
-    predicted_us: Callable[[Problem, Candidate], Mapping[str, float]]
+    predicted_us: Callable[[Problem, Candidate], Mapping[str, Amount]]
 
     @property
     def template(self) -> str:
@@ -218,6 +217,8 @@ def solve(problem: Problem, family: Family) -> Solution:
 def _feasible(
     variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
 ) -> list[Candidate]:
+    import constraint as python_constraint  # only where candidates are listed: choosing among known ones needs no search
+
     search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
     for name, domain in variables.items():
         search.addVariable(name, list(domain))

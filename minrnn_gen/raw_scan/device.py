@@ -10,11 +10,11 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import X_AXES
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
-from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels, typical_time_of
+from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels
 from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 
@@ -63,10 +63,9 @@ def _kernel(
 ) -> tuple[LoadedKernel, KernelPlan]:
     assert x.device is not None
     size, layout = arrangement.hidden_size, arrangement.layout
-    typical_time = typical_time_of(arrangement.time)
-    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, typical_time, x.device)
-    sizes = Sizes(arrangement.batch, arrangement.time)
-    return kernels.ready(kernel_pass, kernels.specialization_of(sizes, alignment_of_call(x, *rows), recurrence.reverse))
+    kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, x.device)
+    specialization = Specialization(alignment_of_call(x, *rows), recurrence.reverse)
+    return kernels.ready(kernel_pass, specialization, Sizes(arrangement.batch, arrangement.time))
 
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:

@@ -14,7 +14,7 @@ from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import ComplexName, PrecisionName
 from minrnn_gen.raw_scan.arrangement import RawLayout
 
@@ -22,10 +22,6 @@ RawPrecision = PrecisionName | ComplexName
 
 # Sizes, dtypes and devices in use at once; a kernel that falls out is compiled or read from the cache again.
 KERNELS_HELD = 256
-# Planned for as many channels as 8 sequences of a layer 1536 wide have: scans that matter fill the GPU.
-TYPICAL_CHANNELS = 8 * 1536
-# And for long ones, unless a tile of several warps along one row, 1,024 steps in fp32, would be longer than a sequence is.
-TYPICAL_TIME, TYPICAL_MEDIUM_TIME, MEDIUM_STEPS = 16384, 512, 1024
 
 # The output is the state, which a backward reads.
 ARRAY_NAMES = ArrayNames(states=("h",), parameters=(), saved_states=("h",), output_state="h")
@@ -43,24 +39,20 @@ class RawKernels:
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
-        self._ready: dict[tuple[KernelPass, Specialization], tuple[LoadedKernel, KernelPlan]] = {}
+        self._ready: dict[KernelKey, tuple[LoadedKernel, KernelPlan]] = {}
         self._lock = threading.Lock()
 
-    def ready(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[LoadedKernel, KernelPlan]:
+    def ready(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> tuple[LoadedKernel, KernelPlan]:
         """Return the kernel to launch and its plan; raises ToolchainMissing where NVRTC is not installed."""
-        key = (kernel_pass, specialization)
+        key = self._builder.choose(kernel_pass, specialization, sizes)
         if key not in self._ready:
             with self._lock:
                 if key not in self._ready:
-                    self._ready[key] = self._built(kernel_pass, specialization)
+                    self._ready[key] = self._built(key)
         return self._ready[key]
 
-    def specialization_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Specialization:
-        """Return the specialization of a call."""
-        return self._builder.specialization_of(sizes, alignment_bytes, reverse)
-
-    def _built(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[LoadedKernel, KernelPlan]:
-        built = self._builder.build(kernel_pass, specialization)
+    def _built(self, key: KernelKey) -> tuple[LoadedKernel, KernelPlan]:
+        built = self._builder.build(key)
         if built.cubin is None:
             raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
         plan = built.plan
@@ -68,32 +60,21 @@ class RawKernels:
 
 
 @lru_cache(maxsize=KERNELS_HELD)
-def raw_kernels(
-    precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, typical_time: int, device: int
-) -> RawKernels:
+def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, device: int) -> RawKernels:
     """Return the kernels for the live device number `device`, kept until `KERNELS_HELD` others have been used since."""
     live = gpu_device.live_device(device)
     if live is None:
         raise ToolchainMissing(f"a is on CUDA device {device}, but CuPy, which launches the kernels, is not installed")
     target = Target(live.profile, live.profile.model_dump_json().encode(), "device")
-    return RawKernels(raw_builder(precision, hidden_size, layout, log_a, typical_time, target))
+    return RawKernels(raw_builder(precision, hidden_size, layout, log_a, target))
 
 
-def typical_time_of(time: int) -> int:
-    """Return the sequence length that kernels for `time` steps are planned for."""
-    return TYPICAL_MEDIUM_TIME if time <= MEDIUM_STEPS else TYPICAL_TIME
-
-
-def raw_builder(
-    precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, typical_time: int, target: Target
-) -> Builder:
+def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, target: Target) -> Builder:
     """Return what builds the kernels of h[t] = a[t] h[t-1] + b[t], gates a and b, for `target`."""
     spec = RawSpec(
         model={"name": "log_scan" if log_a else "scan", "equations": _EQUATIONS[log_a], "gates": ["a", "b"]},
         hidden_size=hidden_size,
         precision=precision,
         layout=layout,
-        batch=max(1, TYPICAL_CHANNELS // hidden_size),
-        time=typical_time,
     )
     return Builder(spec, target, Store(cache_folder()))

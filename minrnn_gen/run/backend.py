@@ -13,14 +13,11 @@ from minrnn_gen.call.results import ResultT
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.run.replay import Replay
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")
-
-KernelKey = tuple[KernelPass, Specialization]
-"""The identity of a kernel among those of one spec."""
 
 
 class Launchable(Protocol):
@@ -69,6 +66,9 @@ class Recorder(Protocol):
     def contiguous(self, array: Array) -> Array:
         """Return a whole array as a contiguous one, a copy where it is not."""
 
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel for a call of these sizes."""
+
     def load(self, kernel: KernelKey) -> Launchable:
         """Return a kernel, built and loaded when it is first met."""
 
@@ -104,8 +104,8 @@ class Backend(Protocol):
     def plan(self, kernel: KernelKey) -> KernelPlan:
         """Return the plan of a kernel, built when it is first met."""
 
-    def build_ahead(self, kernel: KernelKey) -> None:
-        """Begin to build a kernel that will be needed, if that saves time."""
+    def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
+        """Begin to build the kernel that a call of these sizes will need, if that saves time."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> Recorder:
         """Begin a run beside `like` that reads `operands`; those of `keyed` have their slots."""

@@ -16,8 +16,9 @@ from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import CapturedGraph, Scratch, scratch_bytes_of
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.run.backend import KernelKey, Stream
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.run.backend import Stream
 from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import Launch
 
@@ -33,11 +34,15 @@ class KernelLoader(Protocol):
     @property
     def built(self) -> Mapping[KernelKey, BuiltKernel]: ...
 
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey: ...
+
+    def choose_built(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey | None: ...
+
     def plan(self, kernel: KernelKey) -> KernelPlan: ...
 
     def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]: ...
 
-    def build_ahead(self, kernel: KernelKey) -> None: ...
+    def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None: ...
 
 
 class CudaBackend:
@@ -64,9 +69,9 @@ class CudaBackend:
         """Return the plan of a kernel, built when it is first met."""
         return self._kernels.plan(kernel)
 
-    def build_ahead(self, kernel: KernelKey) -> None:
-        """Begin to build a kernel by another thread."""
-        self._kernels.build_ahead(kernel)
+    def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
+        """Begin to build the kernel for a call of these sizes by another thread."""
+        self._kernels.build_ahead(kernel_pass, specialization, sizes)
 
     def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
         """Begin a run beside `like`; the arrays of `keyed` have their slots."""
@@ -106,6 +111,20 @@ class CudaRecorder(TraceRecorder):
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader) -> None:
         super().__init__(like, keyed)
         self._kernels = kernels
+
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel for a call of these sizes.
+
+        While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
+        run is not replayed, since the next call of these sizes has a kernel of its own.
+        """
+        chosen = self._kernels.choose(kernel_pass, specialization, sizes)
+        if chosen not in self._kernels.built and gpu_stream.is_capturing(self._like):
+            nearest = self._kernels.choose_built(kernel_pass, specialization, sizes)
+            if nearest is not None:
+                self.stop()
+                return nearest
+        return chosen
 
     def load(self, kernel: KernelKey) -> RecordedKernel:
         """Return a kernel, built and loaded when it is first met."""

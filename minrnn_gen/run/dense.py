@@ -15,7 +15,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelPass, Sizes, alignment_of, step_sequences_max
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.backend import Backend, Prepare, Recorder, Stream, WideGradients
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,
@@ -29,7 +29,7 @@ from minrnn_gen.run.dense_launch import (
     workspace_bytes_of,
 )
 from minrnn_gen.run.saved import Forward
-from minrnn_gen.run.scan import read_states
+from minrnn_gen.run.scan import read_states, sizes_of
 from minrnn_gen.run.scan_launch import alignment_of_call
 from minrnn_gen.run.stepwise import StepwiseRun
 
@@ -61,9 +61,10 @@ class DenseRun:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_backward)
 
-    def expect_backward(self) -> None:
-        """Begin to build the hinted backward, whose plan says how all are run, while the forward is built and runs."""
-        self.backend.build_ahead(("backward", self.builder.hinted_specialization))
+    def expect_backward(self, call: Call) -> None:
+        """Begin to build the backward of contiguous arrays of these sizes, while the forward is built and runs."""
+        if call.batch:
+            self.backend.build_ahead("backward", self.builder.hinted_specialization, sizes_of(call))
 
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, _states_out: StatesOut) -> None:
         """Run a call of one direction."""
@@ -71,13 +72,13 @@ class DenseRun:
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
-        specialization = self._step_specialization(call)
-        if specialization is None:
+        key = self._choose_step(recorder, call)
+        if key is None:
             # These kernels read a row of channels at once.
             x = call.x if call.x.strides[-1] == 1 else recorder.contiguous(call.x)
             self._run_forward(recorder, replace(call, x=x), outputs, single_step=True)
         else:
-            kernel = recorder.load(("step", specialization))
+            kernel = recorder.load(key)
             kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
@@ -113,8 +114,7 @@ class DenseRun:
         is_storage = states_out == "storage"
         self._run_steps(
             recorder,
-            "forward",
-            self._specialization("forward", part, states_out, part.x, part.R, outputs.y),
+            self._choose(recorder, "forward", part, states_out, part.x, part.R, outputs.y),
             part,
             lambda scratch: forward_arguments(self.names, part, interface.layout, outputs, is_storage, scratch, single_step),
         )
@@ -135,9 +135,9 @@ class DenseRun:
         assert R is not None
         products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
         states = read_states(interface, self.builder, outputs)
-        specialization = self._specialization("backward", part, "none", part.x, R, incoming.dy, *states)
+        kernel = self._choose(recorder, "backward", part, "none", part.x, R, incoming.dy, *states)
         # A persistent kernel writes every row of a sequence.
-        is_persistent = self.backend.plan(("backward", specialization)).is_persistent
+        is_persistent = self.backend.plan(kernel).is_persistent
         writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
         dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
         first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
@@ -161,8 +161,7 @@ class DenseRun:
         clip = self.builder.spec.recurrent_gradient_clip or 0.0
         self._run_steps(
             recorder,
-            "backward",
-            specialization,
+            kernel,
             part,
             lambda scratch: backward_arguments(self.names_backward, part, interface.layout, arrays, clip, scratch),
             prepare,
@@ -182,51 +181,52 @@ class DenseRun:
     def _run_steps(
         self,
         recorder: Recorder,
-        kernel_pass: KernelPass,
-        specialization: Specialization,
+        key: KernelKey,
         part: Call,
         arguments: Callable[[Scratch | None], NamedArguments],
         prepare: Prepare = lambda _scratch, _stream: None,
     ) -> None:
         """Run all steps of a call of one direction, by the kernel that serves."""
-        if not self.backend.plan((kernel_pass, specialization)).is_persistent:
+        if not self.backend.plan(key).is_persistent:
             # Launches in graphs are as fast as they would be replayed.
-            self.stepwise.run(recorder, (kernel_pass, specialization), part, arguments, prepare)
+            self.stepwise.run(recorder, key, part, arguments, prepare)
             return
-        kernel = recorder.load((kernel_pass, specialization))
+        kernel = recorder.load(key)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))
         resident = kernel.resident_blocks() if kernel.plan.variables["grid_blocks"] > 1 else 0
         for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident):
             kernel.launch(launch)
 
-    def _step_specialization(self, call: Call) -> Specialization | None:
-        """The specialization of a step by a kernel of its own, or None where it is a forward of one step."""
+    def _choose_step(self, recorder: Recorder, call: Call) -> KernelKey | None:
+        """The kernel of its own for a step, or None where it is a forward of one step."""
         interface, builder = self.interface, self.builder
         assert call.R is not None
         if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
             return None
         rows = (call.R, *(state for state in call.initial if state is not None))
         alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
-        specialization = builder.specialization_of(Sizes(call.batch, 1), alignment)
-        return specialization if self.backend.plan(("step", specialization)).strategy == "decode" else None
+        key = recorder.choose("step", Specialization(alignment), Sizes(call.batch, 1))
+        return key if self.backend.plan(key).strategy == "decode" else None
 
-    def _specialization(self, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array) -> Specialization:
-        """The specialization of a call of one direction; `rows` are the arrays of which a head of a row is read at once.
+    def _choose(
+        self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array
+    ) -> KernelKey:
+        """The kernel for a call of one direction; `rows` are the arrays of which a head of a row is read at once.
 
-        What takes a call step by step reads at run time how it is called: of it there is one kernel.
+        What takes a call step by step reads at run time how it is called: of it there is one kernel for the same sizes.
         """
-        hinted = self.builder.hinted_specialization
+        sizes, hinted = sizes_of(part), self.builder.hinted_specialization
+        contiguous = recorder.choose(kernel_pass, hinted, sizes)
+        if not self.backend.plan(contiguous).is_persistent:
+            return contiguous
         head_bytes = self.interface.head_dim * self.interface.precision.storage_bytes
-        exact = replace(
-            hinted,
+        exact = Specialization(
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
             states_out=states_out,
         )
-        if (kernel_pass, exact) in self.backend.built or self.backend.plan((kernel_pass, hinted)).is_persistent:
-            return exact
-        return hinted
+        return recorder.choose(kernel_pass, exact, sizes)
 
 
 def _as_rows(initial: Array) -> Array:

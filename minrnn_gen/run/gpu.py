@@ -26,7 +26,7 @@ from minrnn_gen.run.scan import ScanRun
 class CellRun(Protocol):
     """The runs of one class of cells: `ScanRun` or `DenseRun`."""
 
-    def expect_backward(self) -> None:
+    def expect_backward(self, call: Call, /) -> None:
         """Build what a backward needs whatever its arrays."""
 
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut, /) -> None:
@@ -74,7 +74,7 @@ class GpuRun:
     def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
         """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward."""
         if saves:
-            self._cells.expect_backward()
+            self._cells.expect_backward(call)
         interface = self._interface
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
         if storage == carried and states_out != "none":

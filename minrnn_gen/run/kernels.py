@@ -6,27 +6,25 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import cast
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.environment import specializes_by_sizes
 from minrnn_gen.errors import MinrnnError, ToolchainMissing
 from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.run.backend import KernelKey
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 
 
 class BuiltKernels:
-    """The kernels of one builder by pass and specialization; may be used from several threads."""
+    """The kernels of one builder by their keys; may be used from several threads."""
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
         """Begin with those that are `built` already."""
         self._builder = builder
-        self._built: dict[KernelKey, BuiltKernel] = {
-            (cast(KernelPass, kernel.plan.kernel_pass), kernel.plan.specialization): kernel for kernel in built
-        }
+        self._built: dict[KernelKey, BuiltKernel] = {KernelKey.of(kernel.plan): kernel for kernel in built}
+        self._keeps_first = not specializes_by_sizes()
         self._lock = threading.Lock()
         self._locks: dict[KernelKey, threading.Lock] = {}
 
@@ -34,6 +32,21 @@ class BuiltKernels:
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
         """Every kernel so far, in the order in which they were built."""
         return MappingProxyType(self._built.copy())
+
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the kernel for a call of these sizes; the first of its pass and specialization, if only that is wanted."""
+        if self._keeps_first and (alike := self.built_like(kernel_pass, specialization)):
+            return alike[0]
+        return self._builder.choose(kernel_pass, specialization, sizes)
+
+    def choose_built(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey | None:
+        """Return the kernel that is nearest to these sizes among those that are built, None where there is none."""
+        alike = self.built_like(kernel_pass, specialization)
+        return min(alike, key=lambda kernel: sizes.distance(kernel.sizes)) if alike else None
+
+    def built_like(self, kernel_pass: KernelPass, specialization: Specialization) -> list[KernelKey]:
+        """Return the kernels of a pass and specialization that are built, in the order in which they were."""
+        return [key for key in self.built if (key.kernel_pass, key.specialization) == (kernel_pass, specialization)]
 
     def build(self, kernel: KernelKey) -> BuiltKernel:
         """Return a kernel, built if it was not yet."""
@@ -43,7 +56,7 @@ class BuiltKernels:
             lock = self._locks.setdefault(kernel, threading.Lock())
         with lock:  # others may be built meanwhile
             if kernel not in self._built:
-                self._built[kernel] = self._builder.build(*kernel)
+                self._built[kernel] = self._builder.build(kernel)
             return self._built[kernel]
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
@@ -73,11 +86,13 @@ class CompiledKernels(BuiltKernels):
             )
         return self._loaded.setdefault(key, (module.loaded_kernel(built.cubin, built.plan, part), built.plan))
 
-    def build_ahead(self, kernel: KernelKey) -> None:
-        """Begin to build a kernel by another thread, if it is not built yet."""
-        if kernel not in self._built:
-            threading.Thread(target=self._try_to_build, args=(kernel,), name=f"minrnn_gen {kernel[0]}").start()
+    def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
+        """Begin to plan and build the kernel for a call of these sizes by another thread, if it is not built yet."""
+        request = (kernel_pass, specialization, sizes)
+        if self._builder.is_planned(kernel_pass, specialization) and self.choose(*request) in self._built:
+            return
+        threading.Thread(target=self._try_to_build, args=request, name=f"minrnn_gen {kernel_pass}").start()
 
-    def _try_to_build(self, kernel: KernelKey) -> None:
+    def _try_to_build(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         with suppress(MinrnnError):  # raised again where the kernel is needed
-            self.build(kernel)
+            self.build(self.choose(kernel_pass, specialization, sizes))

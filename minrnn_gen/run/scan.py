@@ -13,7 +13,7 @@ from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, output
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
-from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan_launch import (
@@ -43,19 +43,19 @@ class ScanRun:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_backward)
 
-    def expect_backward(self) -> None:
+    def expect_backward(self, call: Call) -> None:
         """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         """Run a call of one direction."""
         rows = (part.x, outputs.y, *outputs.kept)
-        kernel = recorder.load(("forward", self._specialization(part, states_out, *rows)))
+        kernel = recorder.load(self._choose(recorder, "forward", part, states_out, *rows))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
         kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
-        kernel = recorder.load(("step", self.builder.hinted_specialization))
+        kernel = recorder.load(recorder.choose("step", self.builder.hinted_specialization, Sizes(call.batch, 1)))
         kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
@@ -85,20 +85,21 @@ class ScanRun:
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
-            specialization = self._specialization(part, "none", part.x, arriving.dy, dx, *states_of_run)
-            yield _RunBack(part, states_of_run, arriving, recorder.load(("backward", specialization)))
+            kernel = self._choose(recorder, "backward", part, "none", part.x, arriving.dy, dx, *states_of_run)
+            yield _RunBack(part, states_of_run, arriving, recorder.load(kernel))
 
-    def _specialization(self, call: Call, states_out: StatesOut, *rows: Array) -> Specialization:
-        """The specialization of a call of one direction whose arrays of x and y are `rows`."""
-        packed = call.sequences.cu_seqlens is not None
-        return self.builder.specialization_of(
-            Sizes(call.batch, call.time // call.batch if packed else call.time),
+    def _choose(
+        self, recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: StatesOut, *rows: Array
+    ) -> KernelKey:
+        """The kernel for a call of one direction whose arrays of x and y are `rows`."""
+        specialization = Specialization(
             alignment_of_call(*rows),
             reverse=call.reverse,
             resets=call.sequences.resets is not None,
             states_out=states_out,
-            packed=packed,
+            packed=call.sequences.cu_seqlens is not None,
         )
+        return recorder.choose(kernel_pass, specialization, sizes_of(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ class _RunBack:
     read_states: tuple[Array, ...]
     incoming: IncomingGradient
     kernel: Launchable
+
+
+def sizes_of(call: Call) -> Sizes:
+    """Return the sizes of a call; of sequences that lie behind each other, their mean length."""
+    packed = call.sequences.cu_seqlens is not None
+    return Sizes(call.batch, call.time // call.batch if packed else call.time)
 
 
 def read_states(interface: Interface, builder: Builder, outputs: Outputs) -> tuple[Array, ...]:

@@ -11,7 +11,8 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu.graph import Scratch
-from minrnn_gen.run.backend import Backend, KernelKey, Prepare, Recorder, Stream
+from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.run.backend import Backend, Prepare, Recorder, Stream
 from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.scan_launch import Launch
 
@@ -76,4 +77,4 @@ class StepwiseRun:
 
 
 def _is_backward(kernel: KernelKey) -> bool:
-    return kernel[0] == "backward"
+    return kernel.kernel_pass == "backward"

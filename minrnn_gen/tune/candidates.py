@@ -19,8 +19,8 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.store import templates_digest
 from minrnn_gen.build.tuned_choice import Trial, as_measured
 from minrnn_gen.errors import CompileFailed, PromiseBroken
-from minrnn_gen.plan.kernel_plan import Specialization, total_us
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.kernel_plan import total_us
+from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.tune.history import times_of
 from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung, Measurer
@@ -45,8 +45,7 @@ class CandidatePool:
     """
 
     builder: Builder
-    kernel_pass: KernelPass
-    specialization: Specialization
+    key: KernelKey
     measurer: Measurer
     log: ResultLog
     compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -63,7 +62,7 @@ class CandidatePool:
     @cached_property
     def solutions(self) -> tuple[Solution, ...]:
         """The candidates of every kernel family that can run this problem."""
-        return tuple(as_measured(self.builder.solutions(self.kernel_pass, self.specialization)))
+        return tuple(as_measured(self.builder.solutions(self.key)))
 
     @cached_property
     def setting(self) -> Setting:
@@ -183,4 +182,4 @@ class CandidatePool:
 
 
 def _predicted_us(solution: Solution, rank: int) -> float:
-    return total_us(solution.family.predicted_us(solution.problem, solution.candidates[rank]))
+    return float(total_us(solution.family.predicted_us(solution.problem, solution.candidates[rank])))

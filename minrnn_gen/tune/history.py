@@ -117,6 +117,20 @@ class History:
         bests += [fastest(group, groups[group], False, False) for group in nearest if group not in exact]
         return next((best for best in bests if best is not None), None)
 
+    def sizes_measured(self, setting: Setting) -> tuple[tuple[int, int], ...]:
+        """Return the batches and times at which something was measured of a setting that differs in these alone, newest first.
+
+        What shipped is behind what was measured here; a driver, and a device that is not known, may be any.
+        """
+        sizes: dict[tuple[int, int], None] = {}
+        here = reversed(_alike(self.path(setting.gpu), setting))
+        shipped = _alike(self.shipped / f"{setting.gpu}.jsonl", setting) if self.shipped is not None else ()
+        for result in (*here, *shipped):
+            measured = result.setting
+            if (measured.hidden_size, measured.heads) == (setting.hidden_size, setting.heads):
+                sizes.setdefault((measured.batch, measured.time))
+        return tuple(sizes)
+
     def _shipped(self, setting: Setting) -> dict[Setting, list[Result]]:
         """Return what shipped of this setting, whatever the driver."""
         groups: dict[Setting, list[Result]] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -14,7 +14,7 @@ from minrnn_gen.build.tuned_choice import Choice, Trial
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.driver import driver_release
-from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.problem import KernelKey, Problem, Sizes
 from minrnn_gen.tune.device import open_measurer
 from minrnn_gen.tune.history import History, open_history
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, Measurer
@@ -41,15 +41,7 @@ class TunedLookup:
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
-        here = problem.gpu.name == self.gpu
-        setting = setting_of(
-            problem,
-            cell_digest,
-            device=self.device if here else "",
-            driver=self.driver if here else "",
-            toolchain=toolchain_version() or "",
-            sources=templates_digest(),
-        )
+        setting = self._setting(problem, cell_digest)
         best = self.history.best(setting)
         if best is None:
             return None
@@ -60,6 +52,28 @@ class TunedLookup:
             sizes = best.setting
             where += f" with hidden_size {sizes.hidden_size}, batch {sizes.batch}, time {sizes.time}, driver {sizes.driver}"
         return Choice(best.family, best.variables, f"measured, {best.median_us:.4g} us on {where}")
+
+    def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
+        """Return the sizes at which candidates were measured on this GPU, with the best of each; the last measured first."""
+        setting = self._setting(problem, cell_digest)
+        bests = []
+        for batch, time in self.history.sizes_measured(setting):
+            best = self.history.best(replace(setting, batch=batch, time=time))
+            if best and best.is_exact:
+                why = f"measured, {best.median_us:.4g} us on {best.setting.device}"
+                bests.append((Sizes(batch, time), Choice(best.family, best.variables, why)))
+        return bests
+
+    def _setting(self, problem: Problem, cell_digest: str) -> Setting:
+        here = problem.gpu.name == self.gpu
+        return setting_of(
+            problem,
+            cell_digest,
+            device=self.device if here else "",
+            driver=self.driver if here else "",
+            toolchain=toolchain_version() or "",
+            sources=templates_digest(),
+        )
 
     def accepts(self, trial: Trial) -> bool:
         """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong.
@@ -101,11 +115,25 @@ class JustTuned:
     lookup: TunedLookup
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
-        """Return the candidate that won for this pass and specialization."""
-        for plan, why in ((built.plan, built.chosen) for built in self.winners):
-            if (plan.kernel_pass, plan.specialization) == (problem.kernel_pass, problem.specialization):
-                return Choice(plan.name, plan.variables, why)
-        return self.lookup.choice(problem, cell_digest)
+        """Return the candidate that won for this kernel."""
+        won = dict(self._won(problem))
+        return won.get(problem.sizes) or self.lookup.choice(problem, cell_digest)
+
+    def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
+        """Return the sizes that were tuned for, and those of the history."""
+        won = self._won(problem)
+        tuned_sizes = {sizes for sizes, _ in won}
+        before = self.lookup.measured(problem, cell_digest)
+        return [*won, *((sizes, choice) for sizes, choice in before if sizes not in tuned_sizes)]
+
+    def _won(self, problem: Problem) -> list[tuple[Sizes, Choice]]:
+        """The winners of the problem's pass and specialization, with the sizes at which they won."""
+        keys = [(KernelKey.of(built.plan), built) for built in self.winners]
+        return [
+            (key.sizes, Choice(built.plan.name, built.plan.variables, built.chosen))
+            for key, built in keys
+            if (key.kernel_pass, key.specialization) == (problem.kernel_pass, problem.specialization)
+        ]
 
     def accepts(self, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""

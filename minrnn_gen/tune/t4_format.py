@@ -52,7 +52,7 @@ def _entry(result: Result) -> dict[str, Any]:
 
 def _kernel_of(result: Result) -> str:
     setting = result.setting
-    flags = ("reverse", "resets", "underfills_gpu", "short_sequences")
+    flags = ("reverse", "resets", "packed")
     specialization = "".join(f"_{name}" for name in flags if getattr(setting.specialization, name))
     kept = "" if setting.specialization.states_out == "none" else f"_keeps_{setting.specialization.states_out}"
     return (

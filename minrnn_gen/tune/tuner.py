@@ -11,12 +11,10 @@ from dataclasses import dataclass, field, replace
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import toolchain_version
-from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.precision import precision_of
+from minrnn_gen.plan.problem import KernelKey, KernelPass
+from minrnn_gen.run.ahead import passes_of
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import History
 from minrnn_gen.tune.measurer import Measurer
@@ -71,23 +69,9 @@ class TunedKernel:
     winner: BuiltKernel | None
 
 
-def kernels_of(builder: Builder) -> tuple[tuple[KernelPass, Specialization], ...]:
+def kernels_of(builder: Builder) -> tuple[KernelKey, ...]:
     """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included."""
-    spec, specialization = builder.spec, builder.hinted_specialization
-    is_dense = builder.kind == "dense"
-    # What is kept for a backward is another kernel of a forward.
-    keeps = spec.training and bool(builder.lowered_backward.needs_saved_states)
-    precision = precision_of(spec.precision)
-    # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
-    kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
-    specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
-    kernels: list[tuple[KernelPass, Specialization]] = []
-    for reverse in RUNS_REVERSED[spec.direction]:
-        kernels += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
-        kernels += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
-    if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
-        kernels.append(("step", specialization))
-    return tuple(kernels)
+    return tuple(builder.key_of(*of_pass) for of_pass in passes_of(builder, builder.hinted_sizes))
 
 
 def tune(
@@ -108,10 +92,10 @@ def tune(
         raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to tune")
     wanted = kernels_of(builder)
     end = time.monotonic() + limits.budget_s
-    for done, (kernel_pass, specialization) in enumerate(wanted):
+    for done, key in enumerate(wanted):
         # What one kernel did not need is there for the next ones.
         share = max(0.0, end - time.monotonic()) / (len(wanted) - done)
-        pool = CandidatePool(builder, kernel_pass, specialization, measurer, history, limits.compilers)
+        pool = CandidatePool(builder, key, measurer, history, limits.compilers)
         tuned = KernelTuning(pool, limits.top, share, watch).run()
         yield tuned
         if tuned.ended == "interrupted":
@@ -139,7 +123,7 @@ class KernelTuning:
             times_us = pool.measure(key, REPEATS)
             spent = 1 - max(0.0, seconds_left()) / self.seconds if self.seconds else 1.0
             best_us = min(pool.medians_us.values(), default=None)
-            self.watch(Progress(pool.kernel_pass, len(pool.times_us), at_most, best_us, spent))
+            self.watch(Progress(pool.key.kernel_pass, len(pool.times_us), at_most, best_us, spent))
             return times_us
 
         with closing(pool.arriving(self.top)) as arriving:
@@ -156,4 +140,4 @@ class KernelTuning:
     def _keep(self, winner: CandidateKey, best_us: float) -> BuiltKernel:
         pool = self.pool
         chosen = f"measured, {best_us:.4g} us on {pool.setting.device}"
-        return pool.builder.keep(pool.kernel_pass, replace(pool.compiled(winner), chosen=chosen))
+        return pool.builder.keep(replace(pool.compiled(winner), chosen=chosen))

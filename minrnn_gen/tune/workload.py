@@ -19,8 +19,8 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import FILLING_CHANNELS_PER_SM, SHORT_STEPS, Sizes
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed
 
@@ -29,6 +29,10 @@ CHECKED_ELEMENTS = 1 << 22
 # Steps of a dense cell, whose products take the longest there: several times round the deepest ring, and more than one CUDA
 # graph of single steps.
 CHECKED_DENSE_STEPS = 144
+# With fewer channels than these per SM, blocks with columns of 32 ... 64 channels leave some SMs without work.
+FILLING_CHANNELS_PER_SM = 64
+# Up to here a tile of a block can hold a whole sequence.
+SHORT_STEPS = 128
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
 # A prime, so that no two rows of an array are alike.
@@ -57,6 +61,22 @@ class Arguments:
 
 
 @dataclass(frozen=True)
+class TrialBuilder(Builder):
+    """Builder of the other kernels of calls that run `trial`, whatever their sizes."""
+
+    trial: KernelKey | None = None
+
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
+        """Return the trial for calls of its pass and specialization; of a dense cell it also says how calls are run."""
+        trial = self.trial
+        if trial and trial.kernel_pass == kernel_pass:
+            asks_how = self.kind == "dense" and specialization == self.hinted_specialization
+            if asks_how or specialization == trial.specialization:
+                return trial
+        return super().choose(kernel_pass, specialization, sizes)
+
+
+@dataclass(frozen=True)
 class Workload:
     """The calls that run one kernel of a spec: from pre-activations, in one direction, and nothing else that takes long.
 
@@ -77,7 +97,7 @@ class Workload:
     @cached_property
     def builder(self) -> Builder:
         """What builds the other kernels of its calls."""
-        return Builder(self._spec(), self.target, self.store)
+        return TrialBuilder(self._spec(), self.target, self.store, trial=KernelKey.of(self.plan))
 
     def prepare(self) -> None:
         """Make what is the same for every candidate: what it should give, and what runs before it."""
@@ -203,7 +223,7 @@ class Workload:
 
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
-    """Return sizes of a plan's specialization, and like its own, for which the fp64 reference takes about a second."""
+    """Return sizes like a plan's own, with as many idle SMs and as long, for which the fp64 reference takes about a second."""
     is_few = plan.batch * plan.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
     least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.hidden_size)
     least_time = min(plan.time, SHORT_STEPS)
@@ -216,7 +236,7 @@ def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
 
 def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
     """Raise MeasurementFailed where calls of `kernel` ran a kernel of another specialization than the plan's."""
-    ran = {specialization for (kernel_pass, specialization) in kernel.plans if kernel_pass == plan.kernel_pass}
+    ran = {key.specialization for key in kernel.plans if key.kernel_pass == plan.kernel_pass}
     if others := ran - {plan.specialization}:
         raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.specialization}")
 

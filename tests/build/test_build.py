@@ -69,19 +69,19 @@ def builder_of(folder: Path, gpu: str = "h200", **spec: Any) -> Builder:
 
 def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler, cache: Path) -> None:
     builder = builder_of(cache)
-    solution = builder.solve("forward", REGIME)
+    solution = builder.solve(builder.key_of("forward", REGIME))
     first, *rest = solution.attempts(ATTEMPTS)
     assert len(first) == 1 and all(len(ranks) == ATTEMPTS_AT_ONCE for ranks in rest[:2])
     *broken, kept = (solution.candidates[rank] for rank in (*first, *rest[0], rest[1][0]))
     compiler.spilling = broken
-    built = builder.build("forward", REGIME)
+    built = builder.build(builder.key_of("forward", REGIME))
     # What is tried at once with the one that is taken is compiled, no more.
     assert built.plan.variables == kept and compiler.calls == len(broken) + ATTEMPTS_AT_ONCE
     assert built.dropped == tuple(
         f"{dict(candidate)}: scan_forward spills {4 * number} bytes" for number, candidate in enumerate(broken, start=1)
     )
     # Nor is it forgotten: the next to ask is told the same, and compiles nothing.
-    again = builder_of(cache).build("forward", REGIME)
+    again = builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
     assert compiler.calls == len(broken) + ATTEMPTS_AT_ONCE
     assert (again.cached, again.dropped, again.plan) == (True, built.dropped, built.plan)
     assert all(dropped in explain(again) for dropped in built.dropped)
@@ -92,7 +92,7 @@ def test_debug_builds_and_others_do_not_mix(compiler: Compiler, cache: Path, mon
     found = []
     for asked in ("0", "1", "0", "1"):
         monkeypatch.setenv("MINRNN_DEBUG", asked)
-        found.append(builder_of(cache).build("forward", REGIME))
+        found.append(builder_of(cache).build(builder_of(cache).key_of("forward", REGIME)))
     release, debug, *again = found
     assert compiler.calls == 2 and [one.cached for one in found] == [False, False, True, True]
     assert release.digest != debug.digest and [one.plan for one in again] == [release.plan, debug.plan]
@@ -105,11 +105,11 @@ def test_debug_builds_and_others_do_not_mix(compiler: Compiler, cache: Path, mon
 def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Compiler, cache: Path) -> None:
     """As it is built, and as it comes from the cache."""
     for builds in range(2):
-        built = builder_of(cache).build("backward", REGIME)
+        built = builder_of(cache).build(builder_of(cache).key_of("backward", REGIME))
         assert (built.cached, compiler.calls) == (bool(builds), 1)
         assert built.cell.saved_values == built.plan.saved_values == ("y",)
         assert "  saved      y\n  recomputed z\n" in explain(built)
-    forward = builder_of(cache).build("forward", REGIME)
+    forward = builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
     assert "recomputed" not in explain(forward)
 
 
@@ -125,8 +125,8 @@ def paths_within(value: object) -> Iterator[tuple[str, ...]]:
 @pytest.mark.usefixtures("compiler")
 def test_a_sealed_request_that_lacks_a_key_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     builder = builder_of(cache)
-    built = builder.build("forward", REGIME)
-    key = builder.request_key("forward", REGIME)
+    built = builder.build(builder.key_of("forward", REGIME))
+    key = builder.request_key(builder.key_of("forward", REGIME))
     request = builder.store.find_request(key)
     assert request is not None
     paths = [path for path in paths_within(request) if path != ("chosen",)]
@@ -139,7 +139,7 @@ def test_a_sealed_request_that_lacks_a_key_is_damaged(cache: Path, caplog: pytes
         del part[path[-1]]
         builder.store.put_request(key, damaged)
         caplog.clear()
-        again = builder.find("forward", REGIME)
+        again = builder.find(builder.key_of("forward", REGIME))
         # What has a default reads as it was.
         assert again is None or again.plan == built.plan, path
         assert [record.getMessage().count("damaged") for record in caplog.records] == [1] * (again is None), path
@@ -150,41 +150,41 @@ def test_a_sealed_request_that_lacks_a_key_is_damaged(cache: Path, caplog: pytes
 def test_a_request_that_leads_to_another_kernel_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     builder, other = builder_of(cache), Specialization(16, resets=True)
     for specialization in (REGIME, other):
-        builder.build("forward", specialization)
-    keys = [builder.request_key("forward", specialization) for specialization in (REGIME, other)]
+        builder.build(builder.key_of("forward", specialization))
+    keys = [builder.request_key(builder.key_of("forward", specialization)) for specialization in (REGIME, other)]
     own, of_other = (builder.store.find_request(key) for key in keys)
     assert own is not None and of_other is not None
     for damaged in (of_other, {**own, "content": 3}, {**own, "content": "no key"}, {**own, "content": None}):
         builder.store.put_request(keys[0], damaged)
-        assert builder.find("forward", REGIME) is None
+        assert builder.find(builder.key_of("forward", REGIME)) is None
     assert ["damaged" in record.getMessage() for record in caplog.records] == [True] * 4
-    assert builder.build("forward", REGIME).plan.specialization == REGIME
+    assert builder.build(builder.key_of("forward", REGIME)).plan.specialization == REGIME
 
 
 @pytest.mark.usefixtures("compiler")
 def test_the_text_of_another_key_is_damaged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A cubin belongs to its text, and that to its key: sealed as a whole under another key it is not run."""
     builder = builder_of(cache)
-    built = builder.build("forward", REGIME)
+    built = builder.build(builder.key_of("forward", REGIME))
     entry = builder.store.find(built.digest)
     assert entry is not None
     builder.store.clear()
     text = entry.files[f"{built.plan.entry}.cu"] + b"// another\n"
     builder.store.put(built.digest, {**entry.files, f"{built.plan.entry}.cu": text}, entry.manifest)
     request = {"content": built.digest, "plan": built.plan.to_json(), "cell": asdict(built.cell), "dropped": []}
-    builder.store.put_request(builder.request_key("forward", REGIME), request)
-    assert builder.find("forward", REGIME) is None
+    builder.store.put_request(builder.request_key(builder.key_of("forward", REGIME)), request)
+    assert builder.find(builder.key_of("forward", REGIME)) is None
     assert ["damaged" in record.getMessage() for record in caplog.records] == [True]
-    again = builder.build("forward", REGIME)
+    again = builder.build(builder.key_of("forward", REGIME))
     assert (again.source, again.digest) == (built.source, built.digest)
-    assert builder.find("forward", REGIME) is not None
+    assert builder.find(builder.key_of("forward", REGIME)) is not None
 
 
 def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Compiler, cache: Path) -> None:
     builder = builder_of(cache)
-    compiler.spilling = builder.solve("forward", REGIME).candidates
+    compiler.spilling = builder.solve(builder.key_of("forward", REGIME)).candidates
     with pytest.raises(CompileFailed) as caught:
-        builder.build("forward", REGIME)
+        builder.build(builder.key_of("forward", REGIME))
     message = str(caught.value)
     assert compiler.calls == ATTEMPTS
     assert "forward" in message and "scan_forward spills 4 bytes" in message and str(ATTEMPTS) in message
@@ -210,7 +210,7 @@ def test_one_candidate_can_be_asked_for(
         return CompiledSource(b"cubin", (KernelResources(plan.entry, **(taken | changes)),))
 
     builder = builder_of(cache)
-    solution = builder.solve("forward", REGIME)
+    solution = builder.solve(builder.key_of("forward", REGIME))
     monkeypatch.setattr(build, "compile_source", Compiler())
     assert builder.build_candidate(solution, 2).plan.variables == solution.candidates[2]
     monkeypatch.setattr(build, "compile_source", compile_source)
@@ -245,7 +245,7 @@ def test_what_nvrtc_refuses_is_not_tried_again(cache: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(build, "compile_source", refuse)
     with pytest.raises(CompileFailed, match=r"scan_forward\.cu\(7\)"):
-        builder_of(cache).build("forward", REGIME)
+        builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
     assert len(calls) == 1
 
 
@@ -257,8 +257,8 @@ def same(first: BuiltKernel, second: BuiltKernel) -> bool:
 @pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
 @pytest.mark.parametrize("kernel_pass", ["forward", "step"])
 def test_what_was_built_is_found_as_it_was(compiler: Compiler, cache: Path, model: str, kernel_pass: Any) -> None:
-    first = builder_of(cache, model=model).build(kernel_pass, REGIME)
-    second = builder_of(cache, model=model).build(kernel_pass, REGIME)
+    first = builder_of(cache, model=model).build(builder_of(cache, model=model).key_of(kernel_pass, REGIME))
+    second = builder_of(cache, model=model).build(builder_of(cache, model=model).key_of(kernel_pass, REGIME))
     assert (first.cached, second.cached, compiler.calls) == (False, True, 1)
     assert same(first, second)
     assert first.folder is not None
@@ -280,17 +280,23 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_spec_is_another_kernel(compiler: Compiler, cache: Path, change: dict[str, Any]) -> None:
     base = {"gpu": "h200"}
-    builder_of(cache, **base).build("forward", REGIME)
-    assert not builder_of(cache, **(base | change)).build("forward", REGIME).cached
-    assert builder_of(cache, **base).build("forward", REGIME).cached
+
+    def built(**spec: Any) -> BuiltKernel:
+        builder = builder_of(cache, **spec)
+        return builder.build(builder.key_of("forward", REGIME))
+
+    built(**base)
+    assert not built(**(base | change)).cached
+    assert built(**base).cached
     assert compiler.calls == 2
 
 
 def test_other_passes_and_specializations_are_other_kernels(compiler: Compiler, cache: Path) -> None:
     builder = builder_of(cache)
-    wanted = [("forward", Specialization(16)), ("forward", Specialization(4)), ("step", Specialization(16))]
-    assert [builder.build(*one).cached for one in wanted] == [False] * 3
-    assert [builder.build(*one).cached for one in wanted] == [True] * 3
+    passes = [("forward", Specialization(16)), ("forward", Specialization(4)), ("step", Specialization(16))]
+    keys = [builder.key_of(kernel_pass, specialization) for kernel_pass, specialization in passes]
+    assert [builder.build(key).cached for key in keys] == [False] * 3
+    assert [builder.build(key).cached for key in keys] == [True] * 3
     assert compiler.calls == 3
 
 
@@ -329,13 +335,13 @@ def refuse_to_write(*_: object) -> None:
 def test_a_read_only_cache_is_read(
     compiler: Compiler, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = builder_of(cache).build("forward", REGIME)
+    first = builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
     monkeypatch.setattr(Store, "_make_folder", refuse_to_write)
-    assert same(builder_of(cache).build("forward", REGIME), first)
+    assert same(builder_of(cache).build(builder_of(cache).key_of("forward", REGIME)), first)
     assert not caplog.records
     # What is not in it is built all the same, every time.
     for _ in range(2):
-        other = builder_of(cache, hidden_size=65).build("forward", REGIME)
+        other = builder_of(cache, hidden_size=65).build(builder_of(cache, hidden_size=65).key_of("forward", REGIME))
         assert (other.cached, other.folder) == (False, None) and other.cubin
     assert "Read-only" in caplog.text
     assert compiler.calls == 3
@@ -344,7 +350,7 @@ def test_a_read_only_cache_is_read(
 @pytest.mark.usefixtures("compiler")
 def test_a_cache_that_cannot_be_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    built = builder_of(tmp_path / "file" / "cache").build("forward", REGIME)
+    built = builder_of(tmp_path / "file" / "cache").build(builder_of(tmp_path / "file" / "cache").key_of("forward", REGIME))
     assert built.cubin and built.folder is None and not built.cached
 
 
@@ -427,6 +433,6 @@ def test_many_threads_share_a_builder(compiler: Compiler, cache: Path) -> None:
 
     builder = builder_of(cache)
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: builder.build("forward", REGIME), range(16)))
+        results = list(pool.map(lambda _: builder.build(builder.key_of("forward", REGIME)), range(16)))
     assert len({built.digest for built in results}) == 1
     assert compiler.calls == 1

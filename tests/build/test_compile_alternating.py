@@ -51,7 +51,7 @@ def test_both_kernels_keep_their_promise(model: str, gpu: str, precision: str, h
     builder = builder_of(MODELS[model], gpu, precision=precision, **sizes)
     passes: tuple[KernelPass, ...] = ("forward", "backward")
     for kernel_pass in passes:
-        built = builder.build(kernel_pass, builder.hinted_specialization)
+        built = builder.build(builder.key_of(kernel_pass, builder.hinted_specialization))
         plan = built.plan
         assert built.resources is not None and built.dropped == ()
         assert plan.heads == heads and plan.shared_bytes == 0
@@ -66,7 +66,7 @@ def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str
     sources = set()
     for kernel_pass, layout, direction in (("forward", "BTD", "forward"), ("step", "BDT", "reverse")):
         builder = builder_of(MODELS[model], "t4", layout=layout, direction=direction)  # where nothing is persistent
-        *_, solution = builder.solutions(kernel_pass, builder.hinted_specialization)
+        *_, solution = builder.solutions(builder.key_of(kernel_pass, builder.hinted_specialization))
         assert solution.family.name == "stepwise_forward"
         source = builder.build_candidate(solution, 0).source
         sources.add("\n".join(line for line in source.splitlines() if not line.startswith("//")))
@@ -76,12 +76,12 @@ def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str
 def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
     """Of the LSTM's output the products are made again; its cell is read as it was saved."""
     builder = builder_of("lstm")
-    plan = builder.solve("backward", builder.hinted_specialization).plan()
+    plan = builder.solve(builder.key_of("backward", builder.hinted_specialization)).plan()
     assert plan.saved_values == ("y", "state c")
     assert plan.recomputed_values[:4] == ("product i", "product f", "product z", "product o")
     assert {"i", "f", "z", "o"} <= set(plan.recomputed_values)
-    forward = builder.solve("forward", builder.hinted_specialization).plan()
+    forward = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
     assert forward.saved_values == forward.recomputed_values == ()
     scan = builder_of("qrnn")
-    assert scan.solve("backward", scan.hinted_specialization).plan().saved_values == ("state c",)
-    assert scan.solve("backward", scan.hinted_specialization).plan().recomputed_values == ("f", "o", "z")
+    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().saved_values == ("state c",)
+    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().recomputed_values == ("f", "o", "z")

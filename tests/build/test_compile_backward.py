@@ -33,7 +33,7 @@ CASES = (
 @pytest.mark.parametrize(("model", "precision", "layout", "gpu", "alignment"), CASES)
 def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, gpu: str, alignment: int) -> None:
     builder = builder_of(model, gpu, hidden_size=96, precision=precision, layout=layout)
-    built = builder.build("backward", Specialization(alignment))
+    built = builder.build(builder.key_of("backward", Specialization(alignment)))
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.name == built.plan.entry and kernel.spill_bytes == 0

@@ -90,7 +90,7 @@ def covering() -> tuple[Case, ...]:
 
 def check(case: Case) -> None:
     builder = builder_of(case.model, case.gpu, precision=case.precision, layout=case.layout, hidden_size=case.hidden_size)
-    built = builder.build(case.kernel_pass, Specialization(case.alignment_bytes))
+    built = builder.build(builder.key_of(case.kernel_pass, Specialization(case.alignment_bytes)))
     plan, resources = built.plan, built.resources
     assert resources is not None and built.cubin is not None
     assert [kernel.name for kernel in resources] == [plan.entry]

@@ -46,7 +46,7 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_d
         # With all that a specialization may add to the text.
         kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
         specialization = replace(builder.hinted_specialization, resets=True, reverse=True, states_out=kept)
-        built = builder.build(kernel_pass, specialization)
+        built = builder.build(builder.key_of(kernel_pass, specialization))
         assert built.resources is not None and built.dropped == ()
         assert built.plan.is_persistent == (not built.plan.passed_over)
         for kernel in built.resources:
@@ -79,7 +79,7 @@ def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple
     builder = builder_of(model, gpu, hidden_size=heads * head_dim, heads=heads, precision=precision, batch=batch, time=1024)
     for kernel_pass in PASSES:
         kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
-        built = builder.build(kernel_pass, replace(builder.hinted_specialization, states_out=kept))
+        built = builder.build(builder.key_of(kernel_pass, replace(builder.hinted_specialization, states_out=kept)))
         assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in EVERY_DAY else ATTEMPTS_AT_ONCE), built.dropped
         assert built.resources is not None and all(kernel.spill_bytes == 0 for kernel in built.resources)
 
@@ -89,7 +89,7 @@ def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple
 def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int) -> None:
     builder = builder_of(model, gpu, precision="fp16", hidden_size=4 * head_dim, heads=4)
     for kernel_pass in PASSES:
-        assert builder.solve(kernel_pass, builder.hinted_specialization).plan().is_persistent, kernel_pass
+        assert builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization)).plan().is_persistent, kernel_pass
 
 
 @pytest.mark.parametrize("spec", WIDE, ids=str)
@@ -97,7 +97,7 @@ def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int
 def test_wide_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
     builder = builder_of(model, gpu, hidden_size=4 * head_dim, heads=4, **spec)
     for kernel_pass in PASSES:
-        plan = builder.solve(kernel_pass, builder.hinted_specialization).plan()
+        plan = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization)).plan()
         assert plan.is_persistent, (kernel_pass, plan.passed_over)
         assert plan.matrix_product == spec.get("fp32_product", "tf32x3" if spec["precision"] == "fp32" else "fma")
 
@@ -110,8 +110,8 @@ def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
         ({"precision": "bf16", "hidden_size": 8192}, "units_of_head"),
     ):
         builder = builder_of("lstm", **spec)
-        plan = builder.solve("forward", builder.hinted_specialization).plan()
+        plan = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
         assert not plan.is_persistent and reason in plan.passed_over
     for precision in ("fp16", "fp32"):
         old = builder_of("lstm", "t4", precision=precision, hidden_size=64)
-        assert "sm_80" in old.solve("forward", old.hinted_specialization).plan().passed_over
+        assert "sm_80" in old.solve(old.key_of("forward", old.hinted_specialization)).plan().passed_over

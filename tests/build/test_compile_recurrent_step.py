@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from support.rendered_kernels import builder_of
@@ -12,6 +11,7 @@ from test_compile_alternating import MODELS
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.errors import PromiseBroken
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import PRECISION_NAMES
 
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
@@ -33,9 +33,8 @@ CASES = tuple(
 @pytest.mark.parametrize(("model", "gpu", "precision", "heads", "hidden_size"), CASES)
 def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precision: str, heads: int, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], gpu, precision=precision, heads=heads, hidden_size=hidden_size)
-    for underfills_gpu in (True, False):
-        specialization = replace(builder.hinted_specialization, underfills_gpu=underfills_gpu, short_sequences=True)
-        built = builder.build("step", specialization)
+    for batch in (1, 4):
+        built = builder.build(builder.key_of("step", builder.hinted_specialization, Sizes(batch, 1)))
         assert built.plan.strategy == "decode" and built.dropped == ()
         assert built.resources is not None
         for kernel in built.resources:
@@ -47,7 +46,7 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precis
 )
 def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) -> None:
     builder = builder_of(MODELS[model], precision=precision, hidden_size=hidden_size)
-    solution = builder.solve("step", builder.hinted_specialization)
+    solution = builder.solve(builder.key_of("step", builder.hinted_specialization))
     ranks = range(0, len(solution.candidates), max(1, len(solution.candidates) // 4))
     broken = []
     for rank in ranks:
@@ -58,12 +57,12 @@ def test_so_do_other_candidates(model: str, precision: str, hidden_size: int) ->
     assert broken == [], "the estimate of registers is wrong"
 
 
-def test_specializations_are_planned_for_their_batches() -> None:
+def test_steps_are_planned_for_their_batches() -> None:
     """Few sequences are spread over all SMs, unit by unit; of many, a block has more than one."""
-    builder = builder_of("lstm", "h200", precision="bf16", hidden_size=512, batch=1)
+    builder = builder_of("lstm", "h200", precision="bf16", hidden_size=512)
     few, many = (
-        builder.solve("step", replace(builder.hinted_specialization, underfills_gpu=one)).plan().variables
-        for one in (True, False)
+        builder.solve(builder.key_of("step", builder.hinted_specialization, Sizes(batch, 1))).plan().variables
+        for batch in (1, 17)
     )
     assert few["units"] * few["warps"] * builder.target.profile.sm_count >= 512 > 0
     assert few["batch_tile"] == 1 and many["batch_tile"] > 1

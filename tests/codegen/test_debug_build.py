@@ -36,10 +36,7 @@ class Way:
     def built(self, kernel_pass: KernelPass, is_debug: bool) -> BuiltKernel:
         builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
         builder = replace(builder, waits_are_bounded=is_debug)
-        lookback = dict(self.variables).get("lookback") == 1
-        solution = builder.solve(
-            kernel_pass, replace(builder.hinted_specialization, underfills_gpu=lookback, short_sequences=False)
-        )
+        solution = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization))
         ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
         return builder.build_candidate(solution, next(ranks))
 

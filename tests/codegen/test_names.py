@@ -100,7 +100,7 @@ def plans_of(text: str) -> tuple[tuple[dict[str, Any], KernelPlan], ...]:
         builder = builder_with(text, dict(zip(SLOTS, SLOTS, strict=True)), spec)
         for kernel_pass in PASSES:
             kept = {"states_out": "arithmetic"} if kernel_pass == "forward" else {}
-            for solution in builder.solutions(kernel_pass, replace(builder.hinted_specialization, **kept)):
+            for solution in builder.solutions(builder.key_of(kernel_pass, replace(builder.hinted_specialization, **kept))):
                 plans.append((spec, solution.plan(0)))
     return tuple(plans)
 

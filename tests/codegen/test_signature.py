@@ -62,10 +62,10 @@ def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
 
 def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
     """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
-    hinted = replace(builder.hinted_specialization, underfills_gpu=True)
+    hinted = builder.hinted_specialization
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
     for resets, states_out in product((False, True), kept) if kernel_pass != "step" else ((False, "none"),):
-        for solution in builder.solutions(kernel_pass, replace(hinted, resets=resets, states_out=states_out)):
+        for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, resets=resets, states_out=states_out))):
             kinds: dict[tuple[bool, ...], int] = {}
             for rank, candidate in enumerate(solution.candidates):
                 kinds.setdefault(kind_of(dict(candidate)), rank)

@@ -95,7 +95,7 @@ def test_nothing_of_this_machine_is_in_it(kernel_pass: Any, tmp_path: Path, monk
     (tmp_path / "profile.yaml").write_bytes(profile_bytes("h200"))
     spec = load_spec({"model": str(tmp_path / "cell.yaml"), "hidden_size": 64, "gpu": str(tmp_path / "profile.yaml")})
     builder = Builder(spec, target_of(spec), Store(tmp_path))
-    source = builder.build_candidate(builder.solve(kernel_pass, builder.hinted_specialization), 0).source
+    source = builder.build_candidate(builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization)), 0).source
     places = (tmp_path, Path.cwd(), Path.home(), package_folder("templates"))
     for trace in (*map(str, places), "profile.yaml", datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")):
         assert trace == "/" or trace not in source, trace

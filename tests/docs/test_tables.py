@@ -46,15 +46,14 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
         operation_count=4,
         transcendental_count=1,
     )
-    for kernel_pass, layout, precision, gpu, alignment, underfills_gpu in itertools.product(
+    for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step"),
         ("BTD", "TBD", "BDT"),
         ("fp32", "bf16"),
         ("h200", "t4"),
         (2, 16),
-        (False, True),
     ):
-        specialization = Specialization(max(alignment, precision_of(precision).storage_bytes), underfills_gpu=underfills_gpu)
+        specialization = Specialization(max(alignment, precision_of(precision).storage_bytes))
         problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, specialization, load_profile(gpu))
         for family in families_of(problem):
             yield problem, family

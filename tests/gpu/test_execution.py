@@ -18,8 +18,10 @@ from support.oracle import RAW_CELL
 import minrnn_gen
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.errors import BadInput, PromiseBroken
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.plan.solver import Solution
 
 pytestmark = pytest.mark.gpu
@@ -251,27 +253,25 @@ def first_that_keeps_its_promise(builder: Builder, solution: Solution, rank: int
 
 
 @pytest.mark.parametrize("layout", ("BTD", "BDT"))
-@pytest.mark.parametrize("underfills_gpu", (False, True))
-def test_candidates_of_a_problem_agree(
-    cupy: ModuleType, compiled: Callable[..., Kernel], layout: str, underfills_gpu: bool
-) -> None:
+@pytest.mark.parametrize("batch", (2, 1024))
+def test_candidates_of_a_problem_agree(cupy: ModuleType, compiled: Callable[..., Kernel], layout: str, batch: int) -> None:
     """Not only the chosen plan: a spread over all feasible ones of both passes, for an odd length."""
     kernel = compiled(model=RAW_CELL, hidden_size=96, precision="fp32", layout=layout)
     x = gates_for(cupy, kernel, 2, 1001)
     x *= 0.7
     y, state, saved = kernel.forward(x)
     expected = kernel.backward(saved, y)
-    builder: Builder = kernel.builder
-    alignment_bytes = 16 if layout == "BTD" else 4
-    # Of two sequences this is the specialization of every call; many channels are another's, whose kernels serve these too.
-    called = replace(builder.hinted_specialization, alignment_bytes=alignment_bytes, underfills_gpu=True, short_sequences=False)
-    solutions = [
-        builder.solve(kernel_pass, replace(called, underfills_gpu=underfills_gpu)) for kernel_pass in ("forward", "backward")
-    ]
+    builder = HintedBuilder(kernel.spec, kernel.builder.target, kernel.builder.store)
+    called = replace(builder.hinted_specialization, alignment_bytes=16 if layout == "BTD" else 4)
+    # Ranked for few channels and for many: the kernels of either serve these sizes too.
+    passes: tuple[KernelPass, ...] = ("forward", "backward")
+    solutions = [builder.solve(builder.key_of(kernel_pass, called, Sizes(batch, 1001))) for kernel_pass in passes]
+    batch_planned, time_planned = builder.hinted_sizes
     for turn in range(CANDIDATES_TRIED):
         ranks = [turn * (len(solution.candidates) - 1) // (CANDIDATES_TRIED - 1) for solution in solutions]
         built = [first_that_keeps_its_promise(builder, *one) for one in zip(solutions, ranks, strict=True)]
-        plans = [replace(one.plan, problem=replace(one.plan.problem, specialization=called)) for one in built]
+        sizes = {"batch": batch_planned, "time": time_planned}
+        plans = [replace(one.plan, problem=replace(one.plan.problem, **sizes)) for one in built]
         other = minrnn_gen.Kernel(builder, tuple(replace(one, plan=plan) for one, plan in zip(built, plans, strict=True)))
         chosen = [dict(one.plan.variables) for one in built]
         its_y, its_state, its_saved = other.forward(x)

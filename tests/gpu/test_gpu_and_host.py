@@ -17,8 +17,7 @@ from minrnn_gen.interpret.cases import PIECE_STEPS, Inputs
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelKey
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,8 +37,8 @@ GIVEN = frozenset({"bias", "state", "dstate", "lengths"})
 class CompiledBuilder(WantedBuilder):
     """Builds what runs on the host for the GPU: the same plans, the same text to the byte."""
 
-    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        built = super().build(kernel_pass, specialization)
+    def build(self, key: KernelKey) -> BuiltKernel:
+        built = super().build(key)
         compiled = compile_source(built.source, built.plan)
         return replace(built, cubin=compiled.cubin, resources=compiled.kernels)
 
@@ -48,7 +47,7 @@ def on_gpu_of(kernel: Kernel, wanted: Mapping[str, int]) -> Kernel:
     """Return the same kernel for the GPU."""
     host = kernel.builder
     builder = CompiledBuilder(host.spec, host.target, host.store, wanted=tuple(wanted.items()))
-    return Kernel(builder, (builder.build("forward", kernel.plan.specialization),))
+    return Kernel(builder, (builder.build(KernelKey.of(kernel.plan)),))
 
 
 def call_of(kind: Kind, kernel: Kernel, with_resets: bool) -> Call:

@@ -70,8 +70,8 @@ def trial_of(builder: Builder, built: BuiltKernel, cubin: bytes | None = None) -
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['model']} {case.get('precision', 'fp32')}")
 def test_candidates_are_right_and_have_times(measurer: GpuMeasurer, shared_store: Store, case: dict[str, Any]) -> None:
     builder, measured = builder_of(shared_store, **case), 0
-    for kernel_pass, specialization in kernels_of(builder):
-        for solution in builder.solutions(kernel_pass, specialization):
+    for key in kernels_of(builder):
+        for solution in builder.solutions(key):
             for rank in {int(share * (len(solution.candidates) - 1)) for share in SHARES}:
                 try:
                     built = builder.build_candidate(solution, rank)
@@ -79,7 +79,7 @@ def test_candidates_are_right_and_have_times(measurer: GpuMeasurer, shared_store
                     continue
                 trial = trial_of(builder, built)
                 measurer.prepare(trial)
-                assert measurer.error_share(trial) <= 1, (kernel_pass, dict(built.plan.variables))
+                assert measurer.error_share(trial) <= 1, (key.kernel_pass, dict(built.plan.variables))
                 times_us = measurer.times_us(trial, 3)
                 assert len(times_us) == 3 and all(0.5 < us < 1e6 for us in times_us)
                 measured += 1
@@ -89,7 +89,7 @@ def test_candidates_are_right_and_have_times(measurer: GpuMeasurer, shared_store
 def test_another_cells_kernel_is_wrong(measurer: GpuMeasurer, shared_store: Store) -> None:
     """The same arrays, other equations."""
     builder, other = (builder_of(shared_store, **SMALL | {"model": model}) for model in ("min_gru", "min_gru_tanh"))
-    trial = trial_of(builder, builder.build("forward", builder.hinted_specialization))
+    trial = trial_of(builder, builder.build(builder.key_of("forward", builder.hinted_specialization)))
     assert measurer.error_share(trial) <= 1
     assert not measurer.error_share(replace(trial, recipe=other.recipe)) <= 1
 
@@ -107,7 +107,7 @@ def spoilt(built: BuiltKernel, first: str) -> bytes:
 
 def test_what_faults_or_hangs_costs_itself_alone(shared_store: Store) -> None:
     builder = builder_of(shared_store, **SMALL)
-    built = builder.build("forward", builder.hinted_specialization)
+    built = builder.build(builder.key_of("forward", builder.hinted_specialization))
     right = trial_of(builder, built)
     child = ChildMeasurer(CHILD, reply_seconds=SOON_SECONDS)
     try:
@@ -130,11 +130,11 @@ def test_a_spec_is_tuned_and_what_won_is_taken(tmp_path: Path) -> None:
     builder = builder_of(store, **SMALL)
     tuned = list(tune_here(builder, Limits(20.0, 4)))
     assert [one.setting.kernel_pass for one in tuned] == ["forward", "step"]
-    for one, (kernel_pass, specialization) in zip(tuned, kernels_of(builder), strict=True):
+    for one, key in zip(tuned, kernels_of(builder), strict=True):
         assert one.winner is not None and one.best_us is not None and one.outcomes["measured"] >= 2
         assert set(one.outcomes) <= {"measured", "broken"}, one.outcomes
         assert one.first_us is None or one.best_us <= one.first_us
-        found = builder_of(store, **SMALL).build(kernel_pass, specialization)
+        found = builder_of(store, **SMALL).build(key)
         assert found.cached and found.plan == one.winner.plan and "measured" in found.chosen
     written = len(History(store).results(builder.target.profile.name))
     again = list(tune_here(builder_of(store, **SMALL), Limits(0.0, 4)))

@@ -26,7 +26,7 @@ def plans_of(others: int, **given: Any) -> list[KernelPlan]:
     builders = (
         EmulatedBuilder(spec, target_of(spec), Store(cache_folder()), other=n, sizes=Sizes(1, 65536)) for n in range(others + 1)
     )
-    return [one.build("forward", one.hinted_specialization).plan for one in builders]
+    return [one.build(one.key_of("forward", one.hinted_specialization)).plan for one in builders]
 
 
 def together(plan: KernelPlan) -> tuple[str, ...]:
@@ -67,7 +67,9 @@ def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
     spec = load_spec({"model": "min_gru", "hidden_size": 4, "gpu": "h200"})
     builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
     case = Case(batch, 70, True, 16)
-    given = inputs_of(Kernel(builder, (builder.build("forward", builder.hinted_specialization),)).interface, case).forward
+    given = inputs_of(
+        Kernel(builder, (builder.build(builder.key_of("forward", builder.hinted_specialization)),)).interface, case
+    ).forward
     assert {16, 0, 70} <= set(given["lengths"].tolist())
     ends = np.flatnonzero(given["resets"][2])
     # Behind an end, before one, and none at the third.
@@ -78,7 +80,7 @@ def test_sequences_end_and_begin_with_tiles(batch: int) -> None:
 def test_raw_scans_of_complex_numbers_are_given_both_parts() -> None:
     spec = RawSpec(model=RAW, hidden_size=4, precision="complex64", gpu="h200")
     builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()))
-    interface = Kernel(builder, (builder.build("forward", builder.hinted_specialization),)).interface
+    interface = Kernel(builder, (builder.build(builder.key_of("forward", builder.hinted_specialization)),)).interface
     inputs = inputs_of(interface, Case(2, 5))
     for one in (inputs.forward["x"], inputs.forward["state"]["h"], inputs.dy, inputs.dstate["h"]):
         assert one.dtype.name == "complex64" == precision_of("complex64").storage_dtype

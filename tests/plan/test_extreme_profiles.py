@@ -52,7 +52,7 @@ def planned(changes: dict[str, Any], model: str) -> str | None:
     builder = replace(builder_of(model), target=Target(profile, text.encode(), "spec"))
     for kernel_pass in PASSES:
         try:
-            plan = next(builder.solutions(kernel_pass, builder.hinted_specialization)).plan()
+            plan = next(builder.solutions(builder.key_of(kernel_pass, builder.hinted_specialization))).plan()
         except Infeasible as refused:
             assert "\n" not in str(refused)
         else:

@@ -88,7 +88,7 @@ for case in ("qrnn h200 bf16 BTD", "rg_lru t4 fp16 BDT", "min_lstm b200 fp64 TBD
     model, gpu, precision, layout = case.split()
     builder = real_builder(model, gpu, 384, precision, layout)
     for kernel_pass in ("forward", "step"):
-        solution = builder.solve(kernel_pass, builder.hinted_specialization)
+        solution = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization))
         plan = solution.plan()
         print(json.dumps(plan.to_json()))
         print(render(plan, builder.lowered, header_lines(plan, builder.spec.canonical(), "digest", solution.constraints)))

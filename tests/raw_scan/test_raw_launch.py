@@ -158,11 +158,8 @@ class NumpyKernels:
     layout: str
     log_a: bool
 
-    def specialization_of(self, sizes: Sizes, alignment_bytes: int, reverse: bool) -> Specialization:
+    def ready(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> tuple[NumpyKernel, Plan]:
         assert sizes.batch > 0
-        return Specialization(alignment_bytes, reverse)
-
-    def ready(self, kernel_pass: KernelPass, specialization: Specialization) -> tuple[NumpyKernel, Plan]:
         plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, specialization)
         return NumpyKernel(plan, kernel_pass, self.precision, self.log_a), plan
 
@@ -171,7 +168,7 @@ class NumpyKernels:
 def numpy_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of at most 6 channels, which want to be at least 4, run on the host."""
 
-    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, _typical_time: int, device: int) -> NumpyKernels:
+    def kernels(precision: str, hidden_size: int, layout: str, log_a: bool, device: int) -> NumpyKernels:
         assert device == 0 and 1 <= hidden_size <= 6
         return NumpyKernels(precision_of(precision), hidden_size, layout, log_a)
 

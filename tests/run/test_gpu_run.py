@@ -17,6 +17,7 @@ from support.sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS,
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory, stream
+from minrnn_gen.plan.problem import KernelKey
 
 INPUTS = 4
 
@@ -96,7 +97,8 @@ def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_cal
     kernel, x = kernel_of("qrnn", precision="bf16"), np.zeros((2, 3, 3, HIDDEN), ml_dtypes.bfloat16)
     kept = []
 
-    def load(kernel_pass: str, specialization: Any) -> Any:
+    def load(key: KernelKey) -> Any:
+        kernel_pass, specialization, _ = key
         kept.append((kernel_pass, specialization.states_out))
         sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
         plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", specialization=specialization, variables={}, **sizes)

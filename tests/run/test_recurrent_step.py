@@ -23,7 +23,7 @@ from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass, step_sequences_max
+from minrnn_gen.plan.problem import KernelKey, step_sequences_max
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
@@ -79,8 +79,8 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
     """Return what gives the kernels of `as_if_on_a_device`: the candidate of these variables, for any specialization."""
 
     @functools.cache
-    def load(specialization: Specialization) -> Any:
-        solution = kernel.builder.solve("step", specialization)
+    def load(key: KernelKey) -> Any:
+        solution = kernel.builder.solve(key)
         assert solution.family.name == "decode_step"
         plan = solution.plan(next(rank for rank, one in enumerate(solution.candidates) if one == dict(variables)))
         code = emulated_code.compiled(render(plan, kernel.builder.lowered, ()), plan, folder)
@@ -90,7 +90,7 @@ def loading(kernel: Kernel, folder: Path, *variables: tuple[str, int]) -> Callab
 
         return SimpleNamespace(launch=launch), plan
 
-    return lambda _pass, specialization: load(specialization)
+    return load
 
 
 def step_on_device(kernel: Kernel, load: Callable[..., Any], *given: Any, **named: Any) -> tuple[Array, dict[str, Array]]:
@@ -224,9 +224,9 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
     launched, R = [], np.zeros((4, 1, 16, 16), np.float32)
 
     @functools.cache
-    def load(kernel_pass: KernelPass, specialization: Specialization) -> Any:
-        module = SimpleNamespace(launch=lambda *_: launched.append(kernel_pass))
-        return module, kernel.builder.solve(kernel_pass, specialization).plan()
+    def load(key: KernelKey) -> Any:
+        module = SimpleNamespace(launch=lambda *_: launched.append(key.kernel_pass))
+        return module, kernel.builder.solve(key).plan()
 
     x = np.zeros((1, 4, 16), np.float32)
     with as_if_on_a_device(kernel, load):
@@ -241,9 +241,6 @@ def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
 def test_heads_of_any_size_have_a_step() -> None:
     """Where outputs do not fit shared memory it is a forward of one."""
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
-        plan = (
-            kernel_of("elman", "bf16", head_dim, 1)
-            .builder.solve("step", Specialization(2, underfills_gpu=True, short_sequences=True))
-            .plan()
-        )
+        builder = kernel_of("elman", "bf16", head_dim, 1).builder
+        plan = builder.solve(builder.key_of("step", Specialization(2))).plan()
         assert plan.entry == entry, plan.passed_over

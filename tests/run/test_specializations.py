@@ -18,14 +18,12 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
-from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelKey, Sizes
+from minrnn_gen.plan.size_classes import KERNELS_MOST
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.stepwise import StepwiseRun
 
 CALLS = 200
-# Few channels or enough, short sequences or not.
-SPECIALIZATIONS_BY_SIZE = 4
 
 
 class Nothing:
@@ -41,9 +39,9 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
     kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
     compiled, cell = [], kernel.built[0].cell
 
-    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        compiled.append((kernel_pass, specialization))
-        plan = builder.solve(kernel_pass, specialization).plan()
+    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
+        compiled.append(key)
+        plan = builder.solve(key).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     monkeypatch.setattr(Builder, "build", build)
@@ -55,26 +53,26 @@ def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest
             batch, time = (int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9)))
             y, _, saved = kernel.forward(np.zeros(kernel.interface.shape(kernel.interface.x_axes, batch, time), np.float32))
             kernel.backward(saved, y)
-    counted = Counter((kernel_pass, specialization.alignment_bytes) for kernel_pass, specialization in compiled)
-    assert len(set(compiled)) == len(compiled) and max(counted.values()) == SPECIALIZATIONS_BY_SIZE
+    counted = Counter((key.kernel_pass, key.specialization.alignment_bytes) for key in compiled)
+    assert len(set(compiled)) == len(compiled) and 1 < max(counted.values()) <= KERNELS_MOST
     # Rows of channels are aligned alike whatever the sizes, rows of time by their length.
     assert {alignment for _, alignment in counted} == ({16} if layout == "BTD" else {4, 8, 16})
 
 
 @pytest.mark.parametrize(
-    ("why_not_persistent", "precision", "most"), [("too large", "bf16", 1), ("", "fp32", 4), ("", "bf16", 4)]
+    ("why_not_persistent", "precision", "ways"), [("too large", "bf16", 1), ("", "fp32", 4), ("", "bf16", 4)]
 )
 def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
-    why_not_persistent: str, precision: str, most: int, monkeypatch: pytest.MonkeyPatch
+    why_not_persistent: str, precision: str, ways: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
     monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
     compiled, cell = Counter[str](), kernel.built[0].cell
 
-    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        compiled[kernel_pass] += 1
-        plan = builder.solve(kernel_pass, specialization).plan()
+    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
+        compiled[key.kernel_pass] += 1
+        plan = builder.solve(key).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     monkeypatch.setattr(Builder, "build", build)
@@ -87,8 +85,8 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
             batch, time = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(0, 9))
             x = np.zeros((batch, time, 2, 3, 64), R.dtype)
             kernel(x, R, resets=np.zeros((batch, time), bool) if call % 2 else None, all_states=bool(call % 3))
-    # In each direction.
-    assert 0 < compiled["forward"] <= 2 * most - (most == 1)
+    # In each direction, and for the sizes.
+    assert 0 < compiled["forward"] <= (2 * ways - (ways == 1)) * KERNELS_MOST
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -97,14 +95,14 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
     kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
     cell, begun, compiled = kernel.built[0].cell, threading.Event(), Counter[str]()
 
-    def build(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        compiled[kernel_pass] += 1
-        if kernel_pass == "backward":
+    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
+        compiled[key.kernel_pass] += 1
+        if key.kernel_pass == "backward":
             begun.set()
             if fails:
                 raise CompileFailed("no candidate kept what its plan promised")
         assert begun.wait(10)  # the forward is not there before the backward was begun
-        plan = builder.solve(kernel_pass, specialization).plan()
+        plan = builder.solve(key).plan()
         return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     monkeypatch.setattr(Builder, "build", build)
@@ -113,5 +111,5 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
     with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)):
         kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))
         with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
-            kernels.build(("backward", hinted))
+            kernels.build(kernels.choose("backward", hinted, Sizes(2, 5)))
     assert compiled["backward"] == 1 + fails and compiled["forward"] > 0

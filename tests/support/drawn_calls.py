@@ -55,7 +55,9 @@ class Subject:
     def emulated(self) -> InterpretedKernel:
         reverse = RUNS_REVERSED[self.call.direction][0]
         specialization = replace(self.builder.hinted_specialization, reverse=reverse)
-        return InterpretedKernel(self.builder, (self.builder.build("forward", specialization),))
+        return InterpretedKernel(
+            self.builder, (self.builder.build(self.builder.choose("forward", specialization, self.builder.hinted_sizes)),)
+        )
 
     @cached_property
     def on_cpu(self) -> Kernel:

@@ -34,7 +34,9 @@ def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedK
     """Return a kernel of the best candidates of those with most of the variables wanted."""
     loaded = load_spec({"precision": "fp32", "gpu": "h200", **spec})
     builder = HavingBuilder(loaded, target_of(loaded), Store(cache_folder()), wanted=tuple((wanted or {}).items()))
-    return InterpretedKernel(builder, (builder.build("forward", builder.hinted_specialization),))
+    return InterpretedKernel(
+        builder, (builder.build(builder.choose("forward", builder.hinted_specialization, builder.hinted_sizes)),)
+    )
 
 
 def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> InterpretedKernel:

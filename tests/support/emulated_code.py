@@ -15,8 +15,8 @@ from minrnn_gen.build.store import Store
 from minrnn_gen.codegen.render import render
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey
 
 HAS_COMPILER = has_compiler()
 
@@ -55,14 +55,14 @@ def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tupl
     """Return what gives the kernels of `as_if_on_a_device`: the best of those with most of the variables wanted."""
 
     @functools.cache
-    def load(kernel_pass: KernelPass, specialization: Specialization) -> tuple[HostCode, KernelPlan]:
-        solution = builder.solve(kernel_pass, specialization)
+    def load(key: KernelKey) -> tuple[HostCode, KernelPlan]:
+        solution = builder.solve(key)
 
         def having(rank: int) -> int:
             return len(wanted.items() & solution.candidates[rank].items())
 
         plan = solution.plan(max(range(len(solution.candidates)), key=having))
-        lowered = builder.lowered_backward if kernel_pass == "backward" else builder.lowered
+        lowered = builder.lowered_for(key.kernel_pass)
         return compiled(render(plan, lowered, ()), plan, folder), plan
 
     return load

@@ -25,9 +25,12 @@ from minrnn_gen.gpu import cublas, device
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.run.backend import KernelKey
+from minrnn_gen.plan.problem import ASSUMED_BATCH, ASSUMED_TIME, KernelKey, KernelPass, Sizes
 from minrnn_gen.run.cuda import CudaBackend, KernelLoader
 from minrnn_gen.run.executor import Executor
+
+# Those for which every kernel here is planned.
+ANY_SIZES = Sizes(ASSUMED_BATCH, ASSUMED_TIME)
 
 
 def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "float64") -> Any:
@@ -199,7 +202,8 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     lowered, spec = kernel.builder.lowered_backward, kernel.spec
 
     @functools.cache
-    def load(kernel_pass: str, specialization: Specialization) -> tuple[Any, Any]:
+    def load(key: KernelKey) -> tuple[Any, Any]:
+        kernel_pass, specialization, _ = key
         plan = SimpleNamespace(
             entry=f"scan_{kernel_pass}",
             layout=spec.layout,
@@ -227,15 +231,20 @@ class GivenKernels:
         self.loading = load
         self.launched: set[tuple[str, Specialization]] = set()
 
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
+        return KernelKey(kernel_pass, specialization, ANY_SIZES)
+
+    choose_built = choose
+
     def plan(self, kernel: KernelKey) -> Any:
-        return self.loading(*kernel)[1]
+        return self.loading(kernel)[1]
 
     def load(self, kernel: KernelKey, part: str = "") -> tuple[Any, Any]:
         assert not part
-        self.launched.add(kernel)
-        return self.loading(*kernel)
+        self.launched.add((kernel.kernel_pass, kernel.specialization))
+        return self.loading(kernel)
 
-    def build_ahead(self, kernel: KernelKey) -> None:
+    def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Build nothing."""
 
 

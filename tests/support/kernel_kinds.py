@@ -127,7 +127,7 @@ def made(kind: Kind) -> Made:
     spec = RawSpec.model_validate(given) if kind.is_complex else load_spec(given)
     builder = WantedBuilder(spec, target_of(spec), Store(cache_folder()), wanted=tuple(kind.wanted.items()))
     specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
-    kernel = InterpretedKernel(builder, (builder.build("forward", specialization),))
+    kernel = InterpretedKernel(builder, (builder.build(builder.choose("forward", specialization, builder.hinted_sizes)),))
     wide = spec if kind.is_complex else load_spec(spec.model_dump(), precision="fp64", functions=None)
     precision = precision_of(spec.precision).with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)

@@ -14,11 +14,11 @@ from support.scan_strategies import having
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.store import Store, cache_folder, digest
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.plan.solver import Solution
 
 CELLS = ("lstm", "gru", "elman", "slstm")
@@ -60,7 +60,7 @@ def everything(kernel_pass: KernelPass, gpu: str | None) -> tuple[Sample, ...]:
     for cell, head_dim, precision in itertools.product(CELLS, HEAD_DIMS, PRECISIONS):
         spec = spec_of(cell, head_dim, precision, gpu)
         builder = Builder(spec, target_of(spec), Store(cache_folder()))
-        solution = builder.solve(kernel_pass, builder.hinted_specialization)
+        solution = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization))
         if solution.family.strategy == "persistent":
             found += [Sample(kernel_pass, cell, head_dim, precision, tuple(one.items())) for one in solution.candidates]
     return tuple(found)
@@ -81,20 +81,20 @@ def sampled(kernel_pass: KernelPass, gpu: str | None = None) -> tuple[Sample, ..
 
 
 @dataclass(frozen=True)
-class SampleBuilder(Builder):
+class SampleBuilder(HintedBuilder):
     """Builds the candidate of `sample` for its pass, in every specialization; the other pass is as it is for everybody."""
 
     sample: Sample = field(kw_only=True)
 
-    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
-        solutions = super().solutions(kernel_pass, specialization)
-        return (
-            iter(having(next(solutions), dict(self.sample.variables))) if kernel_pass == self.sample.kernel_pass else solutions
-        )
+    def solutions(self, key: KernelKey) -> Iterator[Solution]:
+        solutions = super().solutions(key)
+        if key.kernel_pass != self.sample.kernel_pass:
+            return solutions
+        return iter(having(next(solutions), dict(self.sample.variables)))
 
-    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
-        key = super().request_key(kernel_pass, specialization)
-        return digest(key, json.dumps(self.sample.variables)) if kernel_pass == self.sample.kernel_pass else key
+    def request_key(self, key: KernelKey) -> str:
+        request = super().request_key(key)
+        return digest(request, json.dumps(self.sample.variables)) if key.kernel_pass == self.sample.kernel_pass else request
 
 
 def kernel_of_sample(sample: Sample, store: Store, gpu: str | None = None) -> Kernel:
@@ -103,6 +103,6 @@ def kernel_of_sample(sample: Sample, store: Store, gpu: str | None = None) -> Ke
     builder = SampleBuilder(spec, target_of(spec), store, sample=sample)
 
     def built(kernel_pass: KernelPass) -> BuiltKernel:
-        return builder.build(kernel_pass, builder.hinted_specialization)
+        return builder.build(builder.key_of(kernel_pass, builder.hinted_specialization))
 
     return Kernel(builder, tuple(map(built, PASSES[: 1 + PASSES.index(sample.kernel_pass)])))

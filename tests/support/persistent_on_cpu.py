@@ -100,7 +100,7 @@ def persistent_kernels(
     builder = Builder(spec, Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
     def plan_by(solver: Builder, kernel_pass: KernelPass) -> KernelPlan:
-        solution = solver.solve(kernel_pass, specialization)
+        solution = solver.solve(solver.key_of(kernel_pass, specialization))
         assert solution.family.strategy == "persistent"
         having = [len(wanted.items() & candidate.items()) for candidate in solution.candidates]
         return solution.plan(having.index(max(having)))

@@ -48,7 +48,9 @@ def real_solution(
     heads: int = 1,
 ) -> Solution:
     builder = real_builder(model, gpu, hidden_size, precision, layout, heads)
-    return builder.solve(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
+    return builder.solve(
+        builder.key_of(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
+    )
 
 
 @functools.cache

@@ -52,7 +52,9 @@ def rendered_case(
     model: Any, gpu: str = "h200", kernel_pass: KernelPass = "forward", alignment_bytes: int | None = None, **spec: Any
 ) -> Rendered:
     builder = builder_of(model, gpu, **spec)
-    solution = builder.solve(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
+    solution = builder.solve(
+        builder.key_of(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
+    )
     plan = solution.plan()
     header = header_lines(plan, builder.spec.canonical(), "0" * 64, solution.constraints)
     return Rendered(plan, render(plan, builder.lowered, header), header)

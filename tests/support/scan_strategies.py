@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minrnn_gen.assemble import target_of
-from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.plan.solver import Solution
 
 
@@ -59,33 +59,19 @@ SERIAL = tuple((layout, one) for layout, one in EVERY_WAY if "cluster" not in on
 
 
 @dataclass(frozen=True)
-class StrategyBuilder(Builder):
+class StrategyBuilder(HintedBuilder):
     """Builds the best predicted candidate that takes `strategy`; kernels of a single step are the builder's own."""
 
     strategy: Strategy = field(kw_only=True)
 
-    def specialization_of(
-        self,
-        sizes: Sizes,
-        alignment_bytes: int,
-        reverse: bool = False,
-        resets: bool = False,
-        states_out: StatesOut = "none",
-        packed: bool = False,
-    ) -> Specialization:
-        """Return the specialization of a call; whether time may be split over any blocks is not for the sizes to say."""
-        assert not (packed and self.strategy.takes_tickets), "packed sequences are not split by tickets"
-        specialization = super().specialization_of(sizes, alignment_bytes, reverse, resets, states_out, packed)
-        return replace(specialization, underfills_gpu=self.strategy.takes_tickets)
-
-    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
-        solutions = super().solutions(kernel_pass, specialization)
-        if kernel_pass == "step":
+    def solutions(self, key: KernelKey) -> Iterator[Solution]:
+        solutions = super().solutions(key)
+        if key.kernel_pass == "step":
             return solutions
         return iter(having(next(solutions), self.strategy.variables))
 
-    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
-        return digest(super().request_key(kernel_pass, specialization), json.dumps(dict(self.strategy.variables)))
+    def request_key(self, key: KernelKey) -> str:
+        return digest(super().request_key(key), json.dumps(dict(self.strategy.variables)))
 
 
 def having(solution: Solution, variables: Mapping[str, int]) -> tuple[Solution]:
@@ -105,7 +91,7 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
     builder = StrategyBuilder(loaded, target_of(loaded), store, strategy=strategy)
     passes: tuple[KernelPass, ...] = ("forward", "backward") if loaded.training else ("forward",)
     specialization = builder.hinted_specialization
-    built = tuple(builder.build(one, specialization) for one in passes)
+    built = tuple(builder.build(builder.key_of(one, specialization)) for one in passes)
     assert all(strategy.variables.items() <= one.plan.variables.items() for one in built)
     return Kernel(builder, built)
 

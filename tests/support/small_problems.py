@@ -14,7 +14,6 @@ import numpy
 from support.last_steps import unlike_final_state
 
 from minrnn_gen.assemble import target_of
-from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import Spec, load_spec
@@ -25,7 +24,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
@@ -39,9 +38,11 @@ class WantedBuilder(EmulatedBuilder):
 
     wanted: tuple[tuple[str, int], ...] = ()
 
-    def build(self, kernel_pass: KernelPass, specialization: Specialization) -> BuiltKernel:
-        """Return the kernel as for long sequences that do not fill a GPU: those may be split in every way."""
-        return super().build(kernel_pass, replace(specialization, underfills_gpu=True, short_sequences=False))
+    def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
+        """Return the kernel as for long sequences, whatever the sizes."""
+        return self.key_of(
+            kernel_pass, specialization, Sizes(self.hinted_sizes.batch, max(self.hinted_sizes.time, ASSUMED_TIME))
+        )
 
     def _chosen(self, solution: Solution) -> KernelPlan:
         return solution.plan(most_wanted(solution, dict(self.wanted)))
@@ -157,11 +158,15 @@ def prepare(problem: Problem) -> Prepared:
     spec = _spec_of({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
     builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
     specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
-    kernel = InterpretedKernel(builder, (builder.build("forward", specialization),))
+    kernel = InterpretedKernel(builder, (builder.build(builder.choose("forward", specialization, builder.hinted_sizes)),))
     is_complex = precision_of(spec.precision).storage_dtype.startswith("complex")
     exact_spec = _spec_of(spec.model_dump() | {"precision": "complex128" if is_complex else "fp64", "functions": None})
     exact = Kernel(replace(builder, spec=exact_spec), kernel.built)
-    plan = builder.build("backward", specialization).plan if problem.kernel_pass == "backward" else kernel.plan
+    plan = (
+        builder.build(builder.choose("backward", specialization, builder.hinted_sizes)).plan
+        if problem.kernel_pass == "backward"
+        else kernel.plan
+    )
     case = _case_of(problem, plan)
     inputs = inputs_of(kernel.interface, case)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)

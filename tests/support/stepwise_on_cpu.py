@@ -121,7 +121,7 @@ def host_kernels(model: str, heads: int, precision: str) -> HostKernels:
     store, lowered, code = Store(cache_folder()), {}, {}
     builder = Builder(spec, Target(load_profile("h200"), profile_bytes("h200"), "spec"), store)
     for kernel_pass in ("forward", "backward"):
-        *_, solution = solutions(builder.problem(kernel_pass, builder.hinted_specialization))
+        *_, solution = solutions(builder.problem(builder.key_of(kernel_pass, builder.hinted_specialization)))
         plan, lowered[kernel_pass] = solution.plan(), builder.lowered_for(kernel_pass)
         code[kernel_pass] = compiled(render(plan, lowered[kernel_pass], ()), plan, store.folder)
     numbers = precision_of(precision)

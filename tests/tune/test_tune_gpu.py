@@ -73,8 +73,8 @@ def test_every_kernel_of_a_spec_is_checked_and_timed(builder_of: BuilderOf, tmp_
     live = LiveDevice("NVIDIA H200", "9.0", {}, load_profile("h200"), True)
     measurer = GpuMeasurer(live, tmp_path, ColdClock(1 << 10, 1e6))
     assert (measurer.gpu, measurer.device) == ("h200", "NVIDIA H200")
-    for kernel_pass, specialization in kernels_of(builder):
-        solution = builder.solve(kernel_pass, specialization)
+    for key in kernels_of(builder):
+        solution = builder.solve(key)
         for rank in (0, len(solution.candidates) - 1):
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(rank), b"cubin")
             measurer.prepare(trial)
@@ -89,7 +89,7 @@ def test_every_kernel_of_a_spec_is_checked_and_timed(builder_of: BuilderOf, tmp_
 @pytest.mark.usefixtures("compiler")
 def test_what_is_slow_is_run_once(builder_of: BuilderOf, cupy: FakeCupy, tmp_path: Path) -> None:
     builder = builder_of()
-    solution = builder.solve("forward", builder.hinted_specialization)
+    solution = builder.solve(builder.key_of("forward", builder.hinted_specialization))
     trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
     live = LiveDevice("NVIDIA H200", "9.0", {}, load_profile("h200"), True)
     measurer = GpuMeasurer(live, tmp_path, ColdClock(1 << 10, 1e6))

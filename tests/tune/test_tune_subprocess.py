@@ -32,7 +32,7 @@ for line in sys.stdin:
 @pytest.fixture
 def trial(builder_of: BuilderOf) -> Trial:
     builder = builder_of()
-    solution = builder.solve("forward", builder.hinted_specialization)
+    solution = builder.solve(builder.key_of("forward", builder.hinted_specialization))
     return Trial(builder.recipe, solution.problem.cell, solution.plan(), b"\x00 cubin")
 
 

@@ -33,13 +33,13 @@ a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
     """Race the candidates of the forward alone."""
-    memory, specialization = open_history(builder.store), builder.hinted_specialization
-    pool = CandidatePool(builder, "forward", specialization, measurer, memory)
+    key = builder.key_of("forward", builder.hinted_specialization)
+    pool = CandidatePool(builder, key, measurer, open_history(builder.store))
     return KernelTuning(pool, top, seconds, lambda _: None).run()
 
 
 def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:
-    solution = builder.solve("forward", builder.hinted_specialization)
+    solution = builder.solve(builder.key_of("forward", builder.hinted_specialization))
     return [key_of(solution.family.name, one) for one in solution.candidates][:top]
 
 
@@ -54,7 +54,7 @@ def emptied(builder: Builder) -> Builder:
 
 
 def taken(builder: Builder) -> CandidateKey:
-    plan = builder.build("forward", builder.hinted_specialization).plan
+    plan = builder.build(builder.key_of("forward", builder.hinted_specialization)).plan
     return key_of(plan.name, plan.variables)
 
 
@@ -136,7 +136,8 @@ def test_a_budget_ends_after_the_first_pick_at_the_least(builder_of: BuilderOf) 
 @pytest.mark.usefixtures("compiler")
 def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf) -> None:
     def passes(**spec: Any) -> list[tuple[str, bool, str]]:
-        return [(name, its.reverse, its.states_out) for name, its in kernels_of(builder_of(**spec))]
+        kernels = kernels_of(builder_of(**spec))
+        return [(key.kernel_pass, key.specialization.reverse, key.specialization.states_out) for key in kernels]
 
     assert passes() == [("forward", False, "none"), ("step", False, "none")]
     assert passes(model="min_gru_log", direction="reverse")[0] == ("forward", True, "none")
@@ -145,7 +146,8 @@ def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf
     assert {one for one in both if one[0] == "backward"} == {("backward", False, "none"), ("backward", True, "none")}
     builder = builder_of(training=True)
     tuned = list(tune(builder, FakeMeasurer(), open_history(builder.store), Limits(60.0, 2)))
-    assert [(one.setting.kernel_pass, one.setting.specialization) for one in tuned] == list(kernels_of(builder))
+    settings_of = [one.setting for one in tuned]
+    assert [(its.kernel_pass, its.specialization, (its.batch, its.time)) for its in settings_of] == list(kernels_of(builder))
     assert all(one.ended == "decided" and one.winner for one in tuned)
 
 
@@ -155,15 +157,16 @@ def test_what_was_measured_is_taken_without_measuring(builder_of: BuilderOf) -> 
     model_pick = taken(builder_of())
     slow_first = FakeMeasurer(lambda one: 100.0 if one == model_pick else spread_us(one))
     tuned = raced(builder_of(), slow_first)
-    found = builder_of().build("forward", builder_of().hinted_specialization)
+    found = builder_of().build(builder_of().key_of("forward", builder_of().hinted_specialization))
     assert found.cached and taken(builder_of()) == winner_of(tuned) != model_pick
     assert "on NVIDIA H200" in found.chosen and found.chosen in explain(found)
     builder_of().store.clear()
-    anew = builder_of().build("forward", builder_of().hinted_specialization)
+    anew = builder_of().build(builder_of().key_of("forward", builder_of().hinted_specialization))
     assert not anew.cached and anew.plan == found.plan and anew.source == found.source
-    assert "batch 8" in builder_of(batch=16).build("forward", builder_of(batch=16).hinted_specialization).chosen
+    near = builder_of(batch=16)
+    assert "batch 8" in near.build(near.key_of("forward", near.hinted_specialization)).chosen
     for other in (builder_of("h100"), builder_of(batch=512), builder_of(precision="bf16"), builder_of(model="hgrn")):
-        assert not other.build("forward", other.hinted_specialization).chosen
+        assert not other.build(other.key_of("forward", other.hinted_specialization)).chosen
 
 
 def test_a_choice_that_does_not_fit_or_keep_its_promise_is_the_models(

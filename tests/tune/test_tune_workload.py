@@ -18,7 +18,15 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes, alignment_of
 from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.tuner import kernels_of
-from minrnn_gen.tune.workload import CHECKED_ELEMENTS, Workload, checked_sizes, demand_specialization, on_host
+from minrnn_gen.tune.workload import (
+    CHECKED_ELEMENTS,
+    FILLING_CHANNELS_PER_SM,
+    SHORT_STEPS,
+    Workload,
+    checked_sizes,
+    demand_specialization,
+    on_host,
+)
 
 SubjectOf = Callable[..., Workload]
 CASES = (
@@ -40,8 +48,8 @@ def subjects_of(builder_of: BuilderOf, tmp_path: Any) -> Callable[..., list[Work
     def made(**spec: Any) -> list[Workload]:
         builder = builder_of(gpu="h200", **{"hidden_size": 32, "training": True, "batch": 3, "time": 37, **spec})
         found = []
-        for kernel_pass, specialization in kernels_of(builder):
-            solution = builder.solve(kernel_pass, specialization)
+        for key in kernels_of(builder):
+            solution = builder.solve(key)
             trial = Trial(builder.recipe, solution.problem.cell, solution.plan(), b"cubin")
             found.append(Workload(trial, builder.target, Store(tmp_path), on_host))
         return found
@@ -81,8 +89,9 @@ def test_checked_sizes_are_of_the_specialization_and_few() -> None:
         planned = Sizes(batch, time)
         found = checked_sizes(plan(batch, time, hidden_size), is_dense, profile.sm_count)
         assert found.batch <= batch and found.time <= time
-        assert found.are_short == planned.are_short
-        assert found.underfill(hidden_size, profile) == planned.underfill(hidden_size, profile)
+        assert (found.time <= SHORT_STEPS) == (planned.time <= SHORT_STEPS)
+        filling = FILLING_CHANNELS_PER_SM * profile.sm_count
+        assert (found.batch * hidden_size < filling) == (planned.batch * hidden_size < filling)
         # As aligned where time is contiguous.
         assert alignment_of(2 * found.time) == alignment_of(2 * time)
         assert found.batch * found.time * hidden_size <= max(2 * CHECKED_ELEMENTS, 160 * (hidden_size + 64 * 132))

@@ -15,27 +15,28 @@ from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.bench.reference.dense_inputs import Inputs
 from minrnn_gen.bench.report.tables import FIRST_CALL, PATH
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import families_of
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution, solve
 
 
 @dataclass(frozen=True)
-class StepwiseBuilder(Builder):
+class StepwiseBuilder(HintedBuilder):
     """Builder of stepwise kernels, which run at any size, even where all steps would fit one launch."""
 
-    def solutions(self, kernel_pass: KernelPass, specialization: Specialization) -> Iterator[Solution]:
+    def solutions(self, key: KernelKey) -> Iterator[Solution]:
         """Yield the solution of the last family alone."""
-        problem = self.problem(kernel_pass, specialization)
+        problem = self.problem(key)
         *_, stepwise = families_of(problem)
         yield replace(solve(problem, stepwise), passed_over="the benchmark asks for the other path")
 
-    def request_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
-        return digest(super().request_key(kernel_pass, specialization), "stepwise")
+    def request_key(self, key: KernelKey) -> str:
+        return digest(super().request_key(key), "stepwise")
 
 
 # The stepwise path has the name under which the committed records have it.
@@ -91,7 +92,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
 
     def facts() -> dict[str, int | float | str]:
         # A call of other strides may have compiled once more: the last plan of a pass is the one that was timed.
-        plans = {kernel_pass: plan for (kernel_pass, _), plan in kernels[-1].plans.items()}
+        plans = {key.kernel_pass: plan for key, plan in kernels[-1].plans.items()}
         values: dict[str, int | float | str] = {
             PATH: ", then ".join(dict.fromkeys(path_of(plan) for plan in plans.values())),
             FIRST_CALL: round(first_seconds[-1], 3),

@@ -83,7 +83,7 @@ def _cell(problem: Problem, inputs: Inputs, layout: str) -> Contender:
         return lambda: {"dx": kernel.backward(saved, dy)["x"]}
 
     def facts() -> dict[str, int | float | str]:
-        plans = [plan for (kernel_pass, _), plan in kernels[-1].plans.items() if kernel_pass == problem.task]
+        plans = [plan for key, plan in kernels[-1].plans.items() if key.kernel_pass == problem.task]
         return {**plans[-1].variables, "predicted_ms": plans[-1].predicted_total_us / 1e3}
 
     return Contender(layout, prepare, inputs.judge(layout), facts=facts)

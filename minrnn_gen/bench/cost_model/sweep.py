@@ -16,7 +16,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import total_us
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import append_results, read_results, times_of
 from minrnn_gen.tune.lookup import remembered
@@ -78,9 +78,14 @@ class SweptKernel:
         spec = load_spec(self.problem.spec, gpu=self.gpu)
         return builder_of(spec, target_of(spec), remembered)
 
+    @property
+    def key(self) -> KernelKey:
+        """The kernel of contiguous arrays of the problem's sizes."""
+        return self.builder.key_of(self.kernel_pass, self.builder.hinted_specialization)
+
     def pool(self, measurer: Measurer, file: ResultsFile) -> CandidatePool:
         """Return the pool of its candidates."""
-        return CandidatePool(self.builder, self.kernel_pass, self.builder.hinted_specialization, measurer, file)
+        return CandidatePool(self.builder, self.key, measurer, file)
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ def qualities(kernels: Sequence[SweptKernel], file: ResultsFile) -> Iterator[Qua
         by_setting.setdefault(result.setting, []).append(result)
     for kernel in kernels:
         builder = kernel.builder
-        solutions = tuple(builder.solutions(kernel.kernel_pass, builder.hinted_specialization))
+        solutions = tuple(builder.solutions(kernel.key))
         wanted = setting_of(solutions[0].problem, builder.cell_digest, device="", driver="", toolchain="", sources=_ANY_SOURCES)
         groups = by_kernel.get(wanted, {})
         # Times of different drivers or templates are not mixed: the setting with the most results counts.

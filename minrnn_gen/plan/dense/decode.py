@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense.mma import CYCLES_PER_MULTIPLY_ADD, CYCLES_PER_SHUFFLE
 from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -123,37 +123,39 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def _sequences(problem: Problem, batch_tile: int) -> int:
+def _sequences(problem: Problem, batch_tile: int) -> Amount:
     """As how many sequences a tile of the typical batch is computed."""
-    smaller = batch_tile
-    while smaller >= FEWER and problem.batch <= smaller // FEWER:
+    sequences: Amount = batch_tile
+    smaller = batch_tile // FEWER
+    while smaller:
+        sequences = where(problem.batch <= smaller, smaller, sequences)
         smaller //= FEWER
-    return smaller
+    return sequences
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """A step is bound by its launch and a few trips through L2; what is left is spreading R and the products over all SMs."""
     gpu, precision, head_dim = problem.gpu, problem.precision, problem.head_dim
     units, warps, batch_tile, stages = (candidate[name] for name in ("units", "warps", "batch_tile", "stages"))
     rows, values, sequences = _rows(problem, units), _values(problem), _sequences(problem, batch_tile)
-    blocks = math.ceil(problem.batch / batch_tile) * problem.heads * math.ceil(head_dim / (warps * units))
-    blocks_of_busiest_sm = math.ceil(blocks / gpu.sm_count)
+    blocks = ceil(problem.batch / batch_tile) * problem.heads * ceil(head_dim / (warps * units))
+    blocks_of_busiest_sm = ceil(blocks / gpu.sm_count)
     matrix_bytes = warps * rows * head_dim * precision.storage_bytes
-    block_bytes = matrix_bytes + min(problem.batch, batch_tile) * head_dim * precision.arithmetic_bytes
+    block_bytes = matrix_bytes + minimum(problem.batch, batch_tile) * head_dim * precision.arithmetic_bytes
     whole_bytes = rows // units * problem.hidden_size * head_dim * precision.storage_bytes
     bandwidth = gpu_rates.bytes_per_s(gpu, whole_bytes)
 
     states_read = max(1, problem.specialization.alignment_bytes // precision.arithmetic_bytes)
-    fills = math.ceil(sequences * head_dim / states_read / (warps * limits.WARP_LANES))
+    fills = ceil(sequences * head_dim / states_read / (warps * limits.WARP_LANES))
     widening = precision.storage_bytes == 2
     multiply_add = CYCLES_PER_MULTIPLY_ADD[precision.arithmetic_bytes]
     of_piece = values * (rows * widening + sequences * (widening + rows * multiply_add)) + rows + sequences
-    shuffles = rows * max(sequences - 1, 0) + (rows // units) * 5  # halves of all cells, then copies of one
+    shuffles = rows * maximum(sequences - 1, 0) + (rows // units) * 5  # halves of all cells, then copies of one
     of_warp = _pieces_of_row(problem) * of_piece + shuffles * CYCLES_PER_SHUFFLE + fills * (2 * states_read + 4)
-    warps_of_partition = math.ceil(blocks_of_busiest_sm * warps / gpu.partitions_per_sm)
+    warps_of_partition = ceil(blocks_of_busiest_sm * warps / gpu.partitions_per_sm)
     cycles = warps_of_partition * (of_warp + INSTRUCTIONS_PER_WARP + gpu_rates.operations_per_element(problem))
 
-    trips = math.ceil(fills / FILLS_UNDER_WAY) + _rounds(problem, stages) - 1
+    trips = ceil(fills / FILLS_UNDER_WAY) + _rounds(problem, stages) - 1
     cycles_per_us = gpu.sm_clock_hz / 1e6
     return {
         "memory": blocks * block_bytes / bandwidth * 1e6,

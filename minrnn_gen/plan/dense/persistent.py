@@ -12,6 +12,7 @@ from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -280,7 +281,7 @@ def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
     return max(1, clusters // partition.grid_blocks)
 
 
-def _exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: int) -> float:
+def _exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: Amount) -> Amount:
     """Return the time of a step's exchange between blocks."""
     scales, exchange_bytes = scales_of(partition.problem.gpu), partition.exchange_bytes
     if partition.grid_blocks > 1:
@@ -292,19 +293,19 @@ def _exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: i
     return 0.0
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
     gpu, partition, stages = problem.gpu, partition_of(problem, candidate), candidate["stages"]
     model = MODELS["backward" if partition.is_backward else "forward"]
     resources = _resources(partition, stages)
     groups = problem.heads * -(-problem.batch // partition.batch_tile)
-    at_once = min(groups, _groups_at_once(partition, resources.blocks_per_sm))
+    at_once = minimum(groups, _groups_at_once(partition, resources.blocks_per_sm))
     # Clusters that lie in the same GPC share its SMs.
-    blocks_of_busiest_sm = math.ceil(at_once / _groups_at_once(partition, 1))
+    blocks_of_busiest_sm = ceil(at_once / _groups_at_once(partition, 1))
 
-    def warps_of_partition(warps: int) -> int:
+    def warps_of_partition(warps: int) -> Amount:
         """Return how many of so many warps of a block the busiest partition of an SM has."""
-        return math.ceil(warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
+        return ceil(warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
 
     cells = warps_of_partition(partition.row_warps * partition.cell_warps) * partition.cells
     cycles_per_ns, tiling, scales = gpu.sm_clock_hz / 1e9, partition.tiling, scales_of(gpu)
@@ -324,9 +325,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
-    waited_for_ns = max(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
+    waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
-    steps_us = problem.time * math.ceil(groups / at_once) / 1e3
+    steps_us = problem.time * ceil(groups / at_once) / 1e3
     return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(gpu)}
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
 from minrnn_gen.plan.pointwise import elementwise_family
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
@@ -36,7 +36,7 @@ def _registers(problem: Problem) -> int:
     return REGISTERS_FIXED + words * 2 * values
 
 
-def product_us(problem: Problem) -> float:
+def product_us(problem: Problem) -> Amount:
     """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
     gpu, precision = problem.gpu, problem.precision.name
     matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim
@@ -44,24 +44,24 @@ def product_us(problem: Problem) -> float:
     bandwidth = gpu_rates.bytes_per_s(gpu, matrix_bytes)
     per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
     times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
-    return PRODUCT_US[precision] + max(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+    return PRODUCT_US[precision] + maximum(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
 
 
-def pointwise_us(problem: Problem, threads: int) -> float:
+def pointwise_us(problem: Problem, threads: int) -> Amount:
     """Return the time of one pointwise kernel: its start, and the instructions and the bytes of one step."""
     gpu, cell = problem.gpu, problem.cell
     elements = problem.batch * problem.hidden_size
-    blocks_of_busiest_sm = math.ceil(math.ceil(elements / threads) / gpu.sm_count)
+    blocks_of_busiest_sm = ceil(ceil(elements / threads) / gpu.sm_count)
     warps = blocks_of_busiest_sm * threads / limits.WARP_LANES
     instructions = warps * (gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD)
     issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
     states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products
     start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
-    return start_us + max(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
+    return start_us + maximum(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: one product and one pointwise kernel after the other, step after step."""
     return {
         "products": problem.time * product_us(problem),

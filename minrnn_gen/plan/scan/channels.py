@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, maximum, minimum
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
@@ -55,7 +56,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "steps_per_lane": (2, 4, 8, 16),
         "stages": (1, 2, 3, 4),
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
-        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
+        "lookback": (0,) if problem.specialization.packed else (0, 1),
     }
 
 
@@ -275,7 +276,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     block = resources(problem, candidate)
     time_warps, rows, stages = candidate["time_warps"], candidate["steps_per_lane"], candidate["stages"]
     channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
@@ -298,8 +299,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     blocks, steps_at_once = cluster_blocks * columns, cluster_blocks * block.tile_steps
     at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, block.blocks_per_sm)
     if candidate["lookback"]:
-        blocks = min(at_once, columns * -(-problem.time // block.tile_steps))
-        steps_at_once = max(1, block.tile_steps * blocks // columns)
+        blocks = minimum(at_once, columns * -(-problem.time // block.tile_steps))
+        steps_at_once = maximum(1, block.tile_steps * blocks // columns)
         latency_cycles += CYCLES_PER_HANDOVER
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     return cost.predicted_us(

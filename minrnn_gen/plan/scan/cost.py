@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan.gpu_rates import SM_BYTES_PER_CYCLE, launch_us, transcendentals_per_sm_cycle
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.limits import WARP_LANES
+from minrnn_gen.plan.many_sizes import Amount, ceil, log2, maximum, where
 from minrnn_gen.plan.problem import Problem
 
 # Memory is read in bursts of 64 bytes: half of a shorter row is fetched for nothing.
@@ -36,10 +36,10 @@ class MemoryModel:
 class TiledWork:
     """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident."""
 
-    blocks: int
+    blocks: Amount
     at_once: int
     warps: int
-    tile_steps: int
+    tile_steps: Amount
     in_flight_bytes: int
     instructions: float
     latency_cycles: float
@@ -48,28 +48,29 @@ class TiledWork:
     row_bytes: int
 
 
-def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: float) -> float:
+def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) -> Amount:
     """Return how many times the time of a copy the memory takes with so many bytes in flight on each SM."""
     gpu = problem.gpu
     wanted = memory.wanted_per_read[problem.kernel_pass] * problem.cell.read_count
     ratio = in_flight_bytes / (wanted * gpu.bytes_in_flight_per_sm)
-    if ratio >= 1:
-        return 1 + memory.excess_share * math.log2(ratio)
+    enough = 1 + memory.excess_share * log2(maximum(ratio, 1.0))
     # Never better than an idle memory would allow (Little's law).
-    return float(max(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes))
+    missing = maximum(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes)
+    return where(ratio >= 1, enough, missing)
 
 
-def _congestion_of_rounds(problem: Problem, work: TiledWork) -> float:
+def _congestion_of_rounds(problem: Problem, work: TiledWork) -> Amount:
     """Return the congestion on average over the blocks: in the last round there may be few of them, with little in flight."""
 
-    def of(blocks: int) -> float:
+    def of(blocks: Amount) -> Amount:
         return blocks * _congestion(problem, work.memory, blocks / problem.gpu.sm_count * work.in_flight_bytes)
 
-    rounds, left = divmod(work.blocks, work.at_once)
-    return (rounds * of(work.at_once) + (of(left) if left else 0.0)) / work.blocks
+    rounds, left = work.blocks // work.at_once, work.blocks % work.at_once
+    # Of no blocks it is 0, whatever their congestion.
+    return (rounds * of(work.at_once) + where(left > 0, of(maximum(left, 1)), 0.0)) / work.blocks
 
 
-def predicted_us(problem: Problem, work: TiledWork) -> dict[str, float]:
+def predicted_us(problem: Problem, work: TiledWork) -> dict[str, Amount]:
     """Return the cost model's terms in microseconds.
 
     `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
@@ -78,9 +79,9 @@ def predicted_us(problem: Problem, work: TiledWork) -> dict[str, float]:
     """
     gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
-    blocks_of_busiest_sm = math.ceil(work.blocks / gpu.sm_count)
-    rounds = math.ceil(work.blocks / work.at_once)
-    tiles = math.ceil(problem.time / work.tile_steps)
+    blocks_of_busiest_sm = ceil(work.blocks / gpu.sm_count)
+    rounds = ceil(work.blocks / work.at_once)
+    tiles = ceil(problem.time / work.tile_steps)
     warp_tiles = blocks_of_busiest_sm * tiles * work.warps
     special = work.elements_per_lane * WARP_LANES * problem.cell.transcendental_count
     narrow = 1 + work.memory.narrow_share * BURST_BYTES / work.row_bytes
@@ -92,5 +93,5 @@ def predicted_us(problem: Problem, work: TiledWork) -> dict[str, float]:
         "chain": rounds * tiles * work.latency_cycles / cycles_per_us,
     }
     alone = work.memory.tiles_not_overlapped / tiles
-    ends = total_us(overlapping) * alone if alone else 0.0
+    ends = total_us(overlapping) * alone if work.memory.tiles_not_overlapped else 0.0
     return {**overlapping, "fill_and_drain": ends, "launch": launch_us(gpu)}

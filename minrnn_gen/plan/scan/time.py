@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, maximum, minimum
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
@@ -57,7 +58,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "time_warps": (1, 2, 4, 8, 16),
         "steps_per_lane": (1, 2, 4, 8, 16, 32),
         "stages": (1, 2, 3, 4, 6, 8),
-        "lookback": (0, 1) if problem.specialization.underfills_gpu else (0,),
+        "lookback": (0,) if problem.specialization.packed else (0, 1),
     }
 
 
@@ -178,7 +179,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     block = resources(problem, candidate)
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
     lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
@@ -205,8 +206,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, float]:
     blocks, steps_at_once = -(-columns // warps), block.tile_steps
     if lookback:
         # All resident warps share the tiles of all columns: so many steps of every column are in progress at once.
-        blocks = min(problem.gpu.sm_count * block.blocks_per_sm, -(-tiles // warps))
-        steps_at_once = max(1, block.tile_steps * blocks * warps // columns)
+        blocks = minimum(problem.gpu.sm_count * block.blocks_per_sm, -(-tiles // warps))
+        steps_at_once = maximum(1, block.tile_steps * blocks * warps // columns)
     terms = cost.predicted_us(
         problem,
         cost.TiledWork(

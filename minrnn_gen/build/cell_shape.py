@@ -1,0 +1,57 @@
+"""The shape of a cell in one pass: what planning needs to know of its program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import CellShape
+from minrnn_gen.precision import Precision
+
+if TYPE_CHECKING:  # of types alone: sympy is imported only where the cache has no answer
+    from minrnn_gen.cell.analysis import Recurrence
+    from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+
+
+def words_of_states(states_out: StatesOut, precision: Precision) -> int:
+    """Return how many values in the storage dtype a state takes that is written after every step."""
+    words = {"none": 0, "storage": 1, "arithmetic": precision.arithmetic_bytes // precision.storage_bytes}
+    return words[states_out]
+
+
+def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of_state: int) -> CellShape:
+    """Return the shape of a cell in a forward or a step: it reads the gates, and writes y and perhaps the states."""
+    return CellShape(
+        name=lowered.name,
+        kind=recurrence.kind,
+        gates=lowered.gates,
+        recurrent_gates=cell.recurrent_gates,
+        states=lowered.states,
+        parameters=lowered.parameters,
+        carried_count=len(lowered.carried),
+        read_count=len(lowered.gates),
+        written_count=1 + words_of_state * len(lowered.states),
+        operation_count=lowered.operation_count,
+        transcendental_count=lowered.transcendental_count,
+    )
+
+
+def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backward: LoweredBackward) -> CellShape:
+    """Return the shape of a cell in its backward: it reads gates, dy and states, and writes the gradients of all gates."""
+    states_read = len(backward.previous_states) + len(backward.current_states)
+    return CellShape(
+        name=lowered.name,
+        kind=recurrence.kind,
+        gates=lowered.gates,
+        recurrent_gates=cell.recurrent_gates,
+        states=lowered.states,
+        parameters=lowered.parameters,
+        carried_count=len(lowered.carried),
+        read_count=len(backward.read_gates) + 1 + states_read,
+        written_count=len(lowered.gates),
+        operation_count=backward.operation_count,
+        transcendental_count=backward.transcendental_count,
+        saved_values=backward.saved_values,
+        recomputed_values=backward.recomputed_values,
+    )

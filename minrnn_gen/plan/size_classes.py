@@ -1,0 +1,175 @@
+"""Kernels for every size: few plans of a pass that serve all batches and lengths, none much slower than the best for them.
+
+What can run does not depend on the sizes of a call, only what is fastest does. So the cost model ranks all candidates over a
+grid of sizes. A few winners are kept, as many as it takes for each place of the grid to have one nearly as fast as its own
+best: a greedy set cover. A call then gets the fastest of these for its exact sizes, whatever ran before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.plan.families import FAMILIES, families_of
+from minrnn_gen.plan.kernel_plan import total_us
+from minrnn_gen.plan.problem import Problem, Sizes
+from minrnn_gen.plan.solver import Candidate, Family, solve
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Of one pass and alignment: what a process may have to compile, and a GPU to hold.
+KERNELS_MOST = 8
+# The share that a place of the grid may lose to its own best. Where eight kernels do not suffice for all, those that lose more
+# are as few as may be, and of them those that lose `LOSS_BAD` count twice.
+LOSS_MOST, LOSS_BAD = 0.05, 0.15
+# Powers of two, of the batch also one and a half times those, since rounds of blocks end between them.
+BATCHES = tuple(sorted({size << power for power in range(13) for size in (1, 3)}))
+TIMES = tuple(1 << power for power in range(21))
+# More than the memory of any GPU: no call has such sizes.
+CALL_BYTES_MOST = 1 << 37
+# What was measured counts for sizes up to this factor away, batch and time taken together, as a power of two.
+MEASURED_DISTANCE = 1.0
+
+
+@dataclass(frozen=True)
+class SizedKernel:
+    """One of the kernels of a pass: a candidate, and the sizes that it is planned for; `is_measured`: where it was fastest."""
+
+    family: str
+    variables: Mapping[str, int]
+    sizes: Sizes
+    is_measured: bool = False
+
+
+@dataclass(frozen=True)
+class SizeClasses:
+    """The kernels of a pass; `predicted_loss` is the most that a place of the grid loses to its own best, as a share."""
+
+    kernels: tuple[SizedKernel, ...]
+    predicted_loss: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back."""
+        kernels = [{**vars(kernel), "variables": dict(kernel.variables)} for kernel in self.kernels]
+        return {"kernels": kernels, "predicted_loss": self.predicted_loss}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SizeClasses:
+        """Read back what `to_json` gave; raises TypeError or KeyError for anything else."""
+        kernels = tuple(SizedKernel(**{**kernel, "sizes": Sizes(*kernel["sizes"])}) for kernel in data["kernels"])
+        return cls(kernels, data["predicted_loss"])
+
+    def choose(self, problem: Problem) -> SizedKernel:
+        """Return the kernel for the sizes of `problem`: one measured near them, else the fastest as predicted."""
+        measured = [kernel for kernel in self.kernels if kernel.is_measured]
+        nearest = min(measured, key=lambda kernel: problem.sizes.distance(kernel.sizes), default=None)
+        if nearest and problem.sizes.distance(nearest.sizes) <= MEASURED_DISTANCE:
+            return nearest
+        if len(self.kernels) == 1:
+            return self.kernels[0]
+        return min(self.kernels, key=lambda kernel: predicted_us(problem, kernel))
+
+
+def predicted_us(problem: Problem, kernel: SizedKernel) -> float:
+    """Return the predicted time of a kernel for the sizes of `problem`, in microseconds."""
+    return float(total_us(_FAMILIES[kernel.family].predicted_us(problem, kernel.variables)))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every candidate of a problem's families over the grid of sizes: `times_us[candidate, place]`."""
+
+    problem: Problem
+    candidates: tuple[tuple[Family, Candidate], ...]
+    places: tuple[Sizes, ...]
+    times_us: np.ndarray[Any, Any]
+
+
+def grid_of(problem: Problem) -> Grid:
+    """Return the predicted times of all candidates over the grid; raises Infeasible where no family has any."""
+    import numpy as np
+
+    times = TIMES[:1] if problem.kernel_pass == "step" else TIMES
+    most = CALL_BYTES_MOST / problem.at(1, 1).traffic_bytes
+    places = tuple(Sizes(batch, time) for batch in BATCHES for time in times if batch * time <= max(most, 1))
+    # Floating-point numbers: products of sizes exceed 64 bits.
+    batch, time = np.array(places, dtype=np.float64).T
+    everywhere, shape = problem.at(batch, time), (len(places),)
+    candidates: list[tuple[Family, Candidate]] = []
+    refused: Infeasible | None = None
+    for family in families_of(problem):
+        try:
+            solution = solve(problem, family)
+        except Infeasible as why:
+            refused = why
+            continue
+        candidates += [(family, candidate) for candidate in solution.candidates]
+    if not candidates:
+        assert refused is not None
+        raise refused
+    rows = [np.broadcast_to(total_us(family.predicted_us(everywhere, candidate)), shape) for family, candidate in candidates]
+    return Grid(problem, tuple(candidates), places, np.array(rows))
+
+
+def size_classes(problem: Problem, measured: Sequence[SizedKernel] = ()) -> SizeClasses:
+    """Return the kernels of a pass for all sizes, those `measured` first; the sizes of `problem` do not matter.
+
+    Raises Infeasible where no candidate fits.
+    """
+    grid = grid_of(problem)
+    best_us, fastest = grid.times_us.min(axis=0), grid.times_us.argmin(axis=0)
+    winners = sorted(set(fastest.tolist()))
+    losses = grid.times_us[winners] / best_us - 1
+    room = KERNELS_MOST - min(len(measured), KERNELS_MOST - 1)
+    picks = _cover(losses <= LOSS_MOST)
+    if len(picks) > room:
+        picks = _exchanged((losses > LOSS_MOST) + (losses / LOSS_BAD) ** 2, picks[:room])
+    kernels = list(measured[: KERNELS_MOST - 1])
+    for pick in picks:
+        family, candidate = grid.candidates[winners[pick]]
+        kernels.append(SizedKernel(family.name, dict(candidate), _middle(grid.places, fastest == winners[pick])))
+    return SizeClasses(tuple(kernels), float(losses[picks].min(axis=0).max()))
+
+
+def _cover(serves: np.ndarray[Any, Any]) -> list[int]:
+    """Return rows of a table that together serve every column, the row that serves the most of what is left before others."""
+    import numpy as np
+
+    left = np.ones(serves.shape[1], dtype=bool)
+    picks: list[int] = []
+    while left.any():
+        picks.append(int((serves & left).sum(axis=1).argmax()))
+        left &= ~serves[picks[-1]]
+    return picks
+
+
+def _exchanged(costs: np.ndarray[Any, Any], picks: list[int]) -> list[int]:
+    """Return as many rows, each exchanged for another as long as that lowers the sum over columns of their least costs."""
+    import numpy as np
+
+    total, is_lower = costs[picks].min(axis=0).sum(), True
+    while is_lower:
+        is_lower = False
+        for place in range(len(picks)):
+            others = picks[:place] + picks[place + 1 :]
+            left = costs[others].min(axis=0) if others else np.full(costs.shape[1], np.inf)
+            totals = np.minimum(left, costs).sum(axis=1)
+            if totals.min() < total:
+                picks, total, is_lower = [*others[:place], int(totals.argmin()), *others[place:]], totals.min(), True
+    return picks
+
+
+def _middle(places: Sequence[Sizes], belongs: np.ndarray[Any, Any]) -> Sizes:
+    """Return the place that is nearest to the middle of those that belong, on a logarithmic scale."""
+    import numpy as np
+
+    own = np.array(places)[belongs]
+    scaled = np.log2(own)
+    batch, time = own[((scaled - scaled.mean(axis=0)) ** 2).sum(axis=1).argmin()].tolist()
+    return Sizes(batch, time)
+
+
+_FAMILIES = {family.name: family for family in FAMILIES}

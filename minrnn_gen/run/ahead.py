@@ -1,0 +1,98 @@
+"""What is compiled ahead of calls: the kernels of contiguous arrays of some sizes, gradients included."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, step_sequences_max
+from minrnn_gen.precision import precision_of
+
+# How many kernels are there, of how many.
+Watch = Callable[[int, int], None]
+_Request = tuple[KernelPass, Specialization, Sizes]
+
+
+def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Specialization], ...]:
+    """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients."""
+    spec, specialization = builder.spec, builder.specialization_at(sizes)
+    is_dense = builder.kind == "dense"
+    # What is kept for a backward is another kernel of a forward.
+    keeps = spec.training and bool(builder.lowered_backward.needs_saved_states)
+    precision = precision_of(spec.precision)
+    # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
+    kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
+    specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
+    passes: list[tuple[KernelPass, Specialization]] = []
+    for reverse in RUNS_REVERSED[spec.direction]:
+        passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
+        passes += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
+    if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
+        passes.append(("step", specialization))
+    return tuple(passes)
+
+
+def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: Iterable[Sizes], watch: Watch) -> None:
+    """Plan and compile what calls of the sizes `wanted` run, in parallel; `plan` builds a kernel and returns its plan.
+
+    A dense cell's calls are first asked how they are run: step by step there are no other kernels. Raises what `plan` does.
+    """
+    wanted = tuple(wanted)
+    _ = builder.lowered, builder.spec.training and builder.lowered_backward  # before the threads, so that each is made once
+    first: dict[_Request, None] = {}
+    others: dict[_Request, _Request] = {}
+    for sizes in wanted:
+        for kernel_pass, specialization in passes_of(builder, sizes):
+            asked = builder.hinted_specialization if builder.kind == "dense" else specialization
+            first[kernel_pass, asked, sizes] = None
+            others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes
+        for kernel_pass, specialization in _steps_of(builder, sizes):
+            first[kernel_pass, specialization, Sizes(sizes.batch, 1)] = None
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        asked_for = list(first)
+        keys = dict(zip(asked_for, pool.map(lambda request: builder.choose(*request), asked_for), strict=True))
+        plans = _built(pool, plan, set(keys.values()), watch)
+        left = {builder.choose(*request) for request, asked in others.items() if _has_others(plans[keys[asked]])}
+        _built(pool, plan, left - set(plans), watch)
+
+
+def sizes_from(wanted: Iterable[Sequence[int]]) -> tuple[Sizes, ...]:
+    """Return pairs (batch, time) as sizes; raises BadInput for anything else."""
+    sizes = []
+    for pair in wanted:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == len(Sizes._fields)
+        if not is_pair or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in pair):
+            raise BadInput(f"sizes has {shown(pair)}; pairs (batch, time) of positive integers are expected")
+        sizes.append(Sizes(*pair))
+    return tuple(sizes)
+
+
+def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
+    """The kernel of a single step of a dense cell, where so many sequences have one of their own."""
+    spec = builder.spec
+    if builder.kind == "dense" and len(RUNS_REVERSED[spec.direction]) == 1:
+        matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
+        if sizes.batch <= step_sequences_max(builder.target.profile, matrix_elements):
+            yield "step", builder.hinted_step_specialization
+
+
+def _has_others(plan: KernelPlan) -> bool:
+    return plan.family != "dense" or plan.is_persistent
+
+
+def _built(
+    pool: ThreadPoolExecutor, plan: Callable[[KernelKey], KernelPlan], keys: set[KernelKey], watch: Watch
+) -> dict[KernelKey, KernelPlan]:
+    jobs = {pool.submit(plan, key): key for key in keys}
+    plans = {}
+    for done, job in enumerate(as_completed(jobs), start=1):
+        plans[jobs[job]] = job.result()
+        watch(done, len(jobs))
+    return plans
