@@ -128,6 +128,8 @@ def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:
         (("calls", "--only", "cells"), "invalid value for '--only'"),
         (("calls", "--baseline", "torch.n"), "did you mean 'torch.nn'?"),
         (("calls", "--plot", "calls.svg"), "--plot"),
+        (("layers", "--only", "host"), "invalid value for '--only'"),
+        (("layers", "--baseline", "torch.compil"), "did you mean 'torch.compile'?"),
     ],
 )
 def test_options_are_checked(command: Command, arguments: tuple[str, ...], sentence: str) -> None:
