@@ -1,4 +1,4 @@
-"""Summary of README.md: a table and a figure of eight problems, computed from the committed records."""
+"""Summary of README.md: a table and a figure of eight problems at most, computed from the committed records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,14 @@ class Answer:
 
 
 _DENSE = {"table": "cells", "task": "forward + backward", "precision": "bf16", "batch": 16, "time": 1024}
-QUESTIONS = (
+LAYERS = "layers"
+
+
+def _layer(label: str, **problem: Any) -> Question:
+    return Question(f"{label}, training", LAYERS, {"table": "headline", "task": "forward + backward", **problem})
+
+
+_SCANS_AND_HEADS = (
     Question(
         "scan h = a h + b, 8 x 16384 x 1536 fp32, training",
         "scan",
@@ -58,9 +65,28 @@ QUESTIONS = (
         {"table": "layers", "task": "forward + backward", "precision": "bf16", "batch": 8, "time": 4096, "channels": 1024},
     ),
     Question("lstm 12 x 64, training", "recurrent", {**_DENSE, "model": "lstm", "heads": 12, "channels": 768}),
+)
+# What people replace is a layer. Where layers are not measured, cells stand for them.
+_OF_LAYERS = (
+    _layer(
+        "LSTM, 2 layers, 64 x 256, 256 to 256, fp32",
+        model="lstm", precision="fp32", batch=64, time=256, inputs=256, channels=256, layers=2,
+    ),
+    _layer(
+        "LSTM, 4 layers, 16 x 1024, 768 to 768, bf16 autocast",
+        model="lstm", precision="bf16", batch=16, time=1024, inputs=768, channels=768, layers=4, autocast=True,
+    ),
+    _layer(
+        "GRU, 128 x 256, 512 to 512, bf16 autocast",
+        model="gru", precision="bf16", batch=128, time=256, inputs=512, channels=512, layers=1, autocast=True,
+    ),
+)  # fmt: skip
+_OF_CELLS = (
     Question("lstm 1 x 768, training", "recurrent", {**_DENSE, "model": "lstm", "channels": 768}),
     Question("gru 12 x 64, training", "recurrent", {**_DENSE, "model": "gru", "heads": 12, "channels": 768}),
     Question("gru 1 x 768, training", "recurrent", {**_DENSE, "model": "gru", "channels": 768}),
+)
+_CALLS = (
     Question(
         "lstm 1 x 512, one token, projection included",
         "calls",
@@ -75,11 +101,22 @@ QUESTIONS = (
         measure="s of the first call",
     ),
 )
+_ABOUT_LAYERS = (
+    "A layer is batch x time, inputs to units, beside torch.nn at its defaults, which in fp32 is TF32. Its time is that of a\n"
+    "whole training step by the host's clock."
+)
+
+
+def questions() -> tuple[Question, ...]:
+    """Return the rows of the summary: those of layers where their record has them, else those of cells."""
+    path = _path_of(LAYERS)
+    has_layers = path.exists() and any(row["problem"]["table"] == "headline" for row in _rows(LAYERS))
+    return (*_SCANS_AND_HEADS, *(_OF_LAYERS if has_layers else _OF_CELLS), *_CALLS)
 
 
 def answers() -> tuple[Answer, ...]:
     """Return the summary's rows, read from the committed records."""
-    return tuple(_answer(question) for question in QUESTIONS)
+    return tuple(_answer(question) for question in questions())
 
 
 def summary_text() -> str:
@@ -90,6 +127,7 @@ def summary_text() -> str:
         f"{_with_unit(answer.best, answer.measure)}, {answer.best_name} | {_times(answer)} |"
         for answer in answers()
     ]
+    lines += ["", _ABOUT_LAYERS] if any(question.record == LAYERS for question in questions()) else []
     return "\n".join(lines) + "\n"
 
 
@@ -137,10 +175,9 @@ _STYLE = """<style>
 
 
 def _answer(question: Question) -> Answer:
-    record = json.loads((RECORDS / f"{question.record}_h200.json").read_text(encoding="utf-8"))
     values = {
         row["contender"]: value
-        for row in record["rows"]
+        for row in _rows(question.record)
         if _is_about(row["problem"], question.problem) and _is_right(row)
         if (value := _measured(row, question.measure)) is not None
     }
@@ -149,6 +186,15 @@ def _answer(question: Question) -> Answer:
     return Answer(
         question.label, question.measure, values[question.ours], alternatives[best_name], NAMES.get(best_name, best_name)
     )
+
+
+def _path_of(record: str) -> Path:
+    return RECORDS / f"{record}_h200.json"
+
+
+def _rows(record: str) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = json.loads(_path_of(record).read_text(encoding="utf-8")).get("rows", [])
+    return rows
 
 
 def _is_about(problem: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from minrnn_gen.bench.report.functions import FunctionRecord, functions_text
 from minrnn_gen.bench.report.plot import panels_of
 from minrnn_gen.bench.report.record import Record, Row
 from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
-from minrnn_gen.bench.suites import CALLS, RECURRENT, SCAN, SUITES
+from minrnn_gen.bench.suites import CALLS, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
 # {command: path from the top of the checkout}; a command that was not measured yet has no file there.
@@ -19,12 +19,14 @@ PUBLISHED_RECORDS = {
     SCAN.command: "benchmarks/results/scan_h200.json",
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
     CALLS.command: "benchmarks/results/calls_h200.json",
+    LAYERS.command: "benchmarks/results/layers_h200.json",
 }
-PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg"}
+PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS.command: "docs/layers.svg"}
 PAGES = ("docs/performance.md", "docs/torch.md")
 _DRAWN = {
     SCAN.command: "Scans and layers over the length of the sequence",
     RECURRENT.command: "Dense cells over head_dim and over batch",
+    LAYERS.command: "Layers beside torch's over batch, time and units",
 }
 
 Records = Mapping[str, Record | None]
@@ -95,4 +97,5 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{name: (SCAN.command, text) for name, text in _sections(SCAN.command).items()},
     **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
+    **{f"{LAYERS.command} {name}": (LAYERS.command, text) for name, text in _sections(LAYERS.command).items()},
 }

@@ -1,4 +1,4 @@
-"""Suites of the three commands: scans, dense cells, and single calls."""
+"""Suites of the four commands: scans, dense cells, single calls, and layers beside torch's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from minrnn_gen.bench.contenders import (
     raw_scans,
     single_sequence,
     torch_cells,
+    torch_layers,
 )
 from minrnn_gen.bench.harness.gpu import Gpu
 from minrnn_gen.bench.harness.rounds import Contender, Limits
 from minrnn_gen.bench.harness.session import Suite
-from minrnn_gen.bench.problems import call_problems, dense_problems, scan_problems
+from minrnn_gen.bench.problems import call_problems, dense_problems, layer_problems, scan_problems
 from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 
 
@@ -94,4 +95,24 @@ CALLS = Suite(
     # Python's time varies from call to call, and many calls are cheap.
     limits=Limits(rounds_least=61, rounds_most=61),
 )
-SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS)}
+LAYERS = Suite(
+    command="layers",
+    titles=layer_problems.TITLES,
+    problems=layer_problems.problems_of,
+    baselines=torch_layers.NAMES,
+    refusals=lambda *_: {},
+    contenders=torch_layers.contenders,
+    method={
+        "clock": "the host's, from an idle device until it is done; an untimed call goes before each timed one",
+        "forward": "in torch.no_grad() and eval()",
+        "training step": "forward, backward from a given dy, gradients of x and of all parameters set to None",
+        "ours": "minrnn_gen.torch.nn, and minrnn_gen.torch.MinGRULog and MinLSTMLog, without hints",
+        "torch": "as it is installed: TF32 in cuDNN, none in other products; batch_first, biases in recurrent layers",
+        "weights": "the same values for all; autocast: inputs and weights in fp32",
+        "tolerance": "ours: for fp32 that of fp16, which has as many digits as TF32; torch's: that of bf16, whatever the kind",
+        "large batch": "waits for kernels of its own: batch from 64 with 1024 units, from 32 with 2048; fp32 from 512 units",
+    },
+    # Times of one call vary with the host's; and there are hundreds of problems.
+    limits=Limits(rounds_most=21, seconds=0.6),
+)
+SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS, LAYERS)}

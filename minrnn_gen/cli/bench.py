@@ -47,6 +47,16 @@ class CallTable(StrEnum):
     DECODE = "decode"
 
 
+class LayerTable(StrEnum):
+    """Tables of layers beside those of torch."""
+
+    HEADLINE = "headline"
+    WEIGHTS = "weights"
+    SPREAD = "spread"
+    TOKEN = "token"
+    SCANS = "scans"
+
+
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the record here, after each shape.", show_default=False)
 ]
@@ -57,6 +67,7 @@ _ONLY = typer.Option("--only", help="Measure this table alone; may be repeated."
 Only = Annotated[list[Table] | None, _ONLY]
 OnlyDense = Annotated[list[DenseTable] | None, _ONLY]
 OnlyCalls = Annotated[list[CallTable] | None, _ONLY]
+OnlyLayers = Annotated[list[LayerTable] | None, _ONLY]
 Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
 Baselines = Annotated[
     list[str] | None,
@@ -120,6 +131,20 @@ def calls(
     from minrnn_gen.bench.suites import CALLS
 
     _measure(CALLS, json_file, None, only, quick, baseline_names, 0.0)
+
+
+@app.command()
+def layers(
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
+    only: OnlyLayers = None,
+    quick: Quick = False,
+    baseline_names: Baselines = None,
+) -> None:
+    """Measure layers as people call them, without gradients and in training steps, beside torch's."""
+    from minrnn_gen.bench.suites import LAYERS
+
+    _measure(LAYERS, json_file, plot_file, only, quick, baseline_names, 0.0)
 
 
 def _measure(

@@ -380,6 +380,11 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
 
 def test_the_suites_name_their_baselines() -> None:
     assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn")
-    assert suites.SUITES == {"scan": suites.SCAN, "recurrent": suites.RECURRENT, "calls": suites.CALLS}
+    assert suites.SUITES == {
+        "scan": suites.SCAN,
+        "recurrent": suites.RECURRENT,
+        "calls": suites.CALLS,
+        "layers": suites.LAYERS,
+    }
     assert suites.CALLS.baselines == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.command_runner import Command
+from support.fake_gpu import OnHost
 
+from minrnn_gen.bench import suites
 from minrnn_gen.bench.harness import gpu, session
+from minrnn_gen.bench.harness.rounds import Arrays, Limits, Run
 from minrnn_gen.bench.harness.session import Suite
 from minrnn_gen.bench.problems.scan_problems import Problem, problems_of
 from minrnn_gen.bench.report.record import COPY, Row, read_record
-from minrnn_gen.bench.report.tables import time_text
+from minrnn_gen.bench.report.tables import time_text, whole_text
 from minrnn_gen.bench.suites import SUITES
 from minrnn_gen.errors import ToolchainMissing
 
@@ -73,6 +77,36 @@ def test_one_table_can_be_had_alone(command: Command, measured: Callable[[Measur
     ]
 
 
+class Timed(OnHost):
+    """Torch's CPU as the GPU of a whole run."""
+
+    name = "no GPU"
+
+    def time(self, run: Run, on_host: bool) -> tuple[float, Arrays]:
+        assert on_host
+        return 1.0, run()
+
+    def release(self) -> None:
+        pass
+
+
+def test_layers_are_measured_printed_and_recorded(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    monkeypatch.setattr(gpu, "open_gpu", lambda: Timed(torch))
+    monkeypatch.setattr(suites, "LAYERS", replace(suites.LAYERS, limits=Limits(1, 1)))
+    path = tmp_path / "record.json"
+    said = command("bench", "layers", "--quick", "--only", "scans", "--baseline", "torch.log_space", "--json", path)
+    assert (said.status, said.error) == (0, "")
+    record = read_record(path)
+    assert record.is_complete and record.of_table("scans") == record.rows
+    assert [(row.contender, row.clock, row.failure) for row in record.rows] == [
+        (name, "host", None) for _ in range(4) for name in ("minrnn-gen", "torch.log_space")
+    ]
+    assert all(row.errors and row.problem.goal == 0.7 for row in record.rows)
+    assert whole_text(record.rows) in said.out
+    assert record.method["clock"].startswith("the host's")
+
+
 def test_a_run_that_is_stopped_leaves_what_it_has(
     command: Command, measured: Callable[[Measure], None], tmp_path: Path
 ) -> None:
@@ -128,6 +162,8 @@ def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:
         (("calls", "--only", "cells"), "invalid value for '--only'"),
         (("calls", "--baseline", "torch.n"), "did you mean 'torch.nn'?"),
         (("calls", "--plot", "calls.svg"), "--plot"),
+        (("layers", "--only", "host"), "invalid value for '--only'"),
+        (("layers", "--baseline", "torch.compil"), "did you mean 'torch.compile'?"),
     ],
 )
 def test_options_are_checked(command: Command, arguments: tuple[str, ...], sentence: str) -> None:

@@ -11,6 +11,9 @@ from types import ModuleType
 import pytest
 from support.documentation import ROOT
 
+from minrnn_gen.bench.problems import layer_problems
+from minrnn_gen.bench.report.record import Record, Row, write_record
+
 
 def script(path: str) -> ModuleType:
     """Import a script of the checkout by its path."""
@@ -50,6 +53,28 @@ def test_the_summary_is_short(summary: ModuleType) -> None:
     assert len(page.splitlines()) <= 150
     assert len(summary.answers()) <= 8
     assert len(re.findall(r"!\[", page)) == 1
+
+
+def test_measured_layers_are_rows_of_the_summary(summary: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        Row(problem=problem, contender=name, ms=ms, errors={"y": 1e-4}, error_allowed=1e-2)
+        for problem in layer_problems.problems_of("headline")
+        for name, ms in (("minrnn-gen", 2.0), ("torch.nn", 8.0))
+    ]
+    record = Record(command="minrnn-gen bench layers", gpu="none", versions={}, method={}, rows=tuple(rows))
+    for path in summary.RECORDS.glob("*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "layers_h200.json").unlink(missing_ok=True)
+    monkeypatch.setattr(summary, "RECORDS", tmp_path)
+    labels = {answer.label for answer in summary.answers()}
+    write_record(record, tmp_path / "layers_h200.json")
+    layers = [answer for answer in summary.answers() if answer.label not in labels]
+    assert [(answer.ours, answer.best, answer.best_name) for answer in layers] == [(2.0, 8.0, "torch.nn")] * 3
+    assert len(summary.answers()) <= 8
+    assert "| LSTM, 4 layers, 16 x 1024, 768 to 768, bf16 autocast, training | 2.00 ms | 8.00 ms, torch.nn | 4.00 |" in (
+        summary.summary_text()
+    )
+    assert "768 to 768, bf16 autocast, training" in summary.summary_svg()
 
 
 def test_the_timelines_are_those_of_the_script() -> None:

@@ -45,11 +45,27 @@ def log_space_layer(torch: Any, x: Any, weight: Any) -> Any:
     """
     functional = torch.nn.functional
     z, h = functional.linear(x, weight).float().chunk(2, dim=-1)
-    log_coefficients = -functional.softplus(z)
+    return _log_space_scan(torch, -functional.softplus(z), -functional.softplus(-z), h).to(x.dtype)
+
+
+def log_space_lstm(torch: Any, x: Any, weight: Any) -> Any:
+    """minLSTM of arXiv 2410.01201, appendix B, as `log_space_layer` is its minGRU; weight [3 H, I] with rows of f, i and h.
+
+    log f' and log i' of the normalised gates are -softplus(d) and -softplus(-d) with d = softplus(-W.f) - softplus(-W.i).
+    """
+    functional = torch.nn.functional
+    f, i, h = functional.linear(x, weight).float().chunk(3, dim=-1)
+    difference = functional.softplus(-f) - functional.softplus(-i)
+    return _log_space_scan(torch, -functional.softplus(difference), -functional.softplus(-difference), h).to(x.dtype)
+
+
+def _log_space_scan(torch: Any, log_coefficients: Any, log_shares: Any, h: Any) -> Any:
+    """Return the states [B, T, H] from the logarithms of the coefficients of state and candidate, and W.h."""
+    functional = torch.nn.functional
     log_candidate = torch.where(h >= 0, (functional.relu(h) + 0.5).log(), -functional.softplus(-h))
-    log_values = -functional.softplus(-z) + log_candidate
+    log_values = log_shares + log_candidate
     decay = log_coefficients.cumsum(dim=1)
-    return (decay + (log_values - decay).logcumsumexp(dim=1)).exp().to(x.dtype)
+    return (decay + (log_values - decay).logcumsumexp(dim=1)).exp()
 
 
 class Inputs:

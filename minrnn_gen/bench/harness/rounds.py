@@ -42,6 +42,8 @@ class Contender:
     `prepare` builds what `run` needs, and `run` returns its results by name. `judge` returns the relative error of each
     result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are read
     at the end. `refused`: why it is not to be measured at all. `precision`: its own, where it is not the problem's.
+    `warms_up`: an untimed run goes before each timed one, so that the processor's caches are those of a program that calls
+    again and again.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Contender:
     shares: Callable[[Run], dict[str, float]] | None = None
     refused: str | None = None
     precision: PrecisionName | None = None
+    warms_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,7 @@ def run_rounds(problem: Problem, contenders: Sequence[Contender], clock: Clock, 
             poison = clock.poison_of(run())
             clock.finish()
             ready_at = clock.seconds()
-            poison()
-            clock.time(run, contender.on_host)
+            _timed(contender, run, poison, clock)
             round_seconds += clock.seconds() - ready_at
         except Exception as error:
             rows[contender.name] = _failed(problem, contender, failure_of(error), clock.seconds() - began)
@@ -141,13 +143,20 @@ def failure_of(error: Exception) -> str:
     return line if len(line) <= FAILURE_CHARACTERS else line[: FAILURE_CHARACTERS - 3] + "..."
 
 
+def _timed(contender: Contender, run: Run, poison: Callable[[], None], clock: Clock) -> tuple[float, Arrays]:
+    """Return (milliseconds, results) of one run, whose memory is filled with NaN after the untimed one where there is one."""
+    if contender.warms_up:
+        run()
+    poison()
+    return clock.time(run, contender.on_host)
+
+
 def _time_run(prepared: _Prepared, clock: Clock, is_last: bool) -> None:
     if prepared.failure is not None:
         return
     contender = prepared.contender
     try:
-        prepared.poison()
-        elapsed_ms, results = clock.time(prepared.run, contender.on_host)
+        elapsed_ms, results = _timed(contender, prepared.run, prepared.poison, clock)
         prepared.times_ms.append(elapsed_ms)
         if is_last and contender.judge is not None:
             judged = contender.judge(results)

@@ -9,11 +9,14 @@ import pydantic
 
 from minrnn_gen.precision import PrecisionName
 
-TableName = Literal["raw", "cells", "layers", "classic", "sweep", "accuracy", "host", "decode"]
+TableName = Literal[
+    "raw", "cells", "layers", "classic", "sweep", "accuracy", "host", "decode",
+    "headline", "weights", "spread", "token", "scans",
+]  # fmt: skip
 # The table `host` has besides a forward that is recorded for a backward.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
 # Units of the tables whose times are too short for ms.
-_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token"}
+_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us"}
 # Calls that are timed together: programs call again and again, and find the processor's caches warm.
 CALLS_IN_A_ROW = 16
 
@@ -31,7 +34,9 @@ class Problem(pydantic.BaseModel):
     """Problem of a table: a cell, its sizes, the precision and the task.
 
     `model` is a cell, None for a raw scan; `inputs` the width of x where it is projected first. A dense cell has `heads`, and
-    `limit_ms`, the time of the best kernels known for this cell and shape alone.
+    `limit_ms`, the time of the best kernels known for this cell and shape alone. A module of torch.nn has `layers`, and
+    `is_cell` where it takes a single step. `autocast`: inputs and weights are fp32, and autocast chooses `precision`. `goal` is
+    the share of the best alternative's time that is to be reached, and `mark` says what that waits for.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -46,6 +51,12 @@ class Problem(pydantic.BaseModel):
     inputs: int | None = None
     heads: int | None = None
     limit_ms: float | None = None
+    layers: int | None = None
+    bidirectional: bool = False
+    is_cell: bool = False
+    autocast: bool = False
+    goal: float | None = None
+    mark: Literal["large batch"] | None = None
 
     @property
     def head_dim(self) -> int:
@@ -55,21 +66,42 @@ class Problem(pydantic.BaseModel):
     @property
     def label(self) -> str:
         """The problem as the first cell of a row."""
-        sizes = f"{self.batch} x {self.time} x {self.channels}"
+        return " ".join(filter(None, (self.model, self._sizes, self.arithmetic, "" if self.task == "forward" else self.task)))
+
+    @property
+    def _sizes(self) -> str:
+        if self.layers is not None:
+            steps = f"cell {self.batch}" if self.is_cell else f"{self.batch} x {self.time}"
+            many = f", {self.layers} layers" if self.layers > 1 else ""
+            return f"{steps}, {self.inputs} to {self.channels}{many}{', both directions' if self.bidirectional else ''},"
         if self.heads is not None:
-            sizes = f"{self.heads} x {self.head_dim}, {self.batch} x {self.time}"
-        return " ".join(filter(None, (self.model, sizes, self.precision, "" if self.task == "forward" else self.task)))
+            return f"{self.heads} x {self.head_dim}, {self.batch} x {self.time}"
+        return f"{self.batch} x {self.time} x {self.channels}"
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision in words: of a module of torch.nn in 16 bits, whether autocast or the weights bring it."""
+        if self.layers is None or self.precision == "fp32":
+            return self.precision
+        return f"{self.precision} {'autocast' if self.autocast else 'weights'}"
+
+    @property
+    def stored_precision(self) -> PrecisionName:
+        """The precision of inputs and weights."""
+        return "fp32" if self.autocast else self.precision
 
     @property
     def heading(self) -> str:
         """The names of the sizes in the label, and the unit of the times where it is not ms."""
         sizes = "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
+        if self.layers is not None:
+            sizes = "batch x time, inputs to units"
         return f"{_UNITS[self.table]}: {sizes}" if self.table in _UNITS else sizes
 
     @property
     def units_per_ms(self) -> float:
         """The time of a run of 1 ms in the unit that the heading names, else in ms."""
-        return {"host": 1e3 / CALLS_IN_A_ROW, "decode": 1e3 / max(self.time, 1)}.get(self.table, 1.0)
+        return {"host": 1e3 / CALLS_IN_A_ROW, "decode": 1e3 / max(self.time, 1), "token": 1e3}.get(self.table, 1.0)
 
     @property
     def spec(self) -> dict[str, str | int | bool | None]:

@@ -122,6 +122,7 @@ CELL_REFERENCES = {
         ("z", "h"), lambda xp, gates: sigmoid(xp, gates[0]), _update_slopes, _positive, _positive_slope
     ),
     "min_lstm": CellReference(("f", "i", "h"), _new_share, _new_share_slopes),
+    "min_lstm_log": CellReference(("f", "i", "h"), _new_share, _new_share_slopes, _positive, _positive_slope),
 }
 
 

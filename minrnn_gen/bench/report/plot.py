@@ -1,17 +1,18 @@
-"""Plot of a record: scans over the length of the sequence, dense cells over head_dim and batch."""
+"""Plot of a record: scans over the length of the sequence, dense cells and layers over their sizes."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mode
 from typing import Any
 
+from minrnn_gen.bench.problems.layer_problems import CENTRE
 from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.bench.report.record import COPY, Record, Row
-from minrnn_gen.bench.report.tables import by_problem, contenders
+from minrnn_gen.bench.report.tables import OURS, best_alternative, by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 _PANEL_INCHES = (5.6, 4.2)
@@ -55,6 +56,7 @@ def panels_of(record: Record) -> tuple[Panel, ...]:
     for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
         panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, _time, _ms)))
     panels += _of_sweep([row for row in record.of_table("sweep") if row.problem.precision == "bf16"])
+    panels += _of_spread([row for row in record.of_table("spread") if row.problem.task == "forward + backward"])
     return tuple(panel for panel in panels if any(len(curve.sizes) > 1 for curve in panel.curves))
 
 
@@ -78,6 +80,40 @@ def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
     return panels
 
 
+def _of_spread(rows: Sequence[Row]) -> list[Panel]:
+    """Return panels of a layer's training step over batch, time and units, beside the best of the other ways."""
+    panels = []
+    single = [
+        row for row in rows if row.problem.model == CENTRE.model and row.problem.layers == 1 and not row.problem.bidirectional
+    ]
+    for (arithmetic,), group in _grouped(single, lambda row: (row.problem.arithmetic,)).items():
+        for size, (varied, *fixed) in _SPREAD_SIZES.items():
+            line = [row for row in group if all(_sizes(row.problem)[name] == getattr(CENTRE, name) for name in fixed)]
+            line = [row for by_name in by_problem(line).values() for row in _ours_and_best(by_name)]
+            title = ", ".join(f"{getattr(CENTRE, name)} {name}" for name in fixed)
+            curves = _curves(line, lambda problem, varied=varied: _sizes(problem)[varied], _ms)  # type: ignore[misc]
+            panels.append(Panel(f"{CENTRE.model} layer, {arithmetic}, training step, {title}", "ms", True, curves, size))
+    return panels
+
+
+# {axis: the field of a shape that varies, and those that are fixed}
+_SPREAD_SIZES = {
+    "batch": ("batch", "time", "units"),
+    "time steps": ("time", "batch", "units"),
+    "units": ("units", "batch", "time"),
+}
+
+
+def _sizes(problem: Problem) -> dict[str, int]:
+    return {"batch": problem.batch, "time": problem.time, "units": problem.channels}
+
+
+def _ours_and_best(rows: Mapping[str, Row]) -> list[Row]:
+    best = best_alternative(rows)
+    alternatives = [] if best is None else [best.model_copy(update={"contender": "torch, the best of its ways"})]
+    return [*(row for name, row in rows.items() if name == OURS), *alternatives]
+
+
 def need_matplotlib() -> None:
     """Raise ToolchainMissing where there is no matplotlib, before a measurement whose plot could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -92,7 +128,8 @@ def svg_of(record: Record) -> str:
     panels = panels_of(record)
     if not panels:
         raise BadInput(
-            "--plot: nothing was measured at two lengths or sizes; measure the table raw, classic or sweep, without --quick"
+            "--plot: nothing was measured at two lengths or sizes; "
+            "measure the table raw, classic, sweep or spread, without --quick"
         )
     need_matplotlib()
     return svg_text(panels, record.gpu)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from minrnn_gen.bench.problems.scan_problems import Problem
 from minrnn_gen.bench.report.record import COPY, Record, Row
 
-LIMIT, PATH = "limit", "path"
+LIMIT, PATH, BEST = "limit", "path", "of the best"
+OURS = "minrnn-gen"
 # Fact of a row: the seconds from compile(), or from the start of a build, to the first results.
 FIRST_CALL = "first_call_seconds"
 # The longest failure that stands in a cell; a longer one is a note below the table.
@@ -42,7 +43,66 @@ def table_text(rows: Sequence[Row]) -> str:
 
 def whole_text(rows: Sequence[Row]) -> str:
     """Return the table of `rows`, followed by the shares of kernels and the first calls where rows have them."""
+    if any(row.problem.layers is not None for row in rows):
+        return layers_text(rows)
     return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
+
+
+def layers_text(rows: Sequence[Row]) -> str:
+    """Return a table of layers with a line for every layer and kind; a cell is forward / training step, where both are there.
+
+    The last columns are our share of the time of the best of the others, its goal, and what the goal waits for. Below stands
+    how many times reach the goal.
+    """
+    names = contenders(rows)
+    notes: dict[str, int] = {}
+    layers: dict[Problem, list[tuple[Problem, dict[str, Row]]]] = {}
+    for problem, by_name in by_problem(rows).items():
+        layers.setdefault(problem.model_copy(update={"task": "forward"}), []).append((problem, by_name))
+    shares = {problem: share_of_best(by_name) for problem, by_name in by_problem(rows).items()}
+    sizes = rows[0].problem.heading + (": forward / training step" if len(shares) > len(layers) else "")
+    lines = [heading(sizes, (*names, BEST, "goal", "waits for"))]
+    for layer, tasks in layers.items():
+        cells = [
+            " / ".join(cell_text(by_name[name], by_name.get(COPY), notes) for _, by_name in tasks if name in by_name)
+            for name in names
+        ]
+        compared = [shares[problem] for problem, _ in tasks]
+        cells.append(" / ".join("-" if share is None else f"{share:.2f}" for share in compared) if any(compared) else "")
+        cells += ["" if layer.goal is None else f"{layer.goal:g}", layer.mark or ""]
+        lines.append(f"| {layer.label} | {' | '.join(cells)} |")
+    below = [*_notes(notes), *_goals(shares)]
+    return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+
+
+def share_of_best(rows: Mapping[str, Row]) -> float | None:
+    """Return our time as a share of the shortest correct time among the others, None where either is missing."""
+    ours, best = rows.get(OURS), best_alternative(rows)
+    if ours is None or not ours.ms or not ours.is_right or best is None or not best.ms:
+        return None
+    return ours.ms / best.ms
+
+
+def best_alternative(rows: Mapping[str, Row]) -> Row | None:
+    """Return the fastest correct row that is neither ours nor a copy."""
+    others = [row for name, row in rows.items() if name not in (OURS, COPY) and row.ms and row.is_right]
+    return min(others, key=lambda row: row.ms or 0.0, default=None)
+
+
+def _goals(shares: Mapping[Problem, float | None]) -> list[str]:
+    """Return how many of the times with a share reach their goal, those that wait for something by themselves."""
+    reached: dict[str | None, list[bool]] = {}
+    for problem, share in shares.items():
+        if share is not None and problem.goal is not None:
+            reached.setdefault(problem.mark, []).append(share <= problem.goal)
+    counts = [
+        f"{sum(flags)} of {len(flags)} times{f' that wait for {mark}' if mark else ''}" for mark, flags in reached.items()
+    ]
+    return [f"Within the goal: {', and '.join(counts)}."] if counts else []
+
+
+def _notes(notes: Mapping[str, int]) -> list[str]:
+    return [f"[{number}] {sentence}  " for sentence, number in notes.items()]
 
 
 def contenders(rows: Sequence[Row]) -> tuple[str, ...]:
