@@ -58,7 +58,7 @@ def plan_for(profile: GpuProfile, accuracy: FunctionAccuracy) -> KernelPlan:
     """Return a plan in float32 for the GPU with this choice of functions, for the text and the compiler."""
     spec = load_spec({"model": "min_gru", "hidden_size": 512, "precision": "fp32", "functions": accuracy})
     builder = Builder(spec, Target(profile, b"", "device"), Store(cache_folder()))
-    plan = builder.solve("forward", builder.hinted_specialization).plan()
+    plan = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
     return replace(plan, entry="functions", budget=replace(plan.budget, shared_bytes=0))
 
 

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass, Sizes
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred
@@ -37,27 +33,6 @@ def target_of(spec: Spec) -> Target:
 def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:
     """Return the builder of the kernels of `spec` for `target`; `preferred` opens what was measured before."""
     return Builder(spec, target, Store(cache_folder()), preferred=preferred)
-
-
-def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> Specialization:
-    """Return the specialization of plain calls of one pass; raises BadInput for a pass that the spec has not."""
-    spec = builder.spec
-    if kernel_pass == "step":
-        if len(RUNS_REVERSED[spec.direction]) > 1:
-            raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
-        return builder.hinted_step_specialization
-    if kernel_pass == "backward" and not spec.training:
-        raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
-    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
-
-
-def build_pass(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
-    """Build the kernel of one pass of plain calls of these sizes, by default the typical ones.
-
-    Raises BadInput for a pass that the spec has not.
-    """
-    sizes = sizes or builder.hinted_sizes
-    return builder.build(builder.choose(kernel_pass, plain_specialization(builder, kernel_pass, sizes), sizes))
 
 
 def kernel_from(builder: Builder) -> Kernel:

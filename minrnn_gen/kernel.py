@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
-from minrnn_gen.run.ahead import Watch, prepare, sizes_from
+from minrnn_gen.run.ahead import Watch, build_plain, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
@@ -38,11 +39,14 @@ class Kernel:
     call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
     """
 
-    def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...], backend: Backend | None = None) -> None:
-        """Serve the spec of `builder` with what it built, the hinted forward first; `backend` is a GPU's without another."""
+    def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...] = (), backend: Backend | None = None) -> None:
+        """Serve the spec of `builder` with what it built, if anything; `backend` is a GPU's without another.
+
+        What it built begins with the forward of the typical sizes, which else is built when it is asked for.
+        """
         self._builder = builder
-        self._hinted = built[0]
-        self._interface = interface_of(builder, built[0].cell)
+        self._built = built
+        self._interface = interface_of(builder, built[0].cell if built else builder.cell_shape)
         self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
         self.recipe = recipe_of(builder.spec, builder.cell_source)
 
@@ -50,6 +54,10 @@ class Kernel:
     def builder(self) -> Builder:
         """What builds its kernels."""
         return self._builder
+
+    @cached_property
+    def _hinted(self) -> BuiltKernel:
+        return self._built[0] if self._built else build_plain(self._builder, "forward")
 
     @property
     def spec(self) -> Spec:

@@ -122,23 +122,21 @@ class Builder:
         asked = self.spec.recurrent_bias
         return self.cell_source.recurrent_bias if asked is None else asked
 
+    @cached_property
+    def cell_shape(self) -> CellShape:
+        """The shape of the cell in a forward, as the cache has it, else of the cell's text."""
+        cached = self.find_classes("forward", self.hinted_specialization)
+        return cached.cell if cached else forward_shape(self.cell, self.recurrence, self.lowered, words_of_state=0)
+
     @property
     def kind(self) -> CellKind:
         """The class of the cell."""
-        cached = self.find_classes("forward", self.hinted_specialization)
-        return cached.cell.kind if cached else self.recurrence.kind
+        return self.cell_shape.kind
 
     @property
     def hinted_sizes(self) -> Sizes:
         """The spec's typical sizes."""
         return Sizes(self.spec.batch or ASSUMED_BATCH, self.spec.time or ASSUMED_TIME)
-
-    @property
-    def hinted_step_specialization(self) -> Specialization:
-        """The specialization of a step of the spec's typical batch: as whole rows of a dense cell's state are aligned."""
-        if self.kind != "dense":
-            return self.hinted_specialization
-        return Specialization(alignment_of(self.spec.head_dim * precision_of(self.spec.precision).storage_bytes))
 
     @property
     def hinted_specialization(self) -> Specialization:

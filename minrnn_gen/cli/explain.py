@@ -41,8 +41,8 @@ def explain(
 
 def _classes(request: Request, which: Pass) -> str:
     from minrnn_gen.api import builder_for
-    from minrnn_gen.assemble import plain_specialization
     from minrnn_gen.build.explain_sizes import explain_classes
+    from minrnn_gen.run.ahead import plain_specialization
 
     builder = builder_for(request.spec, request.target)
     specialization = plain_specialization(builder, which.value, builder.hinted_sizes)
@@ -53,10 +53,10 @@ def _classes(request: Request, which: Pass) -> str:
 def _call(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
     """Return the explanation of the kernel that a call of these sizes gets; what is not given is the spec's."""
     from minrnn_gen.api import builder_for
-    from minrnn_gen.assemble import plain_specialization
     from minrnn_gen.build.explain import explain as in_words
     from minrnn_gen.build.explain_sizes import explain_sizes
     from minrnn_gen.plan.problem import Sizes
+    from minrnn_gen.run.ahead import plain_specialization
 
     builder = builder_for(request.spec, request.target)
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)

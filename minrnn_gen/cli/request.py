@@ -74,10 +74,10 @@ class Request:
     def compile_pass(self, which: Pass, sizes: Sizes | None = None) -> BuiltKernel:
         """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec has not."""
         from minrnn_gen.api import builder_for
-        from minrnn_gen.assemble import build_pass
+        from minrnn_gen.run.ahead import build_plain
 
         with progress(f"compiling for {self.target.profile.name}"):
-            return build_pass(builder_for(self.spec, self.target), which.value, sizes)
+            return build_plain(builder_for(self.spec, self.target), which.value, sizes)
 
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:

@@ -8,16 +8,46 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
+from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, step_sequences_max
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.precision import precision_of
 
 # How many kernels are there, of how many.
 Watch = Callable[[int, int], None]
 _Request = tuple[KernelPass, Specialization, Sizes]
+
+
+def step_specialization(builder: Builder) -> Specialization:
+    """Return the specialization of a step: as whole rows of a dense cell's state are aligned."""
+    if builder.kind != "dense":
+        return builder.hinted_specialization
+    storage_bytes = precision_of(builder.spec.precision).storage_bytes
+    return Specialization(alignment_of(builder.spec.head_dim * storage_bytes))
+
+
+def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> Specialization:
+    """Return the specialization of plain calls of one pass; raises BadInput for a pass that the spec has not."""
+    spec = builder.spec
+    if kernel_pass == "step":
+        if len(RUNS_REVERSED[spec.direction]) > 1:
+            raise BadInput(f"a step needs one direction, but the spec is {spec.direction}; allowed for it: pass forward")
+        return step_specialization(builder)
+    if kernel_pass == "backward" and not spec.training:
+        raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
+    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
+
+
+def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
+    """Build the kernel of one pass of plain calls of these sizes, by default the typical ones.
+
+    Raises BadInput for a pass that the spec has not.
+    """
+    sizes = sizes or builder.hinted_sizes
+    return builder.build(builder.choose(kernel_pass, plain_specialization(builder, kernel_pass, sizes), sizes))
 
 
 def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Specialization], ...]:
@@ -80,7 +110,7 @@ def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Spec
     if builder.kind == "dense" and len(RUNS_REVERSED[spec.direction]) == 1:
         matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
         if sizes.batch <= step_sequences_max(builder.target.profile, matrix_elements):
-            yield "step", builder.hinted_step_specialization
+            yield "step", step_specialization(builder)
 
 
 def _has_others(plan: KernelPlan) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from minrnn_gen.api import compile
+from minrnn_gen.api import builder_for, compile
+from minrnn_gen.assemble import target_of
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.kernel import Kernel
 
@@ -10,9 +11,17 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def kernel_by(recipe: str) -> Kernel:
-    """Return the kernel of a recipe, compiled where this process has none yet; raises what `compile` does."""
+    """Return the kernel of a recipe, made where this process has none yet; raises what `compile` does.
+
+    Compiled ahead is what the recipe has typical sizes for; anything else when a call needs it.
+    """
     kernel = _KERNELS.get(recipe)
-    return kernel or _KERNELS.setdefault(recipe, compile(spec_from(recipe)))
+    return kernel or _KERNELS.setdefault(recipe, _made(recipe))
+
+
+def _made(recipe: str) -> Kernel:
+    spec = spec_from(recipe)
+    return compile(spec) if spec.batch or spec.time else Kernel(builder_for(spec, target_of(spec)))
 
 
 def known(kernel: Kernel) -> str:
