@@ -99,7 +99,7 @@ def dense_problems(draw: st.DrawFn) -> Problem:
     """Heads of any size up to more than fits, of cells with a recurrent matrix."""
     cell, heads = real_shape(draw(st.sampled_from(DENSE_CELLS))), draw(st.integers(1, 4))
     sizes = {"heads": heads, "hidden_size": heads * draw(st.integers(1, 600))}
-    return replace(draw(problems()), cell=cell, fp32_product=draw(st.sampled_from(("tf32x3", "fma"))), **sizes)
+    return replace(draw(problems()), cell=cell, fp32_product=draw(st.sampled_from(("tf32x3", "tf32", "fma"))), **sizes)
 
 
 def solved(problem: Problem) -> Solution:

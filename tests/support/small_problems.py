@@ -165,7 +165,7 @@ def prepare(problem: Problem) -> Prepared:
     case = _case_of(problem, plan)
     inputs = inputs_of(kernel.interface, case)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
-    precision = precision_of(spec.precision).with_functions(spec.functions)
+    precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
