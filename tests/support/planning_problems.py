@@ -31,9 +31,10 @@ def real_builder(
     precision: str = "fp32",
     layout: str = "BTD",
     heads: int = 1,
+    fp32_product: str = "tf32x3",
 ) -> Builder:
     sizes = {"hidden_size": hidden_size, "heads": heads}
-    spec = load_spec({"model": model, "precision": precision, "layout": layout, **sizes})
+    spec = load_spec({"model": model, "precision": precision, "layout": layout, "fp32_product": fp32_product, **sizes})
     return Builder(spec, Target(profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
 
@@ -46,8 +47,9 @@ def real_solution(
     kernel_pass: KernelPass = "forward",
     alignment_bytes: int | None = None,
     heads: int = 1,
+    fp32_product: str = "tf32x3",
 ) -> Solution:
-    builder = real_builder(model, gpu, hidden_size, precision, layout, heads)
+    builder = real_builder(model, gpu, hidden_size, precision, layout, heads, fp32_product)
     return builder.solve(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
 
 

@@ -40,6 +40,8 @@ MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
+# In tf32, where an operand has twice the words of one of 16 bits, and shared memory has a part of R: of each sequence.
+BACKWARD_REGISTERS_OF_WIDE_GATHER = 3
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def registers(partition: Partition) -> int:
     if partition.grid_blocks > 1:
         of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * partition.cells
         sums += of_backward if partition.is_backward else REGISTERS_OF_GATHER
+        if partition.is_backward and smem_tiles and problem.matrix_product == "tf32":
+            sums += BACKWARD_REGISTERS_OF_WIDE_GATHER * partition.batch_tile
     pieces = REGISTERS_OF_PIECE * _additional_pieces(partition)
     if partition.is_backward:
         if partition.uses_reduce_scatter:
