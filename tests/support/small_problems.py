@@ -301,6 +301,7 @@ TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"
 # Warps that share the cells, of two sequences each.
 SHARED_CELLS = {"row_warps": 1, "split_k_warps": 2, "batch_tile": 4}
 FOUR_BLOCKS, WIDE = {"cluster_blocks": 4}, {"hidden_size": 64}
+ONCE = {"fp32_product": "tf32"}
 # Each lane has more loads from the others than are under way at once.
 FIVE = {"grid_blocks": 5, "row_warps": 1, "batch_tile": 8}
 
@@ -496,6 +497,9 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             ("backward",),
         ),
         ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
+        ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
+        ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
     ),
     "alternating": (
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),
