@@ -6,9 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 FunctionAccuracy = Literal["accurate", "fast"]
+# How fp32 multiplies matrices on a GPU (docs/numerics.md).
+Fp32Product = Literal["tf32x3", "tf32", "fma"]
 PrecisionName = Literal["fp64", "fp32", "fp16", "bf16"]
 # Numbers of the raw scan that no spec asks for: cells are equations over real numbers.
 ComplexName = Literal["complex64", "complex128"]
+
+
+# The unit roundoff of tf32, which has 11 significant bits (PTX ISA, alternate floating-point data formats).
+TF32_ROUNDOFF = 2.0**-11
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,7 @@ class Precision:
     `storage_*` describes x, R, weight and y; `arithmetic_*` describes the carried state and every operation.
     `functions` is how the functions of equations are computed on a GPU: "accurate" to a few units in the last place, or "fast",
     docs/numerics.md; the table has what is taken unless a spec chooses: fast where rounding to storage hides it.
+    `multiplies_in_tf32`: matrix products on a GPU round fp32 to tf32, and add in fp32.
     Roundoffs are the unit roundoff u = 2^-p of a format with p significand bits (IEEE 754-2019, table 3.5), of complex numbers
     that of each part.
     """
@@ -30,6 +37,16 @@ class Precision:
     arithmetic_dtype: str
     arithmetic_roundoff: float
     functions: FunctionAccuracy = "accurate"
+    multiplies_in_tf32: bool = False
+
+    @property
+    def operand_roundoff(self) -> float:
+        """The roundoff of what matrix products multiply on a GPU."""
+        return TF32_ROUNDOFF if self.multiplies_in_tf32 else self.storage_roundoff
+
+    def with_product(self, product: Fp32Product) -> Precision:
+        """Return this row with the products in fp32 that a spec asks for; other precisions have one way each."""
+        return replace(self, multiplies_in_tf32=True) if self.name == "fp32" and product == "tf32" else self
 
     def with_functions(self, functions: FunctionAccuracy | None) -> Precision:
         """Return this row with the functions that a spec asks for; None asks for nothing."""
@@ -68,10 +85,11 @@ FAST_FUNCTIONS_ERROR, LOG_ARITHMETIC_ERROR = 8 * 2.0**-17, 2.0**-9
 def error_allowed(precision: Precision) -> float:
     """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
 
-    Eight roundings to storage: of the inputs' products, of a projection, of y, which a backward reads again. And as many of
-    the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect, 64.
+    Eight roundings to storage, or to tf32 where that is coarser: of the inputs' products, of a projection, of y, which a
+    backward reads again. And as many of the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect,
+    64.
     """
-    return 8 * precision.storage_roundoff + 64 * precision.arithmetic_roundoff
+    return 8 * precision.operand_roundoff + 64 * precision.arithmetic_roundoff
 
 
 def remembered_error(precision: Precision, scan_arithmetic: str) -> float:

@@ -38,7 +38,7 @@ from minrnn_gen.raw_scan.kernels import RawSpec
 
 # Sections of a cubin that decide what a kernel does: instructions, launch attributes with the offsets of parameters, constants.
 SECTIONS = (".text.", ".nv.info.", ".nv.constant", ".nv.shared")
-SPEC_KEYS = {"model", "precision", "layout", "hidden_size", "heads"}
+SPEC_KEYS = {"model", "precision", "layout", "hidden_size", "heads", "fp32_product"}
 NO_BITS = 8  # SHT_NOBITS of the ELF format: a section without contents
 
 
@@ -59,11 +59,7 @@ def cases() -> Iterator[Case]:
     """Yield the first candidate of every golden plan on every profile, then the wanted ones of the small problems."""
     for gpu in profile_names():
         for golden in CASES:
-            spec = {
-                name: value
-                for name, value in golden.items()
-                if name in ("model", "precision", "layout", "hidden_size", "heads")
-            }
+            spec = {name: value for name, value in golden.items() if name in SPEC_KEYS}
             kernel_pass, alignment = golden.get("kernel_pass", "forward"), golden.get("alignment_bytes")
             builder = _builder(spec, gpu)
             specialization = Specialization(alignment) if alignment else builder.hinted_specialization

@@ -9,6 +9,7 @@ from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 PRODUCTS = {
     "mma_16bit": "tensor cores",
     "tf32x3": "tensor cores, three products in tf32 for each of fp32",
+    "tf32": "tensor cores, one product in tf32",
     "fma": "fused multiply-adds",
 }
 

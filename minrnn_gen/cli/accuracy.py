@@ -55,7 +55,7 @@ def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = F
     An element of y may be off by one rounding to storage, |y| u_storage, and by a few of the arithmetic, u_arithmetic times the
     largest value; a state, never rounded to storage, by the latter alone.
     """
-    precision = precision_of(spec.precision).with_functions(spec.functions)
+    precision = precision_of(spec.precision).with_functions(spec.functions).with_product(spec.fp32_product)
     (y, state), (y_expected, state_expected) = result, expected
     slack = ARITHMETIC_ROUNDINGS * precision.arithmetic_roundoff
     allowed = f"{ARITHMETIC_ROUNDINGS} roundings of {precision.arithmetic_dtype}"
@@ -66,8 +66,9 @@ def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = F
         allowed += f", and {FAST_FUNCTIONS_SLACK:.1g} for fast functions"
     for is_made, name in ((spec.input_size, "projection"), (is_recurrent, "recurrent product")):
         if is_made:
-            slack += PRODUCT_ROUNDINGS * precision.storage_roundoff
-            allowed += f", and {PRODUCT_ROUNDINGS} of {precision.storage_dtype} for the {name}"
+            slack += PRODUCT_ROUNDINGS * precision.operand_roundoff
+            operands = "tf32" if precision.multiplies_in_tf32 else precision.storage_dtype
+            allowed += f", and {PRODUCT_ROUNDINGS} of {operands} for the {name}"
     shares = [_share(y, y_expected, precision.storage_roundoff, slack)]
     shares += [_share(state[name], state_expected[name], 0.0, slack) for name in state_expected]
     error = float(numpy.max(numpy.abs(y.astype(numpy.float64) - y_expected)))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.precision import FunctionAccuracy, PrecisionName
+from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
@@ -74,11 +74,11 @@ class Spec(BaseModel):
             "null means fast for fp16 and bf16, else accurate; fp64 has no fast ones."
         ),
     )
-    fp32_product: Literal["tf32x3", "fma"] = Field(
+    fp32_product: Fp32Product = Field(
         default="tf32x3",
         description=(
-            "How persistent kernels multiply by R in fp32: by three tf32 products of tensor cores for each, or by fused "
-            "multiply-adds."
+            "How a GPU multiplies matrices in fp32: in persistent kernels by three tf32 products for each (tf32x3) or by fused "
+            "multiply-adds (fma), elsewhere in float32; or everywhere by one tf32 product (tf32), as cuDNN by default."
         ),
     )
     recurrent_gradient_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(

@@ -15,13 +15,15 @@ from minrnn_gen.gpu import device as gpu_device
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
-_COMPUTE_FLOAT32, _COMPUTE_FLOAT64 = 68, 70
-# {(in float64, adding to what is there): what is computed in, the factor of the product, and that of what is there}
-_ARITHMETIC = {
-    (is_double, adds): (compute, ctypes.byref(scalar(1.0)), ctypes.byref(scalar(float(adds))))
-    for is_double, compute, scalar in ((False, _COMPUTE_FLOAT32, ctypes.c_float), (True, _COMPUTE_FLOAT64, ctypes.c_double))
+_COMPUTE_FLOAT32, _COMPUTE_FLOAT64, _COMPUTE_TF32 = 68, 70, 77
+# {(what is computed in, adding to what is there): the factor of the product, and that of what is there}
+_FACTORS = {
+    (compute, adds): (ctypes.byref(scalar(1.0)), ctypes.byref(scalar(float(adds))))
+    for compute, scalar in (
+        (_COMPUTE_FLOAT32, ctypes.c_float), (_COMPUTE_FLOAT64, ctypes.c_double), (_COMPUTE_TF32, ctypes.c_float)
+    )
     for adds in (False, True)
-}
+}  # fmt: skip
 _GEMM_DEFAULT = -1
 # cublasMath_t: no sums in 16 bits where a product is split over blocks (CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _NO_NARROW_SUMS = 16
@@ -47,7 +49,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: added to what is there."""
+    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: added to what is there.
+
+    `in_tf32`: of factors in float32, each rounded to tf32.
+    """
 
     m: int
     n: int
@@ -57,6 +62,14 @@ class Product:
     result: Matrix
     batch: int = 1
     adds: bool = False
+    in_tf32: bool = False
+
+    @property
+    def compute_type(self) -> int:
+        """The arithmetic, as cuBLAS numbers them (cublasComputeType_t)."""
+        if self.result.dtype == "float64":
+            return _COMPUTE_FLOAT64
+        return _COMPUTE_TF32 if self.in_tf32 else _COMPUTE_FLOAT32
 
 
 def factor(array: Array, row: int, stride: int = 0, transposed: bool = False) -> Matrix:
@@ -76,7 +89,8 @@ def multiply(
     """
     left, right, result = product.left, product.right, product.result
     left_at, right_at, result_at = pointers or (left.pointer, right.pointer, result.pointer)
-    compute, unit, beta = _ARITHMETIC[result.dtype == "float64", product.adds]
+    compute = product.compute_type
+    unit, beta = _FACTORS[compute, product.adds]
     library = _library()
     with gpu_device.on_device(device):
         handle = _handle()

@@ -35,6 +35,8 @@ GAP_BYTES = 256
 POISON = 0xFF
 # Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2
+# The bits of a float32 that tf32 does not have, and half of the last that it has.
+TF32_IGNORED, TF32_HALF_UNIT = 0x1FFF, 0x1000
 # Seeds of launches from one seed of a kernel to the next.
 LAUNCHES_PER_SEED = 1 << 20
 
@@ -175,9 +177,11 @@ class EmulatedRecorder:
         self._memory = {place: replace(watched, is_given=True) for place, watched in self._memory.items()}
 
     def multiply(self, product: Product) -> None:
-        """Multiply by NumPy, in float64."""
+        """Multiply by NumPy, in float64, factors rounded as the product says."""
         left = _matrix(product.left, product.m, product.k, product.batch)
         right = _matrix(product.right, product.k, product.n, product.batch)
+        if product.in_tf32:
+            left, right = _rounded_to_tf32(left), _rounded_to_tf32(right)
         result = _matrix(product.result, product.m, product.n, product.batch)
         # What multiplies nothing may be anything, and overflows are results like others.
         with numpy.errstate(all="ignore"):
@@ -286,6 +290,12 @@ def _apart(shape: tuple[int, ...], dtype: Any) -> Any:
     room = numpy.empty(size + 2 * GAP_BYTES + ALIGNMENT_BYTES, numpy.uint8)
     start = GAP_BYTES + -(room.ctypes.data + GAP_BYTES) % ALIGNMENT_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
+
+
+def _rounded_to_tf32(values: Any) -> Any:
+    """Return float32 values rounded to 11 significant bits, ties away from zero; NaN stays NaN."""
+    bits = (numpy.ascontiguousarray(values).view(numpy.uint32) + numpy.uint32(TF32_HALF_UNIT)) & ~numpy.uint32(TF32_IGNORED)
+    return numpy.where(numpy.isnan(values), values, bits.view(numpy.float32))
 
 
 def _matrix(matrix: Matrix, rows: int, columns: int, batch: int) -> Any:

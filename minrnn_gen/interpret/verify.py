@@ -21,7 +21,7 @@ from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpr
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import ASSUMED_TIME, Sizes
-from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, precision_of, remembered_error
+from minrnn_gen.precision import LARGEST_OF_NORM, Precision, error_allowed, precision_of, remembered_error
 
 # Results that are larger hide the errors of small ones; the largest number of float16 is 16 times as large.
 LARGEST_RESULT = 4096.0
@@ -144,7 +144,7 @@ class Verification:
             started, share, findings, left = time.perf_counter(), 0.0, tuple[Finding, ...](), None
             try:
                 results, left = run()
-                share = self._share(results, expected[kernel_pass])
+                share = self._share(results, expected[kernel_pass], kernel.interface.precision)
             except KernelMisbehaved as misbehaved:
                 findings = misbehaved.findings
             # The plan that was built last is this call's.
@@ -191,8 +191,8 @@ class Verification:
                     )
         return inputs, expected
 
-    def _share(self, results: Arrays, expected: Arrays) -> float:
-        precision = precision_of(self.spec.precision).with_functions(self.spec.functions)
+    def _share(self, results: Arrays, expected: Arrays, precision: Precision) -> float:
+        precision = precision.with_functions(self.spec.functions)
         slack = error_allowed(precision) + remembered_error(precision, self.spec.scan_arithmetic)
         # NaN wins over every number, as it does in numpy.max and does not in max.
         return float(numpy.max([share_of(results[name], exact, slack) for name, exact in expected.items()]))

@@ -57,7 +57,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def families_of(problem: Problem) -> tuple[Family, ...]:
-    """Return the families that may serve `problem`, the preferred one first."""
+    """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     match problem.cell.kind:
         case "affine-diagonal":
             return (_scan_family(problem),)

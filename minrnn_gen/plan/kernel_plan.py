@@ -71,8 +71,8 @@ class PlannedProblem:
 
     `batch` and `time` are the typical sizes that were planned for; the kernel is valid for all. `heads` are the blocks of a
     recurrent matrix, 1 where there is none. `matrix_product` is how a kernel that keeps it on the chip multiplies by it:
-    "mma_16bit", "tf32x3" or "fma", empty where there is none. `saved_values` names what a backward reads of its forward,
-    `recomputed_values` what it computes again; both are empty in other passes.
+    "mma_16bit", "tf32x3", "tf32" or "fma", empty where there is none. `saved_values` names what a backward reads of its
+    forward, `recomputed_values` what it computes again; both are empty in other passes.
     """
 
     kernel_pass: str

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple, cast
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import FamilyName, KernelPlan, PlannedProblem, Specialization
 from minrnn_gen.plan.many_sizes import Amount
-from minrnn_gen.precision import Precision
+from minrnn_gen.precision import Fp32Product, Precision
 
 KernelPass = Literal["forward", "backward", "step"]
 Layout = Literal["BTD", "TBD", "BDT"]
 # As cell.analysis proves it.
 CellKind = Literal["affine-diagonal", "diagonal", "dense"]
-# How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, or fused multiply-adds.
-MatrixProduct = Literal["mma_16bit", "tf32x3", "fma"]
+# How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, one of them, or fused multiply-adds.
+MatrixProduct = Literal["mma_16bit", "tf32x3", "tf32", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
@@ -94,7 +94,7 @@ class Problem:
     specialization: Specialization
     gpu: GpuProfile
     heads: int = 1
-    fp32_product: Literal["tf32x3", "fma"] = "tf32x3"
+    fp32_product: Fp32Product = "tf32x3"
 
     @property
     def family(self) -> FamilyName:

@@ -116,14 +116,15 @@ def step_product(interface: Interface, scratch: Scratch, batch: int, backward: b
     """Return the product before each step: of the outputs with R, or of the gradients of such products with it."""
     storage, arithmetic = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
     hidden, size = interface.hidden_size, interface.head_dim
-    rows = len(interface.recurrent_gates) * size
+    rows, in_tf32 = len(interface.recurrent_gates) * size, interface.precision.multiplies_in_tf32
     if backward:
         left = Matrix(scratch["dproduct"], storage, interface.heads * rows, rows)
         right = Matrix(scratch["packed"], storage, size, rows * size)
-        return Product(batch, size, rows, left, right, Matrix(scratch["dhidden"], arithmetic, hidden, size), interface.heads)
+        result = Matrix(scratch["dhidden"], arithmetic, hidden, size)
+        return Product(batch, size, rows, left, right, result, interface.heads, in_tf32=in_tf32)
     left = Matrix(scratch["hidden"], storage, hidden, size)
     result = Matrix(scratch["product"], arithmetic, interface.heads * rows, rows)
-    return Product(batch, rows, size, left, _packed(interface, scratch["packed"]), result, interface.heads)
+    return Product(batch, rows, size, left, _packed(interface, scratch["packed"]), result, interface.heads, in_tf32=in_tf32)
 
 
 def _packed(interface: Interface, pointer: int) -> Matrix:
@@ -136,12 +137,13 @@ def row_products(interface: Interface, layout: str, packed: int, y: Array, produ
     """Return the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
     size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
     right, width = _packed(interface, packed), interface.heads * rows
+    in_tf32 = interface.precision.multiplies_in_tf32
 
     def result(first_row: int) -> Matrix:
         return Matrix(products.pointer + first_row * width * products.itemsize, products.dtype, width, rows)
 
     return [
-        Product(count, rows, size, left, right, result(first), interface.heads)
+        Product(count, rows, size, left, right, result(first), interface.heads, in_tf32=in_tf32)
         for first, count, left in _rows_of(interface, layout, y)
     ]
 
@@ -150,13 +152,14 @@ def recurrent_gradient(interface: Interface, layout: str, y: Array, dproducts: A
     """Return the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
     size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
     width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
+    in_tf32 = interface.precision.multiplies_in_tf32
 
     def left(first_row: int) -> Matrix:
         pointer = dproducts.pointer + first_row * width * dproducts.itemsize
         return Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
 
     return [
-        Product(rows, size, count, left(first), right, result, interface.heads, adds=True)
+        Product(rows, size, count, left(first), right, result, interface.heads, adds=True, in_tf32=in_tf32)
         for first, count, right in _rows_of(interface, layout, y)
     ]
 

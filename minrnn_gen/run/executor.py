@@ -34,9 +34,12 @@ Layout = tuple[tuple[int, ...], str]
 def interface_of(builder: Builder, cell: CellShape) -> Interface:
     """Return what the kernels of a builder accept, whose cell is of this shape."""
     spec = builder.spec
+    precision = precision_of(spec.precision)
+    if cell.recurrent_gates or spec.input_size:  # without a matrix nothing is multiplied
+        precision = precision.with_product(spec.fp32_product)
     return Interface(
         layout=spec.layout,
-        precision=precision_of(spec.precision),
+        precision=precision,
         hidden_size=spec.hidden_size,
         input_size=spec.input_size,
         gates=cell.gates,

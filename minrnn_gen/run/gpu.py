@@ -154,7 +154,8 @@ class GpuRun:
             return call
         product = recorder.new_array(self._interface.shape(axes, call.rows, call.time), call.x.dtype)
         if call.rows and call.time:
-            recorder.multiply(projection(call.x, call.weight, product, axes[-1] == "t"))
+            in_tf32 = self._interface.precision.multiplies_in_tf32
+            recorder.multiply(projection(call.x, call.weight, product, axes[-1] == "t", in_tf32))
         return replace(call, x=product, x_axes=axes, weight=None)
 
     def _through_projection(self, recorder: Recorder, call: Call, gradient: Array) -> tuple[Array, Array | None]:
@@ -171,8 +172,9 @@ class GpuRun:
             if lengths is not None:
                 # What lies beyond a length has no gradient, but a NaN there times zero would have.
                 x = memory.zeroed_beyond(x, call.x_axes, lengths)
-            recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last))
-            for product in weight_gradient(gradient, x, dweight, time_is_last):
+            in_tf32 = self._interface.precision.multiplies_in_tf32
+            recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last, in_tf32))
+            for product in weight_gradient(gradient, x, dweight, time_is_last, in_tf32):
                 recorder.multiply(product)
         return dx, dweight
 

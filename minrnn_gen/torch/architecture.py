@@ -34,6 +34,7 @@ class Names(NamedTuple):
 class Architecture:
     """Layers of one cell on top of each other. `recipes`: of each precision that there is, of each layer's kernel.
 
+    `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
     `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers.
     """
 
@@ -43,6 +44,7 @@ class Architecture:
     recurrent_gates: tuple[str, ...]
     vectors: tuple[str, ...]
     recipes: Mapping[str, tuple[str, ...]]
+    tf32_recipes: tuple[str, ...]
     names: tuple[tuple[Names, ...], ...]
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -85,6 +87,10 @@ def architecture_of(
         for name in (PRECISION_NAMES if precision is None else (precision,))
         if name != "fp64" or first.functions != "fast"  # which a spec refuses
     }
+    tf32_recipes: tuple[str, ...] = ()
+    if "fp32" in recipes and "fp32_product" not in asked:
+        in_tf32 = (load_spec(layer, precision="fp32", fp32_product="tf32") for layer in layers)
+        tf32_recipes = tuple(recipe_of(layer, source) for layer in in_tf32)
     present = {"weight_hh": bool(cell.recurrent_gates), "bias_ih": bias, "bias_hh": has_recurrent_bias}
     names = tuple(
         tuple(_names(f"_l{layer}{suffix}", present, cell.parameters) for suffix in DIRECTION_SUFFIXES[:directions])
@@ -102,7 +108,9 @@ def architecture_of(
             if run_names.bias_hh:
                 shapes[run_names.bias_hh] = (recurrent_rows,)
             shapes |= dict.fromkeys(run_names.vectors, (hidden,))
-    return Architecture(cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, names, shapes)
+    return Architecture(
+        cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, tf32_recipes, names, shapes
+    )
 
 
 def _names(suffix: str, present: Mapping[str, bool], vectors: tuple[str, ...]) -> Names:

@@ -18,6 +18,7 @@ from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Architecture, architecture_of
 from minrnn_gen.torch.autocast import layer_dtype, result_dtype
+from minrnn_gen.torch.fp32_precision import Setting
 from minrnn_gen.torch.layers import ELMAN_RELU
 from minrnn_gen.torch.stack import LayerStack
 from minrnn_gen.torch.tensors import autocasts, check_tensor
@@ -235,6 +236,10 @@ class _Cell(ByKernels):
     """One of LSTMCell, GRUCell and RNNCell: a layer over a single step."""
 
     num_layers, batch_first, dropout, bidirectional = 1, True, 0.0, False
+
+    @property
+    def _fp32_setting(self) -> Setting:
+        return "matmul"  # torch's own cells multiply without cuDNN
 
     def use_kernels(self) -> None:
         self._made = _cell_architecture(self.mode, self.input_size, self.hidden_size, self.bias)

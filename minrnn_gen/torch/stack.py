@@ -13,6 +13,7 @@ from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Architecture, Names
 from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
+from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
@@ -99,7 +100,7 @@ class LayerStack:
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
         final: list[Any] = []
-        for layer, recipe in enumerate(made.recipes[precision]):
+        for layer, recipe in enumerate(self._recipes(precision)):
             R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
             if casts:
                 weight, R = weight.to(x.dtype), None if R is None else R.to(x.dtype)
@@ -116,6 +117,18 @@ class LayerStack:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
         together = torch.cat if self.bidirectional else torch.stack
         return x, [together(layers) for layers in zip(*final, strict=True)]
+
+    def _recipes(self, precision: str) -> tuple[str, ...]:
+        """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""
+        made = self._made
+        if precision == "fp32" and made.tf32_recipes and multiplies_in_tf32(self._fp32_setting):
+            return made.tf32_recipes
+        return made.recipes[precision]
+
+    @property
+    def _fp32_setting(self) -> Setting:
+        """Which of torch's settings says how fp32 is multiplied: that of recurrent layers, or that of all other products."""
+        return "rnn" if self._made.recurrent_gates else "matmul"
 
     def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
         """Return x as the kernels take it, their precision, and whether weights are cast to it."""

@@ -38,8 +38,22 @@ WIDE_CASES = tuple(
     )
 )
 
+# One product in tf32 for each of fp32: heads of a block, of clusters, of which shared memory has a part, and of a grid.
+TF32 = {"precision": "fp32", "fp32_product": "tf32"}
+TF32_EVERY_DAY = {
+    ("slstm", "h200", 33),
+    ("elman", "h100", 256),
+    ("lstm", "h200", 512),
+    ("gru", "h200", 768),
+    ("lstm", "a100", 128),
+}
+TF32_CASES = tuple(
+    pytest.param(*case, TF32, marks=() if case in TF32_EVERY_DAY else FULL)
+    for case in itertools.product(MODELS, WIDE_GPUS, (16, 33, 128, 256, 512, 768))
+)
 
-@pytest.mark.parametrize(("model", "gpu", "head_dim", "spec"), (*CASES, *WIDE_CASES))
+
+@pytest.mark.parametrize(("model", "gpu", "head_dim", "spec"), (*CASES, *WIDE_CASES, *TF32_CASES))
 def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
     builder = builder_of(model, gpu, hidden_size=head_dim, **spec)
     for kernel_pass in PASSES:
@@ -92,7 +106,7 @@ def test_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int
         assert builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization)).plan().is_persistent, kernel_pass
 
 
-@pytest.mark.parametrize("spec", WIDE, ids=str)
+@pytest.mark.parametrize("spec", (*WIDE, TF32), ids=str)
 @pytest.mark.parametrize(("model", "gpu", "head_dim"), [("lstm", "h200", 128), ("gru", "b200", 128), ("slstm", "a100", 32)])
 def test_wide_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim: int, spec: dict[str, Any]) -> None:
     builder = builder_of(model, gpu, hidden_size=4 * head_dim, heads=4, **spec)

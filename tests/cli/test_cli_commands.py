@@ -135,6 +135,7 @@ def test_a_bidirectional_spec_has_no_step(command: Command, min_gru: Path, model
     (
         ("precision=bf16", "multiplied by tensor cores"),
         ("precision=fp32", "multiplied by tensor cores, three products in tf32 for each of fp32"),
+        ("precision=fp32 fp32_product=tf32", "multiplied by tensor cores, one product in tf32"),
         ("precision=fp32 fp32_product=fma", "multiplied by fused multiply-adds"),
         ("precision=fp64", "multiplied by fused multiply-adds"),
         (

@@ -42,7 +42,7 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
         (["compile", SPEC, "--set", "model=min_gro"], 2, "did you mean 'min_gru'"),
         (["compile", SPEC, "--gpu", "h1000"], 2, "did you mean 'h100'"),
         (["compile", SPEC, "--gpu", "missing.yaml"], 2, "missing.yaml"),
-        (["render", SPEC, "--pass", "backward"], 2, "'forward', 'step'"),
+        (["render", SPEC, "--pass", "gradient"], 2, "'forward', 'backward', 'step'"),
         (["run", SPEC, "--device", "tpu"], 2, "'cpu', 'cuda'"),
         (["run", SPEC, "--batch", "0"], 2, "--batch"),
         (["run", SPEC, "--batch", "many"], 2, "--batch"),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_gradients import DTYPES, X_ORDER, Y_ORDER, assert_near
+from test_gradients import DTYPES, X_ORDER, Y_ORDER
+from test_gradients import TOLERANCE as PLAIN_TOLERANCE
 
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.stepwise import GRAPH_STEPS
@@ -17,7 +18,10 @@ CELLS = ("elman", "lstm", "gru", "slstm")
 # (batch, time, heads, head_dim): single elements, odd sizes, steps enqueued one by one, and in one graph or several.
 SHAPES = ((1, 1, 1, 1), (2, 5, 1, 7), (3, GRAPH_STEPS + 3, 3, 16), (4, 2 * GRAPH_STEPS + 6, 1, 40))
 # Relative error of y, which is rounded to storage.
-Y_TOLERANCE = {"fp64": 2.0**-44, "fp32": 2.0**-18, "fp16": 2.0**-9, "bf16": 2.0**-6}
+Y_TOLERANCE = {"fp64": 2.0**-44, "fp32": 2.0**-18, "fp16": 2.0**-9, "bf16": 2.0**-6, "tf32": 2.0**-9}
+# Of all else in tf32, whose factors are off by 2^-11 at most: emulated in float64, y and the states were off by up to 2^-12 and
+# gradients by up to 2^-10, over six draws of the shapes here and every cell.
+TOLERANCE = {**PLAIN_TOLERANCE, "tf32": 2.0**-8}
 
 
 def plain_step(torch: Any, cell: str, W: Any, P: Any, state: list[Any]) -> list[Any]:
@@ -57,13 +61,23 @@ def plain_run(
     return torch.stack(outputs, 1), state
 
 
+def product_precision(kernel: Kernel) -> str:
+    """The precision whose tolerances hold: that of the products."""
+    return "tf32" if kernel.interface.precision.multiplies_in_tf32 else str(kernel.spec.precision)
+
+
+def assert_near(torch: Any, got: Any, expected: Any, precision: str) -> None:
+    error = torch.linalg.vector_norm(got.double() - expected) / torch.linalg.vector_norm(expected).clamp_min(1e-30)
+    assert float(error) <= TOLERANCE[precision], float(error)
+
+
 def check_call(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
     """Call both passes with all that they may be given, on numbers drawn now; return the arguments of the forward and its y."""
-    cell, precision, layout = kernel.plan.model, kernel.spec.precision, kernel.spec.layout
+    cell, layout, precision = kernel.plan.model, kernel.spec.layout, product_precision(kernel)
     interface = kernel.interface
     heads, size, hidden = interface.heads, interface.head_dim, interface.hidden_size
     gates, products = len(kernel.gates), len(interface.recurrent_gates)
-    dtype = getattr(torch, DTYPES[precision])
+    dtype = getattr(torch, DTYPES[kernel.spec.precision])
     carried = torch.float64 if precision == "fp64" else torch.float32
 
     def random(*shape: int, of: Any = dtype, scale: float = 1.0) -> Any:
@@ -116,13 +130,47 @@ def test_against_autograd(compiled: Callable[..., Kernel], cell: str, precision:
 
 # Heads of a block, of a cluster of two kinds of R (split once, or in every step), and of rows at multiples of one value.
 WIDE_SHAPES = ((5, 40, 2, 32), (9, 33, 1, 128), (4, 20, 1, 192), (3, 17, 3, 33))
-WIDE_SPECS = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
+WIDE_SPECS = (
+    {"precision": "fp32"},
+    {"precision": "fp32", "fp32_product": "tf32"},
+    {"precision": "fp32", "fp32_product": "fma"},
+    {"precision": "fp64"},
+)
+TF32 = {"precision": "fp32", "fp32_product": "tf32"}
+# In a grid, and in clusters of which shared memory has a part of R; rows at multiples of two values and of one.
+TF32_SHAPES = ((3, 7, 1, 512), (9, 5, 1, 602), (3, 5, 1, 333))
 
 
 @pytest.mark.parametrize("spec", WIDE_SPECS, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
 def test_persistent_kernels_of_more_than_16_bits(compiled: Callable[..., Kernel], cell: str, spec: dict[str, str]) -> None:
     check_against_autograd(compiled, cell, layout="BTD", shapes=WIDE_SHAPES, **spec)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_large_heads_in_tf32(compiled: Callable[..., Kernel], cell: str) -> None:
+    check_against_autograd(compiled, cell, layout="BTD", shapes=TF32_SHAPES, **TF32)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_stepwise_kernels_in_tf32(compiled: Callable[..., Kernel], cell: str) -> None:
+    check_against_autograd(compiled, cell, layout="BDT", shapes=SHAPES[1:], **TF32)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_step_multiplies_in_float32_whatever_the_product_is(compiled: Callable[..., Kernel], cell: str) -> None:
+    """The same bits as with three products; beyond what it serves, a forward of one step in tf32."""
+    import torch
+
+    for batch, heads, size in ((1, 1, 512), (16, 3, 33), (1000, 1, 512)):
+        sizes = {"hidden_size": heads * size, "heads": heads}
+        in_tf32, in_three = (compiled(model=cell, **sizes, **spec) for spec in (TF32, {"precision": "fp32"}))
+        x, R = arguments(torch, in_tf32, batch, 1, seed=9)
+        (y, _), (expected, _) = in_tf32.step(x[:, 0], R), in_three.step(x[:, 0], R)
+        if batch < 1000:
+            assert torch.equal(y, expected)
+        else:
+            assert_near(torch, y, expected.double(), "tf32")
 
 
 # Of which shared memory has a part, where a cluster has one, and rows at multiples of two values.

@@ -34,6 +34,8 @@ MORE: tuple[dict[str, Any], ...] = (
     {"model": "gru", "hidden_size": 64, "precision": "fp32", "direction": "reverse"},
     {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16", "direction": "bidirectional"},
     {"model": "gru", "hidden_size": 64, "precision": "bf16", "gpu": "a100", "layout": "TBD"},
+    {"model": "gru", "hidden_size": 48, "precision": "fp32", "fp32_product": "tf32", "input_size": 12},
+    {"model": "lstm", "hidden_size": 24, "precision": "fp32", "fp32_product": "tf32", "layout": "BDT"},
 )
 
 
@@ -62,6 +64,25 @@ def test_results_are_the_same_bits_in_every_order_of_threads() -> None:
             y, state = kernel(**arguments)
         results.append(b"".join(array.tobytes() for array in (y, *state.values())))
     assert len(set(results)) == 1
+
+
+@needs_compiler
+def test_one_product_in_tf32_is_as_coarse_as_its_factors() -> None:
+    """Beside fp64, after one step: each factor of a gate's products is off by 2^-11 of itself at most, and no digit more."""
+    sizes = {"model": "elman", "hidden_size": 32, "input_size": 24, "gpu": "h200"}
+    random = np.random.default_rng(3)
+    shapes = ((4, 1, 24), (1, 1, 32, 32), (32, 24), (4, 32))
+    x, R, weight, h = (random.normal(scale=0.4, size=shape).astype(np.float32) for shape in shapes)
+    exact = compile({**sizes, "precision": "fp64"})
+    wide = [array.astype(float) for array in (x, R, weight, h)]
+    expected = np.arctanh(exact(*wide[:2], weight=wide[2], state={"h": wide[3]})[0])
+    sizes_of_products = np.abs(x) @ np.abs(weight).T + (np.abs(h) @ np.abs(R[0, 0]).T)[:, None]
+    kernel = compile({**sizes, "precision": "fp32", "fp32_product": "tf32"}, device="interpret")
+    assert kernel.plan.is_persistent
+    y, _ = kernel(x, R, weight=weight, state={"h": h})
+    # tanh keeps fewer digits of larger arguments.
+    error = (np.abs(np.arctanh(y.astype(float)) - expected) / sizes_of_products)[np.abs(expected) < 2].max()
+    assert 2.0**-15 < error < 2 * 2.0**-11 + 2.0**-22 + 2.0**-18
 
 
 @needs_compiler

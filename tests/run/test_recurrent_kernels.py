@@ -67,8 +67,13 @@ WAYS = (
     way("slstm", 24, 2, "fp32", 8, "resets", 1, 1, 2, 2, 4, 0, grid_blocks=2),
     way("elman", 60, 1, "fp64", 2, "storage", 1, 2, 2, 4, 4, grid_blocks=2),
     way("light_gru", 24, 1, "fp32", 1, "reverse fma debug", 1, 1, 1, 8, 4, grid_blocks=2),
+    way("gru", 40, 1, "fp32", 1, "reverse arithmetic tf32", 2, 2, 2, 4, 4),
+    way("lstm", 40, 1, "fp32", 8, "few_registers resets tf32", 1, 3, 1, 2, 4),
+    way("light_gru", 33, 1, "fp32", 1, "few_registers reverse storage tf32", 2, 2, 1, 8, 2),
+    way("slstm", 16, 3, "fp32", 8, "resets tf32", 2, 1, 2, 2, 8),
+    way("elman", 60, 1, "fp32", 4, "resets tf32", 1, 2, 2, 4, 4, grid_blocks=2),
 )
-ALL_SCOPES = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21], WAYS[27]]
+ALL_SCOPES = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21], WAYS[27], WAYS[35]]
 
 
 def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStrategy[Case]:
@@ -79,7 +84,7 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     specialization = Specialization(
         alignment_of(value_bytes * head_dim, value_bytes * gap), "reverse" in flags, has_resets, kept
     )
-    product = "fma" if "fma" in flags else "tf32x3"
+    product = next((flag for flag in flags if flag in ("fma", "tf32")), "tf32x3")
     gpu = "a100" if variables["grid_blocks"] > 1 else "h200"  # the one without clusters
     bounds = ("few_registers" in flags, "debug" in flags)
     kernels = persistent_kernels(folder, model, head_dim, heads, precision, specialization, product, *bounds, gpu, **variables)
@@ -116,6 +121,9 @@ EXACT = (
     (way("linear", 48, 1, "fp32", 8, "", 2, 2, 1, 8, 4, 1), 3 * 2.0**-22 + (48 / 8 + LAST_SUMS) * 2.0**-23),
     (way("linear", 48, 1, "fp32", 8, "", 1, 3, 1, 2, 4, 0), 3 * 2.0**-22 + (48 / 8 + LAST_SUMS) * 2.0**-23),
     (way("linear", 48, 1, "fp32", 8, "fma", 2, 2, 2, 4, 4), (48 + LAST_SUMS) * 2.0**-24),
+    # Of the factors as they are rounded.
+    (way("linear", 48, 1, "fp32", 8, "tf32", 2, 2, 1, 8, 4), (48 / 8 + LAST_SUMS) * 2.0**-23),
+    (way("linear", 48, 1, "fp32", 8, "few_registers tf32", 1, 3, 1, 2, 4), (48 / 8 + LAST_SUMS) * 2.0**-23),
     (way("linear", 48, 1, "fp64", 2, "", 1, 3, 1, 8, 4), (48 + LAST_SUMS) * 2.0**-53),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +45,15 @@ class DenseCell:
     storage: Any
     real: Any
     lowered: Mapping[str, Any]
+    in_tf32: bool = field(default=False, kw_only=True)  # whether what R multiplies, and R, are rounded to tf32
+
+    def multiplied(self, array: Array) -> Array:
+        """Return what is multiplied in place of an array, in float64."""
+        if not self.in_tf32:
+            return array.astype(self.storage).astype(np.float64)
+        # To 11 significant bits, ties away from zero.
+        significand, exponent = np.frexp(array.astype(self.storage).astype(np.float64))
+        return np.ldexp(np.trunc(significand * 2**11 + np.copysign(0.5, significand)), exponent - 11)
 
     @property
     def hidden(self) -> int:
@@ -345,13 +354,14 @@ def outputs_by_name(case: Case, written: Forward) -> dict[str, Any]:
 
 
 def products_of(case: Case, outputs: Array) -> Array:
-    """R by [..., H] in float64: [..., HEADS, PRODUCTS, case.kernels.head_dim]."""
-    by_head = outputs.astype(np.float64).reshape(*outputs.shape[:-1], case.kernels.heads, case.kernels.head_dim)
-    return np.ascontiguousarray(np.einsum("gnoi,...ni->...ngo", case.R.astype(np.float64), by_head))
+    """R by [..., H] in float64, both rounded as a kernel multiplies them: [..., HEADS, PRODUCTS, case.kernels.head_dim]."""
+    multiplied = case.kernels.multiplied
+    by_head = multiplied(outputs).reshape(*outputs.shape[:-1], case.kernels.heads, case.kernels.head_dim)
+    return np.ascontiguousarray(np.einsum("gnoi,...ni->...ngo", multiplied(case.R), by_head))
 
 
 def loops_forward(case: Case) -> Forward:
-    """The same by loops in float64; what R multiplies is rounded to storage."""
+    """The same by loops in float64; what R multiplies is rounded as a kernel does it."""
     kernels, cell = case.kernels, case.kernels.cell
     step, output = lower_step(cell), kernels.lowered["forward"].output_state
     y, final = np.full(case.dy.shape, np.nan), {name: np.array(case.initial_of(name)) for name in cell.states}
@@ -360,7 +370,7 @@ def loops_forward(case: Case) -> Forward:
         state = {name: case.initial_of(name)[sequence] for name in cell.states}
         for row in case.rows(sequence):
             is_reset = case.resets is not None and case.resets[batch, row]
-            product = products_of(case, state[output].astype(kernels.storage)).swapaxes(0, 1).reshape(-1, kernels.hidden)
+            product = products_of(case, state[output]).swapaxes(0, 1).reshape(-1, kernels.hidden)
             if is_reset:
                 state, product = {name: np.zeros(kernels.hidden) for name in state}, np.zeros(product.shape)
             after = step.evaluate(inputs(case, batch, row, product, state))
@@ -396,7 +406,7 @@ def by_rows(case: Case, array: Array) -> Array:
 
 
 def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
-    """The same by loops in float64; what R multiplies is rounded to storage."""
+    """The same by loops in float64; what R multiplies is rounded as a kernel does it."""
     kernels, cell, count = case.kernels, case.kernels.cell, len(case.sequences)
     lowered, step = kernels.lowered["backward"], lower_step_backward(cell)
     output, products = lowered.output_state, len(cell.recurrent_gates)
@@ -416,7 +426,7 @@ def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
             if t:
                 before |= {name: saved[name][batch, rows[t - 1]].astype(np.float64) for name in lowered.read_states}
                 before[output] = saved[output][batch, rows[t - 1]].astype(np.float64)
-            product = products_of(case, before[output].astype(kernels.storage)).swapaxes(0, 1).reshape(-1, kernels.hidden)
+            product = products_of(case, before[output]).swapaxes(0, 1).reshape(-1, kernels.hidden)
             if is_reset:
                 before, product = dict.fromkeys(before, zeros), np.zeros(product.shape)
             incoming = {f"gradient_state_{name}": one for name, one in dstate.items()}
@@ -439,19 +449,22 @@ def loops_backward(case: Case, saved: dict[str, Array]) -> Backward:
                 .astype(np.float64)
             )
             (first_dproducts if t == 0 else dproducts)[(sequence,) if t == 0 else (batch, rows[t - 1])] = cut
-            dhidden = np.einsum("gnoi,ngo->ni", case.R.astype(np.float64), cut).reshape(-1)
+            dhidden = np.einsum("gnoi,ngo->ni", kernels.multiplied(case.R), kernels.multiplied(cut)).reshape(-1)
         for name, one in dstate.items():
             dinitial[name][sequence] = one + (dhidden if name == output else 0)
     return Backward(dx, by_rows(case, dproducts), first_dproducts, dinitial, sums if case.with_sums else None)
 
 
 # Steps of few roundings each, of numbers of size 1, whose errors do not grow because R's norm is below 1; in bf16 one rounding
-# that falls the other way is a whole unit in the last place, 2 u, of what R multiplies, and of y.
-TOLERANCES = {"float64": 2.0**-53 * 2**10, "float32": 2.0**-24 * 2**10, "bfloat16": 2.0**-8 * 4, "float16": 2.0**-11 * 4}
+# that falls the other way is a whole unit in the last place, 2 u, of what R multiplies, and of y. In tf32 of the former.
+TOLERANCES = {
+    "float64": 2.0**-53 * 2**10, "float32": 2.0**-24 * 2**10,
+    "bfloat16": 2.0**-8 * 4, "float16": 2.0**-11 * 4, "tf32": 2.0**-11 * 4,
+}  # fmt: skip
 
 
 def assert_close(case: Case, found: Array, expected: Array, what: str) -> None:
-    tolerance = TOLERANCES[case.kernels.storage.name]
+    tolerance = TOLERANCES["tf32" if case.kernels.in_tf32 else case.kernels.storage.name]
     size = np.nanmax(np.abs(expected), initial=1)
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=tolerance, atol=tolerance * size, err_msg=what)
 

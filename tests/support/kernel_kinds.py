@@ -20,7 +20,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import Arrays, backward_of, forward_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.precision import error_allowed, precision_of, remembered_error
+from minrnn_gen.precision import error_allowed, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
 
 RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
@@ -129,7 +129,7 @@ def made(kind: Kind) -> Made:
     specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
     kernel = InterpretedKernel(builder, (builder.build(builder.choose("forward", specialization, builder.hinted_sizes)),))
     wide = spec if kind.is_complex else load_spec(spec.model_dump(), precision="fp64", functions=None)
-    precision = precision_of(spec.precision).with_functions(spec.functions)
+    precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     return Made(kernel, Kernel(replace(builder, spec=wide), kernel.built), slack)
 

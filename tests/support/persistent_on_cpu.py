@@ -122,4 +122,4 @@ def persistent_kernels(
     numbers = precision_of(precision)
     lowered = {kernel_pass: builder.lowered_for(kernel_pass) for kernel_pass in ("forward", "backward")}
     dtypes = (numpy_dtype(numbers.storage_dtype), numpy_dtype(numbers.arithmetic_dtype))
-    return PersistentKernels(builder.cell, heads, head_dim, *dtypes, lowered, code)
+    return PersistentKernels(builder.cell, heads, head_dim, *dtypes, lowered, code, in_tf32=product == "tf32")

@@ -31,9 +31,10 @@ def real_builder(
     precision: str = "fp32",
     layout: str = "BTD",
     heads: int = 1,
+    fp32_product: str = "tf32x3",
 ) -> Builder:
     sizes = {"hidden_size": hidden_size, "heads": heads}
-    spec = load_spec({"model": model, "precision": precision, "layout": layout, **sizes})
+    spec = load_spec({"model": model, "precision": precision, "layout": layout, "fp32_product": fp32_product, **sizes})
     return Builder(spec, Target(profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
 
@@ -46,8 +47,9 @@ def real_solution(
     kernel_pass: KernelPass = "forward",
     alignment_bytes: int | None = None,
     heads: int = 1,
+    fp32_product: str = "tf32x3",
 ) -> Solution:
-    builder = real_builder(model, gpu, hidden_size, precision, layout, heads)
+    builder = real_builder(model, gpu, hidden_size, precision, layout, heads, fp32_product)
     return builder.solve(
         builder.key_of(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
     )
@@ -101,7 +103,7 @@ def dense_problems(draw: st.DrawFn) -> Problem:
     """Heads of any size up to more than fits, of cells with a recurrent matrix."""
     cell, heads = real_shape(draw(st.sampled_from(DENSE_CELLS))), draw(st.integers(1, 4))
     sizes = {"heads": heads, "hidden_size": heads * draw(st.integers(1, 600))}
-    return replace(draw(problems()), cell=cell, fp32_product=draw(st.sampled_from(("tf32x3", "fma"))), **sizes)
+    return replace(draw(problems()), cell=cell, fp32_product=draw(st.sampled_from(("tf32x3", "tf32", "fma"))), **sizes)
 
 
 def solved(problem: Problem) -> Solution:

@@ -170,7 +170,7 @@ def prepare(problem: Problem) -> Prepared:
     case = _case_of(problem, plan)
     inputs = inputs_of(kernel.interface, case)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
-    precision = precision_of(spec.precision).with_functions(spec.functions)
+    precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
     made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
     with numpy.errstate(all="ignore"):
@@ -306,6 +306,7 @@ TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"
 # Warps that share the cells, of two sequences each.
 SHARED_CELLS = {"row_warps": 1, "split_k_warps": 2, "batch_tile": 4}
 FOUR_BLOCKS, WIDE = {"cluster_blocks": 4}, {"hidden_size": 64}
+ONCE = {"fp32_product": "tf32"}
 # Each lane has more loads from the others than are under way at once.
 FIVE = {"grid_blocks": 5, "row_warps": 1, "batch_tile": 8}
 
@@ -501,6 +502,9 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             ("backward",),
         ),
         ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
+        ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
+        ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
     ),
     "alternating": (
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),

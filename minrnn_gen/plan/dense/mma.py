@@ -43,10 +43,11 @@ def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0)
     words = problem.registers_per_value
     match problem.matrix_product:
         case "mma_16bit":
-            chains = max(1, 4 // rows) if rows != 3 else 1
-            return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * chains, products=1)
+            return Tiling(depth=16, padding=8, matrix=4, sum=RESULTS * _chains(rows), products=1)
+        # m16n8k8 in tf32 has half the multiply-adds of m16n8k16 in 16 bits, at half the rate.
+        case "tf32":
+            return Tiling(depth=8, padding=8, matrix=4, sum=RESULTS * _chains(rows), products=1)
         case "tf32x3":
-            # m16n8k8 in tf32 has half the multiply-adds of m16n8k16 in 16 bits, at half the rate.
             sums = 2 * RESULTS * (2 if rows == 1 else 1)
             if presplit_tf32:
                 return Tiling(depth=8, padding=8, matrix=8, sum=sums, products=3)
@@ -67,3 +68,8 @@ def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0)
                 cycles=values * batch_tile * CYCLES_PER_MULTIPLY_ADD[problem.precision.arithmetic_bytes],
                 row_cycles=shuffles * CYCLES_PER_SHUFFLE,
             )
+
+
+def _chains(rows: int) -> int:
+    """Return how many sums of a row are under way at once, as in templates/parts/matrix_16bit.cuh.j2."""
+    return max(1, 4 // rows) if rows != 3 else 1

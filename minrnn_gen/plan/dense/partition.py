@@ -11,7 +11,7 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
 
 COLUMNS = 8  # of a tensor core's tile (PTX ISA, mma.sync): sequences
-SIXTEENTHS = 16  # of a warp's part of a matrix of 16 bits, of which shared memory may hold some
+SIXTEENTHS = 16  # of a warp's part of a matrix of 16 bits or of tf32, of which shared memory may hold some
 
 
 @dataclass(frozen=True, eq=False)

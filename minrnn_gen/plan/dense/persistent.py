@@ -17,7 +17,7 @@ from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_bud
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-FRAGMENT_BYTES = 16  # a lane's part of a tile of a matrix of 16 bits
+FRAGMENT_BYTES = 16  # a lane's part of a tile of a matrix of 16 bits, or of tf32
 # Fragments of shared memory under way, of each row of tiles beyond four some more, and how far the estimate of registers is
 # off.
 REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
@@ -29,8 +29,8 @@ REGISTERS_OF_PEER_SUMS_IN_FP64 = 12
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
-# And the places of R's values, where they are loaded one by one.
-REGISTERS_OF_PLACES = 22
+# And the places of R's values, where they are loaded one by one; in tf32 those of pairs.
+REGISTERS_OF_PLACES, REGISTERS_OF_PAIRS = 22, 6
 # Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few, and
 # among the fixed ones.
 REGISTERS_OF_PIECE = 3
@@ -41,6 +41,8 @@ MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
+# In tf32, where an operand has twice the words of one of 16 bits, and shared memory has a part of R: of each sequence.
+BACKWARD_REGISTERS_OF_WIDE_GATHER = 3
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def refusal(problem: Problem) -> str:
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     of_product: dict[MatrixProduct, dict[str, tuple[int, ...]]] = {
         "mma_16bit": {"smem_sixteenths": tuple(range(SIXTEENTHS))},
+        "tf32": {"smem_sixteenths": tuple(range(SIXTEENTHS))},
         "tf32x3": {"presplit_tf32": (0, 1)},
         "fma": {},
     }
@@ -118,10 +121,12 @@ def registers(partition: Partition) -> int:
     matrix = tiling.matrix * rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
     if smem_tiles:
         matrix += REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4)
-    sums = tiling.sum * rows + (0 if problem.matrix_product == "mma_16bit" else REGISTERS_OF_PLACES)
+    sums = tiling.sum * rows + _registers_of_load(problem)
     if partition.grid_blocks > 1:
         of_backward = BACKWARD_REGISTERS_OF_GATHER + BACKWARD_REGISTERS_OF_GATHER_PER_CELL * partition.cells
         sums += of_backward if partition.is_backward else REGISTERS_OF_GATHER
+        if partition.is_backward and smem_tiles and problem.matrix_product == "tf32":
+            sums += BACKWARD_REGISTERS_OF_WIDE_GATHER * partition.batch_tile
     pieces = REGISTERS_OF_PIECE * _additional_pieces(partition)
     if partition.is_backward:
         if partition.uses_reduce_scatter:
@@ -132,6 +137,14 @@ def registers(partition: Partition) -> int:
         return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
     return REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
+
+
+def _registers_of_load(problem: Problem) -> int:
+    """Return what loading R takes besides."""
+    if problem.matrix_product == "mma_16bit":
+        return 0
+    loads_pairs = problem.specialization.alignment_bytes >= 2 * problem.precision.storage_bytes
+    return REGISTERS_OF_PAIRS if problem.matrix_product == "tf32" and loads_pairs else REGISTERS_OF_PLACES
 
 
 def _additional_pieces(partition: Partition) -> int:

@@ -18,10 +18,11 @@ BACKWARD_REGISTERS_FIXED = 56
 
 # What a batched product of cuBLAS and a pointwise kernel take in a replayed graph, bound by their start and by the latency of
 # memory; these and the rates below fitted to 15 problems on an H200 (docs/lab-notes.md).
-PRODUCT_US = {"fp64": 10.0, "fp32": 10.0, "fp16": 4.5, "bf16": 4.5}
+PRODUCT_US = {"fp64": 10.0, "fp32": 10.0, "tf32": 4.5, "fp16": 4.5, "bf16": 4.5}
 POINTWISE_US = {"forward": 2.7, "backward": 7.2}
-# Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed.
-PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "fp16": 550.0, "bf16": 550.0}
+# Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed. Those in tf32 are not measured: they start as
+# those in 16 bits do, at half of their rate, as the peaks of the datasheet are (NVIDIA H200: 494 and 989 TFLOP/s, dense).
+PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "tf32": 275.0, "fp16": 550.0, "bf16": 550.0}
 # A backward makes all products once more before its steps, and those of the gradient of R behind them.
 BACKWARD_PRODUCTS = 2
 
@@ -38,7 +39,7 @@ def _registers(problem: Problem) -> int:
 
 def product_us(problem: Problem) -> Amount:
     """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
-    gpu, precision = problem.gpu, problem.precision.name
+    gpu, precision = problem.gpu, "tf32" if problem.matrix_product == "tf32" else problem.precision.name
     matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim
     matrix_bytes = matrix_elements * problem.precision.storage_bytes
     bandwidth = gpu_rates.bytes_per_s(gpu, matrix_bytes)

@@ -9,16 +9,16 @@ from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# Longer sequences are worth a scan.
-STEPS_MAX = 16
+# Wider layers are worth a scan.
+CHANNELS_MAX = 64
 # Addresses, strides and the loop.
 REGISTERS_FIXED = 40
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the strategy is preferred for `problem`: few steps, channels contiguous."""
+    """Return whether the strategy is preferred for `problem`, whatever its sizes: a narrow layer, channels contiguous."""
     is_scan = (problem.cell.kind, problem.kernel_pass) == ("affine-diagonal", "forward")
-    return is_scan and problem.layout != "BDT" and problem.time <= STEPS_MAX
+    return is_scan and problem.layout != "BDT" and problem.hidden_size <= CHANNELS_MAX
 
 
 def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
