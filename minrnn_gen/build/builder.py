@@ -269,7 +269,7 @@ class Builder:
 
     def _spec_without_paths(self, plan: KernelPlan) -> str:
         """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
-        named = json.loads(self._sizeless_spec.canonical()) | {"gpu": plan.gpu}
+        named = json.loads(self._kernel_spec.canonical()) | {"gpu": plan.gpu}
         if isinstance(self.spec.model, str):
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
@@ -354,7 +354,7 @@ class Builder:
     @cached_property
     def _common_key(self) -> str:
         return digest(
-            self._sizeless_spec.canonical(),
+            self._kernel_spec.canonical(),
             self.cell_source.canonical,
             self.target.profile_bytes,
             package_digest(),
@@ -363,9 +363,9 @@ class Builder:
         )
 
     @cached_property
-    def _sizeless_spec(self) -> Spec:
-        """The spec without its typical sizes, which say only what is compiled ahead."""
-        return self.spec.model_copy(update={"batch": None, "time": None})
+    def _kernel_spec(self) -> Spec:
+        """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
+        return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
 
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         """Return the program of a pass: a step computes what a forward does."""

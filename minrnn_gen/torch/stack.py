@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput
+from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Architecture, Names
 from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.kernels import kernel_by
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # Where the cell's own vectors begin among the parameters of a layer.
@@ -41,6 +43,28 @@ class LayerStack:
     def states(self) -> tuple[str, ...]:
         """The names of the states, in the order in which they are given and returned."""
         return self._made.states
+
+    def prepare(
+        self,
+        sizes: Iterable[Sequence[int]],
+        *,
+        dtype: torch.dtype | None = None,
+        watch: Watch = lambda _done, _of: None,
+    ) -> None:
+        """Compile ahead, in parallel, what calls with inputs of these sizes run: pairs (batch, time), with gradients.
+
+        dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
+        called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
+        """
+        dtype = dtype or next(iter(self._parameters.values())).dtype
+        precision = self.precision or PRECISIONS.get(dtype)
+        if precision is None or precision not in self._made.recipes:
+            raise BadInput(
+                f"dtype is {dtype}; one of {', '.join(str(STORAGE[name]) for name in self._made.recipes)} is expected"
+            )
+        wanted = sizes_from(sizes)
+        for recipe in self._recipes(precision):
+            kernel_by(recipe).prepare(wanted, watch)
 
     def _call(
         self, input: Any, hx: Any, resets: Any = None, lengths: Any = None, cu_seqlens: Any = None

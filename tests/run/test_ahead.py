@@ -1,0 +1,80 @@
+"""What is compiled ahead of calls: exactly what they then run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_device import as_if_on_a_device, executor_on
+from support.uncompiled_kernels import compiled_for_host
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import cublas, module
+from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.run.kernels import CompiledKernels
+from minrnn_gen.run.stepwise import StepwiseRun
+
+SIZES = [(1, 1), (3, 40), (60, 7)]
+SPECS: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 64, "precision": "fp32"},
+    {"model": "min_lstm", "hidden_size": 40, "precision": "fp32", "layout": "BDT", "direction": "bidirectional"},
+    {"model": "lstm", "hidden_size": 64, "precision": "bf16"},
+    {"model": "gru", "hidden_size": 2048, "precision": "fp64", "training": False},
+    {"model": "ind_rnn", "hidden_size": 64, "precision": "fp32", "direction": "reverse"},
+)
+
+
+class Nothing:
+    """A loaded kernel that does nothing when it is launched."""
+
+    def launch(self, *_: Any) -> None: ...
+
+    launch_on = launch
+
+    @staticmethod
+    def resident_blocks(*_: Any) -> int:
+        return 132
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
+def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = compiled_for_host(spec)
+    built: list[KernelKey] = []
+
+    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
+        built.append(key)
+        plan = builder.solve(key).plan()
+        return BuiltKernel(plan, builder.cell_shape, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
+
+    monkeypatch.setattr(Builder, "build", build)
+    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    monkeypatch.setattr(cublas, "multiply", lambda *_, **__: None)
+    monkeypatch.setattr(StepwiseRun, "run", lambda *_: None)
+    interface, seen = kernel.interface, []
+    dtype = numpy_dtype(interface.precision.storage_dtype)
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
+        kernel.prepare(SIZES, lambda done, of: seen.append((done, of)))
+        ahead = set(built)
+        assert len(built) == len(ahead) and any(done == of for done, of in seen)
+        built.clear()
+        for batch, time in SIZES:
+            x = np.zeros(interface.shape(interface.x_axes, batch, time), dtype)
+            given = {"parameters": {name: np.zeros(interface.parameter_shape, dtype) for name in interface.parameters}}
+            R = np.zeros(interface.R_shape, dtype) if interface.recurrent_gates else None
+            kernel(x, R, **given)
+            if spec.get("training", True):
+                y, _, saved = kernel.forward(x, R, **given)
+                kernel.backward(saved, y)
+            if not interface.directions:
+                kernel.step(np.zeros(interface.shape("bgh", batch, 1), dtype), R, **given)
+    assert built == []
+
+
+@pytest.mark.parametrize("sizes", [[(0, 1)], [(1,)], [(1, 2, 3)], [3], [(1.0, 2)], [(True, 1)], [("1", 2)]])
+def test_what_are_no_sizes_is_one_sentence(sizes: Any) -> None:
+    with pytest.raises(BadInput, match=r"^sizes has .*; pairs \(batch, time\) of positive integers are expected$"):
+        compiled_for_host(SPECS[0]).prepare(sizes)
