@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
@@ -18,7 +18,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
-from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.replay import ByKey, Trace, TraceCache
 from minrnn_gen.run.saved import Forward, owner_of
 from minrnn_gen.run.scan import ScanRun
 
@@ -41,6 +41,13 @@ class CellRun(Protocol):
         """Run against time in each direction."""
 
 
+class RestoredBackward(NamedTuple):
+    """A backward of a forward that is known by its arrays alone; `order`: where in them each array of the trace is, or None."""
+
+    trace: Trace[BackwardResult, Call]
+    order: tuple[int | None, ...]
+
+
 class GpuRun:
     """The kernels of one builder as a backend runs them; may be used from several threads.
 
@@ -55,6 +62,7 @@ class GpuRun:
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
+        self.restored = ByKey[RestoredBackward]()
 
     @property
     def preactivation_axes(self) -> str:
@@ -133,6 +141,15 @@ class GpuRun:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
         replay = self.backwards.replay(keyed)
         return None if replay is None else (replay.trace.metadata, _added_up(replay.result))
+
+    @staticmethod
+    def replay_restored(known: RestoredBackward, flat: KeyedArrays) -> RawGradients | None:
+        """Replay a backward on arrays of its key; None where an allocation is not aligned."""
+        trace, order = known
+        arrays = [None if place is None else flat.arrays[place] for place in order]
+        addresses = [0 if place is None else flat.addresses[place] for place in order]
+        replay = trace.replay(KeyedArrays(trace.key, arrays, addresses))
+        return None if replay is None else _added_up(replay.result)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:

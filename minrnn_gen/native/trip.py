@@ -1,0 +1,34 @@
+"""The C part of a replayed call, where the package was installed with a compiler; Python does the same without it.
+
+Neither the values nor the launches of a call depend on which of both it is: only the host's time does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+try:
+    from minrnn_gen.native import _trip
+except ImportError:
+    LIBRARY: ModuleType | None = None
+else:
+    LIBRARY = _trip
+
+# Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
+LAUNCH, PRODUCT, SET_BYTES = 0, 1, 2
+
+Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]
+
+
+def describer_of(tensor: type, parameter: type, is_recorded: Callable[[], bool]) -> Describer | None:
+    """Return what gives the key and the addresses of tensors of these two types; None where C does not read them.
+
+    `is_recorded` says whether tensors that require grad are refused.
+    """
+    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    if LIBRARY is None or exchange is None or not LIBRARY.serves(exchange):
+        return None
+    describe = LIBRARY.describe
+    return lambda arrays: describe(exchange, tensor, parameter, arrays, is_recorded())
