@@ -59,5 +59,5 @@ def laid_out(allocated: Sequence[Allocated], held: Collection[int], bytes_dtype:
         if fill is not None and end > begin:
             fills.append(FillOperation(Address(0, scratch[first][0]), end - begin, fill))
     piece = Allocation((end,), (1,), bytes_dtype, None) if scratch else None
-    each = tuple((slot, allocation._replace(fill=None)) for slot, allocation, _ in allocated if slot in held)
-    return Layout(each, tuple(scratch), piece, tuple(fills))
+    by_slot = tuple((slot, allocation._replace(fill=None)) for slot, allocation, _ in allocated if slot in held)
+    return Layout(by_slot, tuple(scratch), piece, tuple(fills))
