@@ -5,6 +5,7 @@ Without one, or without Python's headers, the package is pure Python and does th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -65,7 +66,9 @@ def why_not(source: Path, target: Path) -> str:
     kind = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
     # Beside the target and then in its place: what a process has loaded is never written into.
     beside = target.with_name(f"{target.name}.{os.getpid()}")
-    command = [*compiler, "-O2", "-fPIC", *kind, f"-I{include}", str(source), "-o", str(beside)]
+    # By which a checkout that went on knows that it has to be installed again.
+    digest = f'-DSOURCE_DIGEST="{hashlib.sha256(source.read_bytes()).hexdigest()}"'
+    command = [*compiler, "-O2", "-fPIC", digest, *kind, f"-I{include}", str(source), "-o", str(beside)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MOST, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

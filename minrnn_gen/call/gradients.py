@@ -60,7 +60,8 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGrad
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
     sums = raw.sums
-    first_sums = None if bias is None else _own(sums[:, :gates], bias, gates == interface.summed_count)
+    has_others = gates < interface.summed_count
+    first_sums = None if bias is None else _own(sums[:, :gates] if has_others else sums, bias, not has_others)
     gradients = [raw.x.view(x.shape), None if R is None else _own(raw.dR, R, True)]
     gradients += [None if weight is None else _own(raw.weight, weight, True), first_sums]
     gradients.append(None if recurrent_bias is None else _own(sums[:, gates:behind_gates], recurrent_bias))
@@ -82,4 +83,6 @@ def _own(gradient: Any, tensor: Any, is_whole: bool = False) -> Any:
     elif not is_whole:
         gradient = gradient.clone()
     # Of R it has more axes, and with several heads gaps.
-    return gradient.reshape(tensor.shape).contiguous()
+    if gradient.shape != tensor.shape:
+        gradient = gradient.reshape(tensor.shape)
+    return gradient if gradient.is_contiguous() else gradient.contiguous()

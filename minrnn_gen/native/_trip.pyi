@@ -2,6 +2,8 @@
 
 from typing import Any
 
+SOURCE_DIGEST: str
+
 def serves(exchange: Any, /) -> bool: ...
 def describe(
     exchange: Any, tensor: type, parameter: type, tensors: list[Any], refuses_recorded: bool, /

@@ -417,7 +417,12 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST ""
+#endif
+
 static int exec(PyObject *module) {
+  if (PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST)) return -1;
   State *state = state_of(module);
   state->is_neg = PyUnicode_InternFromString("is_neg");
   state->is_conj = PyUnicode_InternFromString("is_conj");

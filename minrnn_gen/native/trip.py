@@ -5,16 +5,27 @@ Neither the values nor the launches of a call depend on which of both it is: onl
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-try:
-    from minrnn_gen.native import _trip
-except ImportError:
-    LIBRARY: ModuleType | None = None
-else:
-    LIBRARY = _trip
+SOURCE = Path(__file__).with_name("trip.c")
+
+
+def library_of_source() -> ModuleType | None:
+    """Return the C part, None where it is not there, or compiled from another source than the one here."""
+    try:
+        from minrnn_gen.native import _trip
+
+        digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    except (ImportError, OSError):
+        return None
+    return _trip if digest == getattr(_trip, "SOURCE_DIGEST", None) else None
+
+
+LIBRARY = library_of_source()
 
 # Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
 LAUNCH, PRODUCT, SET_BYTES = 0, 1, 2

@@ -199,4 +199,5 @@ def _added_up(result: BackwardResult) -> RawGradients:
     dx, dinitial, sums, dweight, dR = result
     # Few values are left to add; the libraries do it in an order that does not change.
     total = None if sums is None else sums.sum((1, 3))
-    return RawGradients(dx, dweight, dinitial, total, None if dR is None else dR.swapaxes(1, 2))
+    # Of one head it is the same either way.
+    return RawGradients(dx, dweight, dinitial, total, dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2))

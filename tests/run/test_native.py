@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from support.native_part import DriverOnHost, KernelOnHost, library, using
 from support.sequence_cases import HIDDEN, assert_close, kernel_of
 
+from minrnn_gen import native
 from minrnn_gen.call.address import Address, PointerDifference
 from minrnn_gen.call.key import keyed
 from minrnn_gen.codegen.signature import signature
@@ -96,6 +99,18 @@ def test_what_has_no_key_in_python_has_none_in_c() -> None:
             assert keyed("operation", [x, torch.zeros(0, 3), torch.zeros(3)]) is not None
             with torch.no_grad():
                 assert keyed("operation", [x, parameter]) is not None
+
+
+def test_what_was_compiled_from_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    part = library()
+    monkeypatch.setitem(sys.modules, "minrnn_gen.native._trip", part)
+    monkeypatch.setattr(native, "_trip", part, raising=False)
+    assert trip.library_of_source() is part
+    other = tmp_path / "trip.c"
+    other.write_bytes(trip.SOURCE.read_bytes() + b"\n")
+    for source in (other, tmp_path / "missing.c"):
+        monkeypatch.setattr(trip, "SOURCE", source)
+        assert trip.library_of_source() is None
 
 
 # ---- operations
