@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 comma := ,
 # An install is repeated when what it was made from changes, or when other CUDA libraries are asked for.
 STAMP = $(VENV)/installed-$(1)$(if $(CUDA),-$(CUDA))
-INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/native/trip.c
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/native/trip.c minrnn_gen/native/key.h
 DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)
 DEV := $(VENV)/installed-dev

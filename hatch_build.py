@@ -67,7 +67,8 @@ def why_not(source: Path, target: Path) -> str:
     # Beside the target and then in its place: what a process has loaded is never written into.
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     # By which a checkout that went on knows that it has to be installed again.
-    digest = f'-DSOURCE_DIGEST="{hashlib.sha256(source.read_bytes()).hexdigest()}"'
+    read = b"".join(path.read_bytes() for path in (source, source.with_name("key.h")))
+    digest = f'-DSOURCE_DIGEST="{hashlib.sha256(read).hexdigest()}"'
     command = [*compiler, "-O2", "-fPIC", digest, *kind, f"-I{include}", str(source), "-o", str(beside)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MOST, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SOURCE = Path(__file__).with_name("trip.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h"))
 
 
 def library_of_source() -> ModuleType | None:
@@ -19,7 +19,7 @@ def library_of_source() -> ModuleType | None:
     try:
         from minrnn_gen.native import _trip
 
-        digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+        digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
     except (ImportError, OSError):
         return None
     return _trip if digest == getattr(_trip, "SOURCE_DIGEST", None) else None

@@ -106,10 +106,11 @@ def test_what_was_compiled_from_another_source_is_not_used(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "minrnn_gen.native._trip", part)
     monkeypatch.setattr(native, "_trip", part, raising=False)
     assert trip.library_of_source() is part
+    assert {path.name for path in trip.SOURCES} == {path.name for path in trip.SOURCES[0].parent.glob("*.[ch]")}
     other = tmp_path / "trip.c"
-    other.write_bytes(trip.SOURCE.read_bytes() + b"\n")
+    other.write_bytes(trip.SOURCES[0].read_bytes() + b"\n")
     for source in (other, tmp_path / "missing.c"):
-        monkeypatch.setattr(trip, "SOURCE", source)
+        monkeypatch.setattr(trip, "SOURCES", (source, *trip.SOURCES[1:]))
         assert trip.library_of_source() is None
 
 
