@@ -24,6 +24,7 @@ BIN := $(VENV)/bin
 comma := ,
 # An install is repeated when what it was made from changes, or when other CUDA libraries are asked for.
 STAMP = $(VENV)/installed-$(1)$(if $(CUDA),-$(CUDA))
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/native/trip.c minrnn_gen/native/key.h
 DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)
 DEV := $(VENV)/installed-dev
@@ -68,14 +69,14 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+$(DEMO): $(INSTALLED_FROM) | $(BIN)/python
 	$(INSTALL) ".$(if $(CUDA),[$(CUDA)])"
 	touch $@
 
-$(TEST): pyproject.toml constraints.txt | $(BIN)/python
+$(TEST): $(INSTALLED_FROM) | $(BIN)/python
 	$(INSTALL) ".[test$(if $(CUDA),$(comma)$(CUDA))]"
 	touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): $(INSTALLED_FROM) | $(BIN)/python
 	$(INSTALL) ".[dev]"
 	touch $@

@@ -40,6 +40,7 @@ class Room:
 FLOORS = (
     (
         Room("errors", "the exceptions of the package, each message one sentence"),
+        Room("native", "the part of a replayed call that is in C, where it was compiled"),
         Room("precision", "storage, arithmetic and roundoff of each precision"),
     ),
     (Room("config", "what people write, read without trust: specs, GPU profiles, environment variables"),),

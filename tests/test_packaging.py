@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -17,6 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = ("templates", "gpu_profiles")
+# What is compiled where there is a compiler.
+EXTENSION = Path("minrnn_gen/native/_trip.abi3.so")
 # Not installed wherever the tests run, so that the metadata cannot tell.
 DISTRIBUTIONS = {
     "cupy": "cupy",
@@ -36,8 +40,9 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 
 def files_below(name: str) -> set[str]:
-    """Return the files of the checkout's folder `name`, relative to the checkout, without what Python leaves there."""
+    """Return the files of the checkout's folder `name`, relative to the checkout, without what an install leaves there."""
     paths = (path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    paths = (path for path in paths if path.name != EXTENSION.name)
     return {path.relative_to(ROOT).as_posix() for path in paths}
 
 
@@ -60,7 +65,8 @@ def test_the_wheel_holds_the_package_and_its_two_folders(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     moved = {f"minrnn_gen/{name}" for folder in MOVED for name in files_below(folder)}
     assert moved, "the checkout has templates and profiles"
-    assert names == files_below("minrnn_gen") | moved
+    compiled = {EXTENSION.as_posix()} if wheel.name.split("-")[-2] == "abi3" else set()
+    assert names == files_below("minrnn_gen") | moved | compiled
 
 
 def test_the_wheel_holds_its_licence(wheel: Path) -> None:
@@ -97,6 +103,22 @@ for name in {MOVED!r}:
         str(package / "__init__.py"),
         *(f"{package / name} {len(files_below(name))}" for name in MOVED),
     ]
+
+
+@pytest.mark.parametrize("compiler", [None, "no-such-compiler"])
+def test_a_wheel_is_pure_python_where_there_is_no_compiler(compiler: str | None, tmp_path: Path) -> None:
+    """With one its C part is there and is used, with every Python from 3.11 on."""
+    if compiler is None and (shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").is_file()):
+        pytest.skip("no C compiler, or no headers of Python")
+    program = f"import hatchling.build; print(hatchling.build.build_wheel({str(tmp_path)!r}))"
+    name = run(sys.executable, "-c", program, cwd=ROOT, **({"CC": compiler} if compiler else {})).splitlines()[-1]
+    assert ("-py3-none-any" in name) == bool(compiler) and ("-cp311-abi3-" in name) == (not compiler)
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        assert (EXTENSION.as_posix() in archive.namelist()) == (not compiler)
+        archive.extractall(tmp_path / "place")
+    program = "from minrnn_gen.native.trip import LIBRARY; print(LIBRARY and LIBRARY.__file__)"
+    (line,) = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path / "place")).splitlines()
+    assert line == ("None" if compiler else str(tmp_path / "place" / EXTENSION))
 
 
 def test_an_editable_install_is_the_checkout_itself(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from minrnn_gen.errors import BadInput
 Library = Literal["numpy", "torch", "cupy"]
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
-DTYPE_BYTES |= {"complex64": 8, "complex128": 16}
+DTYPE_BYTES |= {"complex64": 8, "complex128": 16, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True)

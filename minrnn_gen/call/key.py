@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from minrnn_gen.native import trip
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 CallKey = tuple[Hashable, ...]
@@ -41,10 +42,10 @@ def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
         described = None if describe is None else describe(arrays)
     except (RuntimeError, TypeError, ValueError):
         return None  # a tensor without memory of its own
-    return None if described is None else KeyedArrays((operation, *described[0]), arrays, described[1])
+    return None if described is None else KeyedArrays((operation, described[0]), arrays, described[1])
 
 
-_Described = tuple[list[Hashable], list[int]]
+_Described = tuple[Hashable, list[int]]
 _Describer = Callable[[list[Any]], _Described | None]
 
 
@@ -53,7 +54,7 @@ def _describer_of(kind: type) -> _Describer | None:
     """Return what gives the keys and the addresses of arrays that are of the library of this very type, if it has them."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
-        return _tensors
+        return trip.describer_of(torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled) or _tensors
     if cupy is not None and kind is cupy.ndarray:
         return _cupy_arrays
     return None
@@ -74,7 +75,7 @@ def _tensors(arrays: list[Any]) -> _Described | None:
             return None  # zeros without memory
         key += (slot, array.shape, array.stride(), array.dtype, array.device, address % WIDEST_COPY_BYTES)
         addresses[slot] = address
-    return key, addresses
+    return tuple(key), addresses
 
 
 def _cupy_arrays(arrays: list[Any]) -> _Described | None:
@@ -82,8 +83,8 @@ def _cupy_arrays(arrays: list[Any]) -> _Described | None:
     if any(array is not None and type(array) is not kind for array in arrays):
         return None
     addresses = [0 if array is None else array.data.ptr for array in arrays]
-    return [
+    return tuple(
         (slot, array.shape, array.strides, array.dtype, array.device.id, addresses[slot] % WIDEST_COPY_BYTES)
         for slot, array in enumerate(arrays)
         if array is not None
-    ], addresses
+    ), addresses

@@ -24,9 +24,9 @@ class Finding:
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """Check Python, CuPy, NVRTC, driver, GPU and cache."""
+    """Check Python, CuPy, NVRTC, driver, GPU, cache and what launches calls."""
     nvrtc = _nvrtc()
-    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.state if nvrtc.is_well else ""), _gpu(), _cache()]
+    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.state if nvrtc.is_well else ""), _gpu(), _cache(), _host()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -134,3 +134,12 @@ def _cache() -> Finding:
         reason = error.strerror or type(error).__name__
         return Finding("cache", False, f"{folder} cannot be written ({reason})", "set MINRNN_CACHE_DIR to a folder that can")
     return Finding("cache", True, f"{os.fspath(folder)} can be written")
+
+
+def _host() -> Finding:
+    from minrnn_gen.native.trip import LIBRARY
+
+    if LIBRARY is not None:
+        return Finding("launches", True, "by C")
+    lost = "a call takes the host up to twice as long; install minrnn-gen again with a C compiler and Python's headers"
+    return Finding("launches", False, "by Python", lost)

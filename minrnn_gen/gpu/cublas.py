@@ -14,7 +14,7 @@ from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
-_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32, _COMPUTE_FLOAT64, _COMPUTE_TF32 = 68, 70, 77
 # {(what is computed in, adding to what is there): the factor of the product, and that of what is there}
 _FACTORS = {
@@ -93,23 +93,24 @@ def multiply(
     unit, beta = _FACTORS[compute, product.adds]
     library = _library()
     with gpu_device.on_device(device):
-        handle = _handle()
-        _check(library.cublasSetStream_v2(handle, stream))
+        handle_here = handle()
+        check(library.cublasSetStream_v2(handle_here, stream))
         if workspace:
-            _check(library.cublasSetWorkspace_v2(handle, workspace, WORKSPACE_BYTES))
-        _check(library.cublasSetMathMode(handle, _NO_NARROW_SUMS))
+            check(library.cublasSetWorkspace_v2(handle_here, workspace, WORKSPACE_BYTES))
+        check(library.cublasSetMathMode(handle_here, _NO_NARROW_SUMS))
         status = library.cublasGemmStridedBatchedEx(
-            handle, right.transposed, left.transposed, product.n, product.m, product.k, unit,
-            right_at, _CUDA_TYPES[right.dtype], right.row, right.stride,
-            left_at, _CUDA_TYPES[left.dtype], left.row, left.stride, beta,
-            result_at, _CUDA_TYPES[result.dtype], result.row, result.stride,
+            handle_here, right.transposed, left.transposed, product.n, product.m, product.k, unit,
+            right_at, CUDA_TYPES[right.dtype], right.row, right.stride,
+            left_at, CUDA_TYPES[left.dtype], left.row, left.stride, beta,
+            result_at, CUDA_TYPES[result.dtype], result.row, result.stride,
             product.batch, compute, _GEMM_DEFAULT,
         )  # fmt: skip
-        library.cublasSetMathMode(handle, 0)
-    _check(status)
+        library.cublasSetMathMode(handle_here, 0)
+    check(status)
 
 
-def _check(status: int) -> None:
+def check(status: int) -> None:
+    """Raise ToolchainMissing where a status of cuBLAS is a refusal."""
     if status:
         raise ToolchainMissing(f"cuBLAS refused a matrix product with status {status}; 'minrnn-gen doctor' looks closer")
 
@@ -131,7 +132,13 @@ def _library() -> Any:
     raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
 
 
-def _handle() -> int:
+def functions() -> tuple[Any, Any, Any]:
+    """Return the functions that set the stream and the mode of a handle, and the one that multiplies."""
+    library = _library()
+    return library.cublasSetStream_v2, library.cublasSetMathMode, library.cublasGemmStridedBatchedEx
+
+
+def handle() -> int:
     """Return this thread's handle of cuBLAS for the current device, which CuPy prepares anew before each use of its own."""
     return int(gpu_device.cupy_module().cuda.device.get_cublas_handle())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from minrnn_gen.build.nvrtc import make_cupy_cache
 from minrnn_gen.call.array import Library
@@ -77,6 +77,16 @@ def on_device(device: int | None) -> AbstractContextManager[Any]:
     cupy = cupy_module()
     is_current = cupy.cuda.runtime.getDevice() == device
     return _AS_IT_IS if is_current else cupy.cuda.Device(device)
+
+
+def make_context() -> None:
+    """Make this thread one that uses the current device."""
+    cupy_module().cuda.runtime.free(0)
+
+
+def refuse(status: int) -> NoReturn:
+    """Raise CuPy's exception of a status of the driver."""
+    raise cupy_module().cuda.driver.CUDADriverError(status)
 
 
 def synchronize() -> None:

@@ -105,6 +105,18 @@ def launch(function: int, configuration: tuple[int, int, int, int, bool], argume
     return int(_library().cuLaunchKernelEx(ctypes.byref(_configuration(*configuration)), function, behind, None))
 
 
+def packed(arguments: Sequence[Any]) -> bytes:
+    """Return the arguments of a launch as `launch` lays them out, 8 bytes each."""
+    count = len(arguments)
+    return _layout_of(tuple(map(type, arguments))).pack(*arguments, *(0,) * count)[: _SLOT_BYTES * count]
+
+
+def functions() -> tuple[Any, Any]:
+    """Return the functions that launch a kernel and that set bytes."""
+    library = _library()
+    return library.cuLaunchKernelEx, library.cuMemsetD8Async
+
+
 @lru_cache(maxsize=_LAYOUTS_HELD)
 def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
     """Return the layout of a slot for each argument of these types, and behind them of as many addresses of slots.

@@ -29,7 +29,7 @@ class Scratch:
         pointers = {}
         for name, size_bytes in sizes_bytes.items():
             pointers[name] = memory
-            memory += _padded(size_bytes)
+            memory += padded(size_bytes)
         return cls(sizes_bytes, pointers)
 
     def __getitem__(self, name: str) -> int:
@@ -39,10 +39,11 @@ class Scratch:
 
 def scratch_bytes_of(sizes_bytes: Mapping[str, int]) -> int:
     """Return how much memory the pieces take together, each at a multiple of `ALIGNMENT_BYTES`."""
-    return sum(map(_padded, sizes_bytes.values()))
+    return sum(map(padded, sizes_bytes.values()))
 
 
-def _padded(size_bytes: int) -> int:
+def padded(size_bytes: int) -> int:
+    """Return bytes rounded up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides, inspect_array, new_numpy, numpy_dtype, torch_empty
@@ -49,26 +50,54 @@ def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | No
     """Allocate an array of the library and on the device of `like`; uninitialised without `fill`, see `Allocation`."""
     if like.library == "numpy":
         return new_numpy(shape, dtype, fill)
-    own_dtype = getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
-    return inspect(allocate(like.owner, like, Allocation(shape, contiguous_strides(shape), own_dtype, fill))[0], "result")
+    allocation = Allocation(shape, contiguous_strides(shape), own_dtype(like, dtype), fill)
+    return inspect(allocate(like.owner, like, allocation)[0], "result")
+
+
+def own_dtype(like: Placed, dtype: str) -> Any:
+    """Return a dtype as the library of `like` has it."""
+    return getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
 
 
 def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:
     """Allocate in `place`, beside the tensor `like`, on the current stream; return the library's array and its address."""
-    shape, strides, dtype, fill = allocation
-    if place.library == "torch":
-        empty = torch_empty(place.device)
+    array, address = allocator(like, place)(allocation)
+    fill = allocation.fill
+    if fill is not None:
+        if place.library == "torch":
+            array.fill_(fill)
+        else:
+            with gpu_device.on_device(place.device):
+                array.data.memset_async(fill, array.nbytes)
+    return array, address
+
+
+def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
+    """Return what allocates in `place`, beside the tensor `like`, on the stream that is current now; it fills nothing."""
+    if place.library != "torch":
+
+        def by_cupy(allocation: Allocation) -> tuple[Any, int]:
+            with gpu_device.on_device(place.device):
+                array = gpu_device.cupy_module().empty(allocation.shape, allocation.dtype)
+            return array, array.data.ptr
+
+        return by_cupy
+    empty = torch_empty(place.device)
+
+    def by_torch(allocation: Allocation) -> tuple[Any, int]:
+        shape, strides, dtype, _ = allocation
         # Through the caller's tensor, so that the memory is of torch's own allocator and on the same device.
         tensor = empty(shape, strides, dtype) if empty else like.new_empty(shape, dtype=dtype)
-        if fill is not None:
-            tensor.fill_(fill)
         return tensor, tensor.data_ptr()
-    cupy = gpu_device.cupy_module()
+
+    return by_torch
+
+
+def set_bytes(place: Placed, address: int, size_bytes: int, value: int) -> None:
+    """Enqueue bytes of one value from `address` on, on the current stream of the library."""
+    stream = gpu_stream.current_stream(place)
     with gpu_device.on_device(place.device):
-        array = cupy.empty(shape, dtype)
-        if fill is not None:
-            array.data.memset_async(fill, array.nbytes)
-    return array, array.data.ptr
+        gpu_device.cupy_module().cuda.runtime.memsetAsync(address, value, size_bytes, stream)
 
 
 def cast(value: Any, dtype: str) -> Any:

@@ -44,15 +44,15 @@ class LoadedKernel:
 
     def launch_on(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         """Launch on a stream of `device`; raises CuPy's exception of the driver where it refuses."""
-        cupy, pointer = gpu_device.cupy_module(), self.function(device).ptr
+        pointer = self.function(device).ptr
         configuration = (blocks, threads, self.dynamic_shared_bytes, stream, self.is_cooperative)
         with gpu_device.on_device(device):
             status = launch(pointer, configuration, arguments)
             if status == NO_CONTEXT:
-                cupy.cuda.runtime.free(0)  # which makes one
+                gpu_device.make_context()
                 status = launch(pointer, configuration, arguments)
         if status != SUCCESS:
-            raise cupy.cuda.driver.CUDADriverError(status)
+            gpu_device.refuse(status)
 
     def resident_blocks(self, device: int | None, threads: int) -> int:
         """Return how many blocks of so many threads `device` holds at once."""

@@ -21,7 +21,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
-from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.gpu import GpuRun, RestoredBackward
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
@@ -147,6 +147,40 @@ class Executor:
             return None  # their values are checked, call by call
         replay = self.gpu.forwards.replay(keyed(("forward", self._states_out(all_states, saves)), [*arrays]))
         return None if replay is None else replay.result
+
+    def replay_backward(
+        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], all_states: bool
+    ) -> RawGradients | None:
+        """Run a backward whose key was met before, on arrays by slot; None where it was not.
+
+        For the callers of `replay_forward`: `results` are y and `Saved.arrays`, `incoming` the gradients of y and of the final
+        states, None for zeros.
+        """
+        if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
+            return None
+        states_out = self._states_out(all_states, True)
+        flat = keyed(("backward", states_out), [*arrays, *results, *incoming])
+        if flat is None:
+            return None
+        known = self.gpu.restored.get(flat.key) or self._restored(states_out, flat, len(arrays), len(results))
+        return None if known is None else self.gpu.replay_restored(known, flat)
+
+    def _restored(self, states_out: StatesOut, flat: KeyedArrays, inputs: int, results: int) -> RestoredBackward | None:
+        """Return the backward of a forward that is restored from so many inputs and results, if its trace is there."""
+        arrays, incoming = flat.arrays, inputs + results
+        call = keyed(("forward", states_out), arrays[:inputs])
+        forward = restored_replay(self.gpu.forwards.find(call), call, arrays[inputs], arrays[inputs + 1 : incoming])
+        arriving = None if forward is None else keyed(forward.trace, arrays[incoming:])
+        if forward is None or arriving is None:
+            return None
+        trace = self.gpu.backwards.find(arriving.behind(forward.arrays, forward.addresses))
+        if trace is None:
+            return None
+        slots = forward.trace.slots
+        by_slot = {slot: inputs + place for place, slot in enumerate((slots.y, *slots.saved))}
+        allocated = range(inputs, inputs + len(forward.trace.allocations))
+        order = (*range(inputs), *(by_slot.get(slot) for slot in allocated), *range(incoming, len(arrays)))
+        return self.gpu.restored.keep(flat.key, RestoredBackward(trace, order))
 
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
         """Return what a forward saved of a call, from the call's arguments, its y and `Saved.arrays()`.

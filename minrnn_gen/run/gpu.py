@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
@@ -18,7 +18,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
-from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.replay import ByKey, Trace, TraceCache
 from minrnn_gen.run.saved import Forward, owner_of
 from minrnn_gen.run.scan import ScanRun
 
@@ -41,6 +41,13 @@ class CellRun(Protocol):
         """Run against time in each direction."""
 
 
+class RestoredBackward(NamedTuple):
+    """A backward of a forward that is known by its arrays alone; `order`: where in them each array of the trace is, or None."""
+
+    trace: Trace[BackwardResult, Call]
+    order: tuple[int | None, ...]
+
+
 class GpuRun:
     """The kernels of one builder as a backend runs them; may be used from several threads.
 
@@ -55,6 +62,7 @@ class GpuRun:
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
+        self.restored = ByKey[RestoredBackward]()
 
     @property
     def preactivation_axes(self) -> str:
@@ -135,6 +143,15 @@ class GpuRun:
         return None if replay is None else (replay.trace.metadata, _added_up(replay.result))
 
     @staticmethod
+    def replay_restored(known: RestoredBackward, flat: KeyedArrays) -> RawGradients | None:
+        """Replay a backward on arrays of its key; None where an allocation is not aligned."""
+        trace, order = known
+        arrays = [None if place is None else flat.arrays[place] for place in order]
+        addresses = [0 if place is None else flat.addresses[place] for place in order]
+        replay = trace.replay(KeyedArrays(trace.key, arrays, addresses))
+        return None if replay is None else _added_up(replay.result)
+
+    @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:
         """Return a torch tensor or CuPy array in the shape and dtype of `array`."""
         return memory.cast(gradient.reshape(array.shape), array.dtype)
@@ -184,4 +201,5 @@ def _added_up(result: BackwardResult) -> RawGradients:
     dx, dinitial, sums, dweight, dR = result
     # Few values are left to add; the libraries do it in an order that does not change.
     total = None if sums is None else sums.sum((1, 3))
-    return RawGradients(dx, dweight, dinitial, total, None if dR is None else dR.swapaxes(1, 2))
+    # Of one head it is the same either way.
+    return RawGradients(dx, dweight, dinitial, total, dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2))

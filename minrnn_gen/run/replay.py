@@ -6,33 +6,30 @@ did, at other addresses. Runs of calls without a key, or on arrays of unknown or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from minrnn_gen.call.address import Address, PointerDifference, address_of, has_slots, plain_numbers
+from minrnn_gen.call.address import Address, PointerDifference, has_slots, plain_numbers
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import CallKey, KeyedArrays
 from minrnn_gen.call.results import ResultT
 from minrnn_gen.gpu import cublas, graph, memory, stream
 from minrnn_gen.gpu.cublas import Product
-from minrnn_gen.gpu.device import Place, Placed
+from minrnn_gen.gpu.device import Place
 from minrnn_gen.gpu.memory import Allocation
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
+from minrnn_gen.run.layout import Allocated, Layout, laid_out
+from minrnn_gen.run.operations import CopyOperation, LaunchOperation, Module, Operation, Program, product_operation
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")
+HeldT = TypeVar("HeldT")
 
 # Keys in use at once, which differ in batch and time above all; a trace takes a few KiB, and a lost one is recorded again.
 TRACES_HELD = 512
 # A byte with all bits ones.
 ALL_ONES = 255
-
-
-class Module(Protocol):
-    """A kernel that a GPU has loaded, or loads when it is launched."""
-
-    def launch(self, like: Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None: ...
 
 
 class TraceRecorder:
@@ -45,26 +42,23 @@ class TraceRecorder:
         self._arrays: list[Any] = [] if keyed is None else [*keyed.arrays]
         self._addresses: list[int] = [] if keyed is None else [*keyed.addresses]
         self._inputs = len(self._arrays)
-        self._allocations: list[Allocation] = []
-        self._scratch: list[int] = []
-        self._operations: list[_Operation] = []
+        self._allocated: list[Allocated] = []
+        self._results: list[Array] = []
+        self._operations: list[Operation] = []
         self._is_replayable = keyed is not None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
         array = memory.new_array(self._like, shape, dtype, fill=fill)
-        slotted = array.with_slot(len(self._arrays))
+        slot = len(self._arrays)
         self._arrays.append(array.owner)
         self._addresses.append(array.pointer)
-        self._allocations.append(Allocation(shape, array.strides, array.owner.dtype, fill))
-        return slotted
+        self._allocated.append(Allocated.of(slot, Allocation(shape, array.strides, array.owner.dtype, fill), array.itemsize))
+        return array.with_slot(slot)
 
     def workspace(self, size_bytes: int) -> Array | None:
         """Allocate bytes, all bits ones, for the launches of this run alone; None for no bytes."""
-        if not size_bytes:
-            return None
-        self._scratch.append(len(self._arrays))
-        return self.new_array((size_bytes,), "uint8", fill=ALL_ONES)
+        return self.new_array((size_bytes,), "uint8", fill=ALL_ONES) if size_bytes else None
 
     def cast(self, array: Array, dtype: str) -> Array:
         """Return a whole array in a dtype, itself where it has that already; a run on a converted one is not replayed."""
@@ -83,20 +77,19 @@ class TraceRecorder:
             for position, argument in enumerate(launch.arguments)
             if isinstance(argument, (Address, PointerDifference))
         ]
-        operation = _LaunchOperation(module, launch.blocks, threads, arguments, pointers)
+        operation = LaunchOperation(module, launch.blocks, threads, arguments, pointers)
         self._record(operation, [argument for _, argument in pointers])
 
     def multiply(self, product: Product) -> None:
         """Multiply by cuBLAS on the current stream."""
         cublas.multiply(self._like.device, stream.current_stream(self._like), product)
-        pointers = tuple(address_of(matrix.pointer) for matrix in (product.left, product.right, product.result))
-        self._record(_ProductOperation(product, pointers), pointers)
+        self._record(*product_operation(product))
 
     def copy_heads_first(self, R: Array, packed: Array) -> None:
         """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
         graph.copy_heads_first(self._like.device, stream.current_stream(self._like), R, R.pointer, packed.pointer)
         pointers = (R.address, packed.address)
-        self._record(_CopyOperation(R, pointers), pointers)
+        self._record(CopyOperation(R, pointers), pointers)
 
     def stop(self) -> None:
         """Record no more: this run will not be replayed."""
@@ -113,24 +106,30 @@ class TraceRecorder:
         aligned = not any(address % WIDEST_COPY_BYTES for address in self._addresses[self._inputs :])
         if not (self._is_replayable and aligned):
             return None
+        place = Place(self._like.library, self._like.device)
+        held = {slot for array in (*self._results, *_arrays_in(metadata)) if (slot := array.address.slot) is not None}
+        layout = laid_out(self._allocated, held, memory.own_dtype(self._like, "uint8"))
         trace = Trace(
             key=self._key,
-            place=Place(self._like.library, self._like.device),
-            allocations=tuple(self._allocations),
-            scratch=tuple(self._scratch),
-            operations=tuple(self._operations),
+            place=place,
+            allocations=tuple(array.allocation for array in self._allocated),
+            layout=layout,
+            program=Program(place, (*layout.fills, *self._operations)),
             slots=slots,
             metadata=_without_owners(metadata),
         )
-        return trace.finished(self._arrays, self._addresses)
+        for slot, _ in layout.scratch:
+            self._arrays[slot] = None
+        return Replay(trace, self._arrays, self._addresses)
 
     def _slot_of(self, array: Array) -> int | None:
         slot = array.address.slot
         if slot is None:
             self.stop()
+        self._results.append(array)
         return slot
 
-    def _record(self, operation: _Operation, pointers: Sequence[Address | PointerDifference]) -> None:
+    def _record(self, operation: Operation, pointers: Sequence[Address | PointerDifference]) -> None:
         self._is_replayable = self._is_replayable and all(map(has_slots, pointers))
         self._operations.append(operation)
 
@@ -145,28 +144,29 @@ class Trace(Generic[ResultT, MetadataT]):
     key: CallKey
     place: Place
     allocations: tuple[Allocation, ...]
-    scratch: tuple[int, ...]
-    operations: tuple[_Operation, ...]
+    layout: Layout
+    program: Program
     slots: ResultT
     metadata: MetadataT
 
     def replay(self, keyed: KeyedArrays) -> Replay[ResultT, MetadataT] | None:
         """Do the run again; None, before anything is launched, where an allocation is not aligned as its key says."""
-        like, arrays, addresses = keyed.arrays[0], [*keyed.arrays], [*keyed.addresses]
-        for allocation in self.allocations:
-            array, address = memory.allocate(like, self.place, allocation)
+        place, layout, absent = self.place, self.layout, len(self.allocations)
+        arrays, addresses = keyed.arrays + [None] * absent, keyed.addresses + [0] * absent
+        allocate = memory.allocator(arrays[0], place)
+        for slot, allocation in layout.held:
+            arrays[slot], address = allocate(allocation)
+            addresses[slot] = address
             if address % WIDEST_COPY_BYTES:
                 return None
-            arrays.append(array)
-            addresses.append(address)
-        for operation in self.operations:
-            operation.replay(self.place, addresses)
-        return self.finished(arrays, addresses)
-
-    def finished(self, arrays: list[Any], addresses: list[int]) -> Replay[ResultT, MetadataT]:
-        """Return a run that is over, without the memory that only its launches needed."""
-        for slot in self.scratch:
-            arrays[slot] = None
+        if layout.piece is not None:
+            # It is held until everything is enqueued that works in it.
+            _piece, start = allocate(layout.piece)
+            if start % WIDEST_COPY_BYTES:
+                return None
+            for slot, offset_bytes in layout.scratch:
+                addresses[slot] = start + offset_bytes
+        self.program.run(addresses)
         return Replay(self, arrays, addresses)
 
 
@@ -188,6 +188,27 @@ class Replay(NamedTuple, Generic[ResultT, MetadataT]):
         return rebound
 
 
+class ByKey(Generic[HeldT]):
+    """What is held for keys of calls, `TRACES_HELD` at most; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._held: dict[CallKey, HeldT] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: CallKey) -> HeldT | None:
+        """Return what is held for a key, if there is something."""
+        return self._held.get(key)
+
+    def keep(self, key: CallKey, held: HeldT) -> HeldT:
+        """Hold something for a key, instead of all else where there is no room; return it."""
+        if len(self._held) >= TRACES_HELD:
+            self._held.clear()
+        self._held[key] = held
+        return held
+
+
 class TraceCache(Generic[ResultT, MetadataT]):
     """The traces of one kernel, by key; may be used from several threads, which at worst record a trace twice.
 
@@ -195,7 +216,7 @@ class TraceCache(Generic[ResultT, MetadataT]):
     """
 
     def __init__(self) -> None:
-        self._traces: dict[CallKey, Trace[ResultT, MetadataT]] = {}
+        self._traces = ByKey[Trace[ResultT, MetadataT]]()
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -214,69 +235,8 @@ class TraceCache(Generic[ResultT, MetadataT]):
     def keep(self, replay: Replay[ResultT, MetadataT] | None) -> Replay[ResultT, MetadataT] | None:
         """Keep the trace of a run for calls to come, and return the run."""
         if replay is not None:
-            if len(self._traces) >= TRACES_HELD:
-                self._traces.clear()
-            self._traces[replay.trace.key] = replay.trace
+            self._traces.keep(replay.trace.key, replay.trace)
         return replay
-
-
-class _Operation(Protocol):
-    def replay(self, place: Place, addresses: list[int]) -> None:
-        """Do it with arrays that start at other addresses."""
-
-
-class _LaunchOperation:
-    """A launch; `pointers` are those of its arguments that depend on where arrays are, with their positions."""
-
-    __slots__ = ("_addresses", "_arguments", "_blocks", "_differences", "_module", "_threads")
-
-    def __init__(
-        self,
-        module: Module,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[Any],
-        pointers: Sequence[tuple[int, Address | PointerDifference]],
-    ) -> None:
-        self._module, self._blocks, self._threads, self._arguments = module, blocks, threads, [*arguments]
-        self._addresses = [
-            (position, pointer.slot, pointer.offset_bytes) for position, pointer in pointers if isinstance(pointer, Address)
-        ]
-        self._differences = [(position, pointer) for position, pointer in pointers if isinstance(pointer, PointerDifference)]
-
-    def replay(self, place: Place, addresses: list[int]) -> None:
-        arguments = self._arguments.copy()
-        for position, slot, offset_bytes in self._addresses:
-            arguments[position] = addresses[slot] + offset_bytes  # type: ignore[index]  # only of known arrays
-        for position, difference in self._differences:
-            arguments[position] = difference.rebound(addresses)
-        self._module.launch(place, self._blocks, self._threads, arguments)
-
-
-class _ProductOperation:
-    """A product of matrices at `pointers`: left, right and result."""
-
-    __slots__ = ("_pointers", "_product")
-
-    def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
-        self._product, self._pointers = product, pointers
-
-    def replay(self, place: Place, addresses: list[int]) -> None:
-        left, right, result = [pointer.rebound(addresses) for pointer in self._pointers]
-        cublas.multiply(place.device, stream.current_stream(place), self._product, (left, right, result))
-
-
-class _CopyOperation:
-    """A copy of an array that looks like `R` from one of `pointers` to the other."""
-
-    __slots__ = ("_R", "_pointers")
-
-    def __init__(self, R: Array, pointers: Sequence[Address]) -> None:
-        self._R, self._pointers = replace(R, owner=None), pointers
-
-    def replay(self, place: Place, addresses: list[int]) -> None:
-        source, target = [pointer.rebound(addresses) for pointer in self._pointers]
-        graph.copy_heads_first(place.device, stream.current_stream(place), self._R, source, target)
 
 
 def _without_owners(metadata: Any) -> Any:
@@ -291,6 +251,20 @@ def _rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> 
     if isinstance(metadata, Array):
         return metadata.rebound(arrays, addresses)
     return _mapped(lambda part: _rebound(part, arrays, addresses), metadata)
+
+
+def _arrays_in(metadata: Any) -> Iterator[Array]:
+    """Yield the arrays of metadata."""
+    arrays: list[Array] = []
+
+    def note(part: Any) -> Any:
+        if isinstance(part, Array):
+            arrays.append(part)
+            return part
+        return _mapped(note, part)
+
+    note(metadata)
+    yield from arrays
 
 
 def _mapped(change: Callable[[Any], Any], metadata: Any) -> Any:

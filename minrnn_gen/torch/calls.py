@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.call.arguments import CU_SEQLENS, PARAMETERS_FROM, SEQUENCES_FROM, CallArguments
+from minrnn_gen.call.gradients import gradients_by_slot
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import STATES, STORAGE
@@ -45,10 +46,14 @@ def backward(
 
     `results`: y, then what only a backward needs; `dstate`: of the final states, all or none.
     """
+    dy = _without_gaps(dy)
+    incoming = (dy, *(map(_without_gaps, dstate) if dstate else (None,) * len(kernel.states)))
+    raw = kernel.executor.replay_backward(tensors, results, incoming, all_states)
+    if raw is not None:
+        return gradients_by_slot(kernel.interface, tensors, raw)
     y, *extra = map(_without_gaps, results)
     saved = kernel.executor.restore(_arguments(kernel, tensors), y, extra, all_states)
-    incoming = dict(zip(kernel.states, map(_without_gaps, dstate), strict=True)) if dstate else None
-    gradients = kernel.backward(saved, _without_gaps(dy), incoming)
+    gradients = kernel.backward(saved, dy, dict(zip(kernel.states, incoming[1:], strict=True)) if dstate else None)
     in_order = CallArguments(
         **{name: gradients.get(name) for name in CallArguments._fields[:SEQUENCES_FROM]},
         parameters=gradients.get("parameters"),

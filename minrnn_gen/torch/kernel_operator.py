@@ -136,8 +136,12 @@ def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
 
 
 def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    return fake(recipe, saves, _in_order(call, len(kernel_by(recipe).states)), all_states)
+
+
+def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -> list[Any]:
+    """Return what a call returns, without values: shapes may be symbols."""
     kernel = kernel_by(recipe)
-    tensors = _in_order(call, len(kernel.states))
     interface, x = kernel.interface, tensors[0]
     if len(x.shape) != len(interface.x_axes):
         raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")

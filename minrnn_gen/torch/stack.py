@@ -17,6 +17,7 @@ from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.kernels import kernel_by
+from minrnn_gen.torch.stack_operator import run_layers
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # Where the cell's own vectors begin among the parameters of a layer.
@@ -123,19 +124,20 @@ class LayerStack:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
+        parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
+        recipes = self._recipes(precision)
+        if self.num_layers > 1 and not (self.dropout and self.training) and _reaches_down((x, *parameters[0], *states)):
+            initial = states or (None,) * len(made.states)
+            of_all = (parameter for of_layer in parameters for parameter in of_layer)
+            x, *last = run_layers(recipes, len(made.states), (x, *sequences, *of_all, *initial))
+            return x, last
         final: list[Any] = []
-        for layer, recipe in enumerate(self._recipes(precision)):
-            R, weight, bias, recurrent_bias, *own = self._parameters_of(layer)
-            if casts:
-                weight, R = weight.to(x.dtype), None if R is None else R.to(x.dtype)
-                bias, recurrent_bias, *own = (_vector_beside(vector, x) for vector in (bias, recurrent_bias, *own))
-            else:
-                checks.check_beside(weight, made.names[layer][0].weight_ih, x)
+        for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
             initial = self._states_of(states, layer) if states else (None,) * len(made.states)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
-            if layer + 1 < self.num_layers and self.dropout:
+            if layer + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
         if self.num_layers == 1:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
@@ -153,6 +155,16 @@ class LayerStack:
     def _fp32_setting(self) -> Setting:
         """Which of torch's settings says how fp32 is multiplied: that of recurrent layers, or that of all other products."""
         return "rnn" if self._made.recurrent_gates else "matmul"
+
+    def _beside(self, x: Any, layer: int, casts: bool) -> list[Any]:
+        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take beside x; refused where not."""
+        parameters = self._parameters_of(layer)
+        if not casts:
+            checks.check_beside(parameters[1], self._made.names[layer][0].weight_ih, x)
+            return parameters
+        R, weight, *vectors = parameters
+        R = None if R is None else R.to(x.dtype)
+        return [R, weight.to(x.dtype), *(_vector_beside(vector, x) for vector in vectors)]
 
     def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
         """Return x as the kernels take it, their precision, and whether weights are cast to it."""
@@ -197,6 +209,11 @@ class LayerStack:
         if self.bidirectional:
             return [state[2 * layer : 2 * layer + 2] for state in states]
         return [state[layer] for state in states]
+
+
+def _reaches_down(first: Sequence[Any]) -> bool:
+    """Say whether a backward goes through all layers, those of `first` the tensors of the first one; or there is none."""
+    return not torch.is_grad_enabled() or any(tensor is not None and tensor.requires_grad for tensor in first)
 
 
 def _vector_beside(vector: Any, x: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.emulated_code import HAS_COMPILER
-from support.fake_device import as_if_on_a_device
+from support.fake_device import as_if_on_a_device, set_bytes_on_host
 from support.fake_torch import Device, Parameter, Tensor, as_arrays, as_tensors, torch_on_host
 from support.kernel_inputs import LAYOUTS
 from support.persistent_on_cpu import persistent_kernels
@@ -478,7 +478,8 @@ def test_what_is_launched_on_arrays_of_unknown_origin_is_not_recorded(monkeypatc
     assert recorder.finish(Nothing(), None) is not None
 
 
-def test_a_workspace_is_filled_for_every_launch_and_kept_for_none() -> None:
+def test_a_workspace_is_filled_for_every_launch_and_kept_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "set_bytes", set_bytes_on_host)
     traces, filled = TraceCache(), []
     loaded = SimpleNamespace(launch=lambda *_: None)
     for _ in range(2):

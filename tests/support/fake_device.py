@@ -42,6 +42,11 @@ def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     return as_strided(start, shape, tuple(stride * start.itemsize for stride in strides))
 
 
+def set_bytes_on_host(_place: Any, address: int, size_bytes: int, value: int) -> None:
+    """Do what `memory.set_bytes` enqueues."""
+    memory(address, (size_bytes,), (1,), "uint8")[...] = value
+
+
 def contiguous(pointer: int, *shape: int, dtype: str = "float64") -> Any:
     """View contiguous memory; null is zeros."""
     if not pointer:
@@ -290,7 +295,8 @@ def as_if_on_a_device(
         patch.setattr(gpu_stream, "is_capturing", lambda _: False)
         patch.setattr(gpu_stream, "current_stream", lambda _: 0)
         patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
-        patch.setattr(cublas, "_handle", lambda: 1)
+        patch.setattr(cublas, "handle", lambda: 1)
         patch.setattr(cublas, "_library", CublasOnHost)
         patch.setattr(gpu_memory, "read_back", as_numpy)
+        patch.setattr(gpu_memory, "set_bytes", set_bytes_on_host)
         yield kernels.launched

@@ -1,0 +1,45 @@
+"""The C part of a replayed call, where the package was installed with a compiler; Python does the same without it.
+
+Neither the values nor the launches of a call depend on which of both it is: only the host's time does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h"))
+
+
+def library_of_source() -> ModuleType | None:
+    """Return the C part, None where it is not there, or compiled from another source than the one here."""
+    try:
+        from minrnn_gen.native import _trip
+
+        digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
+    except (ImportError, OSError):
+        return None
+    return _trip if digest == getattr(_trip, "SOURCE_DIGEST", None) else None
+
+
+LIBRARY = library_of_source()
+
+# Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
+LAUNCH, PRODUCT, SET_BYTES = 0, 1, 2
+
+Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]
+
+
+def describer_of(tensor: type, parameter: type, is_recorded: Callable[[], bool]) -> Describer | None:
+    """Return what gives the key and the addresses of tensors of these two types; None where C does not read them.
+
+    `is_recorded` says whether tensors that require grad are refused.
+    """
+    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    if LIBRARY is None or exchange is None or not LIBRARY.serves(exchange):
+        return None
+    describe = LIBRARY.describe
+    return lambda arrays: describe(exchange, tensor, parameter, arrays, is_recorded())

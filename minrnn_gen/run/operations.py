@@ -1,0 +1,193 @@
+"""What a trace does, as operations on arrays at any addresses, and all of them as one trip through C where that is here."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from minrnn_gen.call.address import Address, PointerDifference, address_of
+from minrnn_gen.call.array import Array
+from minrnn_gen.gpu import cublas, driver, graph, memory
+from minrnn_gen.gpu import device as gpu_device
+from minrnn_gen.gpu import stream as gpu_stream
+from minrnn_gen.gpu.cublas import Product
+from minrnn_gen.gpu.device import Place, Placed
+from minrnn_gen.gpu.module import LoadedKernel
+from minrnn_gen.native import trip
+
+
+class Module(Protocol):
+    """A kernel that a GPU has loaded, or loads when it is launched."""
+
+    def launch(self, like: Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None: ...
+
+
+class Operation(Protocol):
+    """One thing that a trace does."""
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Do it with arrays that start at `addresses`, by slot."""
+
+    def in_c(self, device: int) -> tuple[Any, ...] | None:
+        """Return it as `trip.c` takes it; None for what only Python does."""
+
+
+class LaunchOperation:
+    """A launch; `pointers` are those of its arguments that depend on where arrays are, with their positions."""
+
+    __slots__ = ("_addresses", "_arguments", "_blocks", "_differences", "_module", "_threads")
+
+    def __init__(
+        self,
+        module: Module,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
+        pointers: Sequence[tuple[int, Address | PointerDifference]],
+    ) -> None:
+        self._module, self._blocks, self._threads, self._arguments = module, blocks, threads, [*arguments]
+        self._addresses = [
+            (position, pointer.slot, pointer.offset_bytes) for position, pointer in pointers if isinstance(pointer, Address)
+        ]
+        self._differences = [(position, pointer) for position, pointer in pointers if isinstance(pointer, PointerDifference)]
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Launch on the current stream."""
+        arguments = self._arguments.copy()
+        for position, slot, offset_bytes in self._addresses:
+            arguments[position] = addresses[slot] + offset_bytes  # type: ignore[index]  # only of known arrays
+        for position, difference in self._differences:
+            arguments[position] = difference.rebound(addresses)
+        self._module.launch(place, self._blocks, self._threads, arguments)
+
+    def in_c(self, device: int) -> tuple[Any, ...] | None:
+        """Return the launch with its arguments packed; None where a module is not of the driver."""
+        module = self._module
+        if not isinstance(module, LoadedKernel):
+            return None
+        configuration = (self._blocks, self._threads, module.dynamic_shared_bytes, module.is_cooperative)
+        patches: list[tuple[Any, ...]] = [(position, 0, 0, slot, offset, 0) for position, slot, offset in self._addresses]
+        for position, difference in self._differences:
+            first, second = difference.first, difference.second
+            patches.append((position, first.slot, first.offset_bytes, second.slot, second.offset_bytes, difference.itemsize))
+        packed = driver.packed(self._arguments)
+        return (trip.LAUNCH, int(module.function(device).ptr), *configuration, packed, tuple(patches))
+
+
+class ProductOperation:
+    """A product of matrices at `pointers`: left, right and result."""
+
+    __slots__ = ("_pointers", "_product")
+
+    def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
+        self._product, self._pointers = product, pointers
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Multiply by cuBLAS."""
+        left, right, result = [pointer.rebound(addresses) for pointer in self._pointers]
+        cublas.multiply(place.device, gpu_stream.current_stream(place), self._product, (left, right, result))
+
+    def in_c(self, _device: int) -> tuple[Any, ...]:
+        """Return the product as numbers."""
+        product = self._product
+        left, right, result = product.left, product.right, product.result
+        matrices = (
+            (cublas.CUDA_TYPES[matrix.dtype], matrix.row, matrix.stride, pointer.slot, pointer.offset_bytes)
+            for matrix, pointer in zip((left, right, result), self._pointers, strict=True)
+        )
+        sizes = (product.m, product.n, product.k, int(left.transposed), int(right.transposed))
+        numbers = product.batch, product.compute_type, result.dtype == "float64", product.adds
+        return (trip.PRODUCT, sizes, *matrices, *numbers)
+
+
+class CopyOperation:
+    """A copy of an array that looks like `R` from one of `pointers` to the other."""
+
+    __slots__ = ("_R", "_pointers")
+
+    def __init__(self, R: Array, pointers: Sequence[Address]) -> None:
+        self._R, self._pointers = replace(R, owner=None), pointers
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Copy with the heads in front."""
+        source, target = [pointer.rebound(addresses) for pointer in self._pointers]
+        graph.copy_heads_first(place.device, gpu_stream.current_stream(place), self._R, source, target)
+
+    def in_c(self, _device: int) -> None:
+        """Return None: CuPy copies."""
+
+
+class FillOperation:
+    """Bytes of one value from `start` on."""
+
+    __slots__ = ("_size_bytes", "_start", "_value")
+
+    def __init__(self, start: Address, size_bytes: int, value: int) -> None:
+        self._start, self._size_bytes, self._value = start, size_bytes, value
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Set the bytes."""
+        memory.set_bytes(place, self._start.rebound(addresses), self._size_bytes, self._value)
+
+    def in_c(self, _device: int) -> tuple[Any, ...]:
+        """Return the fill as numbers."""
+        return trip.SET_BYTES, self._start.slot, self._start.offset_bytes, self._value, self._size_bytes
+
+
+class Program:
+    """Operations in order on arrays of one place: by C in one trip where all of them can be, else one by one."""
+
+    __slots__ = ("_in_c", "_multiplies", "_operations", "_place")
+
+    def __init__(self, place: Place, operations: tuple[Operation, ...]) -> None:
+        self._place, self._operations = place, operations
+        self._multiplies = any(isinstance(operation, ProductOperation) for operation in operations)
+        self._in_c = self._compiled()
+
+    def _compiled(self) -> object | None:
+        device = self._place.device
+        if trip.LIBRARY is None or device is None or not self._operations:
+            return None
+        operations = [operation.in_c(device) for operation in self._operations]
+        known = tuple(operation for operation in operations if operation is not None)
+        if len(known) < len(operations):
+            return None
+        functions = (*driver.functions(), *(cublas.functions() if self._multiplies else (None, None, None)))
+        addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+        return trip.LIBRARY.program(addresses, known)  # type: ignore[no-any-return]
+
+    def run(self, addresses: list[int]) -> None:
+        """Enqueue all operations on the current stream, with arrays that start at `addresses`, by slot."""
+        if self._in_c is None:
+            for operation in self._operations:
+                operation.replay(self._place, addresses)
+            return
+        stream = gpu_stream.current_stream(self._place)
+        with gpu_device.on_device(self._place.device):
+            handle = cublas.handle() if self._multiplies else 0
+            refused = trip.LIBRARY.run(self._in_c, addresses, stream, handle, 0)  # type: ignore[union-attr]
+            if refused is not None:
+                self._go_on(refused, stream, handle, addresses)
+
+    def _go_on(self, refused: tuple[int, int, int], stream: int, handle: int, addresses: list[int]) -> None:
+        """Repeat what a thread without a context was refused, and all behind it; raise any other refusal."""
+        index, kind, status = refused
+        if kind == trip.PRODUCT:
+            cublas.check(status)
+        if status == driver.NO_CONTEXT:
+            gpu_device.make_context()
+            again = trip.LIBRARY.run(self._in_c, addresses, stream, handle, index)  # type: ignore[union-attr]
+            if again is None:
+                return
+            _, kind, status = again
+            if kind == trip.PRODUCT:
+                cublas.check(status)
+        gpu_device.refuse(status)
+
+
+def product_operation(product: Product) -> tuple[ProductOperation, tuple[Address, ...]]:
+    """Return a product to be replayed, and the pointers that it depends on."""
+    pointers = tuple(address_of(matrix.pointer) for matrix in (product.left, product.right, product.result))
+    return ProductOperation(product, pointers), pointers

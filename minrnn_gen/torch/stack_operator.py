@@ -1,0 +1,239 @@
+"""Layers on top of each other as one operator, which autograd records as one node.
+
+The order of a call: x, resets, lengths, cu_seqlens, then for each layer R, weight, bias, recurrent_bias and the cell's own
+vectors, then the initial states of all layers, all or none; None where absent. Results: y, the final states of all layers, and
+what only a backward needs: of each layer what its kernel saves, then the outputs of all layers but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch import calls, kernel_operator
+from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.kernels import kernel_by
+from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
+
+_CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor?[] parameters, Tensor[] state"
+# Where the parameters of the first layer begin, and how many of a layer's are none of the cell's own.
+_PARAMETERS_FROM, _SHARED = 4, SEQUENCES_FROM - 1
+
+
+def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...]) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad; `states` says how many the cell has."""
+    if is_plain(tensors):
+        layers = _Layers(tuple(recipes))
+        if records(tensors):
+            return RecurrenceFunction.of(layers, tensors)  # type: ignore[no-any-return]
+        return layers.run(tensors, False)
+    if not torch.compiler.is_compiling():
+        _Layers(tuple(recipes)).check(tensors)
+    results: Sequence[Any] = _OPERATOR(list(recipes), records(tensors), *_by_schema(tensors, states))
+    return results[: 1 + states]
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Layers of these kernels, from the first one up; calls go straight to them."""
+
+    recipes: tuple[str, ...]
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the layers."""
+        return [kernel_by(recipe) for recipe in self.recipes]
+
+    @property
+    def results_count(self) -> int:
+        """y and the final states."""
+        return 1 + len(self.kernels[0].states)
+
+    @property
+    def returned_count(self) -> int | None:
+        """Those alone are returned."""
+        return self.results_count
+
+    def call(self, tensors: Tensors, layer: int, x: Any) -> tuple[Any, ...]:
+        """Return the tensors of a layer's call, whose input is `x`."""
+        _, *sequences = tensors[:_PARAMETERS_FROM]
+        kernel, count = self.kernels[layer], _SHARED + len(self.kernels[layer].parameters)
+        begin = _PARAMETERS_FROM + layer * count
+        R, weight, bias, recurrent_bias, *own = tensors[begin : begin + count]
+        states = tensors[_PARAMETERS_FROM + len(self.recipes) * count :]
+        initial = (state if state is None else self._of_layer(kernel, state, layer) for state in states)
+        return (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
+
+    @staticmethod
+    def _of_layer(kernel: Kernel, states: Any, layer: int) -> Any:
+        """Return a layer's part of states of all layers, with an axis of directions only where there are two."""
+        return states[2 * layer : 2 * layer + 2] if kernel.interface.directions else states[layer]
+
+    def together(self, states: Sequence[Any]) -> Any:
+        """Return states of each layer as one tensor of all."""
+        return (torch.cat if self.kernels[0].interface.directions else torch.stack)(tuple(states))
+
+    def check(self, tensors: Tensors) -> None:
+        """Refuse what the first layer refuses; the shapes of what others take follow from their parameters."""
+        calls.check_tensors(self.kernels[0], self.call(tensors, 0, tensors[0]))
+
+    def run(self, tensors: Tensors, saves: bool) -> list[Any]:
+        """Run all layers; with what a backward needs where it `saves`."""
+        x, count = tensors[0], self.results_count
+        final: list[Any] = []
+        extra: list[Any] = []
+        inner: list[Any] = []
+        for layer, kernel in enumerate(self.kernels):
+            x, *others = calls.forward(kernel, self.call(tensors, layer, x), saves)
+            final.append(others[: count - 1])
+            extra += others[count - 1 :]
+            inner.append(x)
+        of_all = [self.together(states) for states in zip(*final, strict=True)]
+        return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
+
+    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
+        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none."""
+        y, *saved = results
+        count = len(self.recipes)
+        per_layer = (len(saved) - count + 1) // count
+        outputs = [*saved[count * per_layer :], y]
+        parameters: list[Any] = []
+        initial: list[list[Any]] = []
+        for layer in reversed(range(count)):
+            kernel, below = self.kernels[layer], outputs[layer - 1] if layer else tensors[0]
+            call = self.call(tensors, layer, below)
+            own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
+            own_dstate = [self._of_layer(kernel, gradient, layer) for gradient in dstate]
+            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate)
+            states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
+            parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
+            initial.insert(0, others[states_from:])
+        of_all = [None if states[0] is None else self.together(states) for states in zip(*initial, strict=True)]
+        return [dy, *(None,) * (_PARAMETERS_FROM - 1), *parameters, *of_all]
+
+    def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
+        """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
+        dy, *dfinal = gradients
+        dy = torch.zeros_like(y) if dy is None else dy
+        if all(gradient is None for gradient in dfinal):
+            return dy, []
+        shape, dtype = self.states_shape(tensors), calls.arithmetic_dtype(self.kernels[0])
+        return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient in dfinal]
+
+    def states_shape(self, tensors: Tensors) -> tuple[Any, ...]:
+        """Return the shape of a state of all layers."""
+        kernel = self.kernels[0]
+        runs = len(self.recipes) * len(kernel.interface.runs_reversed)
+        return (runs, calls.sequences_of(kernel, self.call(tensors, 0, tensors[0])), kernel.interface.hidden_size)
+
+    # What records a call asks for.
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return self.run(tensors, True)
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if is_plain(tensors) and not torch.is_grad_enabled():
+            return self.run_back(tensors, results, *self.arriving(tensors, results[0], gradients))
+        return _Dispatched(self.recipes).backward(tensors, results, gradients)
+
+
+class _Dispatched(_Layers):
+    """Through the dispatcher, below what records."""
+
+    @property
+    def returned_count(self) -> int | None:
+        return None
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        call = _by_schema(tensors, self.results_count - 1)
+        return below_autograd(_OPERATOR, [*self.recipes], True, *call)  # type: ignore[no-any-return]
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        y, *extra = results
+        dy, dstate = self.arriving(tensors, y, gradients)
+        call = _by_schema(tensors, self.results_count - 1)
+        in_order = iter(_BACKWARD([*self.recipes], *call, y, extra, dy, dstate))
+        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _by_schema(tensors: Tensors, states: int) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operators take them: parameters and states as two lists."""
+    state = [tensor for tensor in tensors[len(tensors) - states :] if tensor is not None]
+    return (*tensors[:_PARAMETERS_FROM], [*tensors[_PARAMETERS_FROM : len(tensors) - states]], state)
+
+
+def _in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
+    """Return the arguments of an operator as the tensors of a call of so many states."""
+    *head, parameters, state = call
+    return (*head, *parameters, *(state or (None,) * states))
+
+
+def _have_gradients(tensors: Tensors) -> list[bool]:
+    """Say of each tensor of a call whether a backward returns its gradient."""
+    return [tensor is not None and not 0 < place < _PARAMETERS_FROM for place, tensor in enumerate(tensors)]
+
+
+def _run(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes))
+    return layers.run(_in_order(call, layers.results_count - 1), saves)
+
+
+def _run_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    layers = _Layers(tuple(recipes))
+    tensors = _in_order(call, layers.results_count - 1)
+    gradients = layers.run_back(tensors, (y, *extra), dy, dstate)
+    return [gradient for gradient, has_gradient in zip(gradients, _have_gradients(tensors), strict=True) if has_gradient]
+
+
+def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes))
+    states = layers.results_count - 1
+    tensors = _in_order(call, states)
+    x, extra, inner = tensors[0], [], []
+    for layer, recipe in enumerate(recipes):
+        x, *others = kernel_operator.fake(recipe, saves, layers.call(tensors, layer, x))
+        extra += others[states:]
+        inner.append(x)
+    final = [x.new_empty(layers.states_shape(tensors), dtype=state.dtype) for state in others[:states]]
+    return [x, *final, *extra, *inner[:-1]] if saves else [x, *final]
+
+
+def _fake_backward(_recipes: Sequence[str], *arguments: Any) -> list[Any]:
+    *call, _y, _extra, _dy, _dstate = arguments
+    tensors = _in_order(call, 0)
+    pairs = zip(tensors, _have_gradients(tensors), strict=True)
+    return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
+
+
+def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
+    if saves and records(_in_order(call, 0)):
+        layers = _Dispatched(tuple(recipes))
+        return list(RecurrenceFunction.apply(layers, *_in_order(call, layers.results_count - 1)))
+    return below_autograd(_OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
+
+
+def _record_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
+    *call, y, _, dy, dstate = arguments
+    tensors = (*_in_order(call, 0), y, dy, *dstate)
+    if records(tensors):
+        return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, [*recipes], *arguments), *tensors))
+    return below_autograd(_BACKWARD, [*recipes], *arguments)  # type: ignore[no-any-return]
+
+
+_OPERATOR = define(f"layers(str[] recipes, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define(
+    f"layers_backward(str[] recipes, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) -> Tensor[]",
+    _run_backward,
+    _fake_backward,
+    _record_backward,
+)

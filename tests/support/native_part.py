@@ -1,0 +1,152 @@
+"""The C part of a replayed call, compiled for the tests, and functions of the driver and of cuBLAS that work on host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_device import CublasOnHost, set_bytes_on_host
+
+from minrnn_gen.call import key
+from minrnn_gen.gpu import cublas, driver
+from minrnn_gen.gpu.module import LoadedKernel
+from minrnn_gen.native import trip
+
+ROOT = Path(__file__).resolve().parents[2]
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def compiled() -> ModuleType | str:
+    """Return the C part, compiled from the checkout, or why there is none."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    sys.modules["hatch_build"] = build
+    spec.loader.exec_module(build)
+    _KEPT.append(tempfile.TemporaryDirectory())
+    target = Path(_KEPT[0].name) / "_trip.abi3.so"
+    why_not = build.why_not(ROOT / build.SOURCE, target)
+    if why_not:
+        return str(why_not)
+    loader = importlib.machinery.ExtensionFileLoader("minrnn_gen.native._trip", str(target))
+    found = importlib.util.spec_from_file_location(loader.name, target, loader=loader)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    loader.exec_module(module)
+    return module
+
+
+def library() -> ModuleType:
+    """Return the C part; skips the test where it cannot be compiled."""
+    found = compiled()
+    if isinstance(found, str):
+        assert "headers" in found or "No such file" in found or sysconfig.get_config_var("Py_GIL_DISABLED"), found
+        pytest.skip(found)
+    return found
+
+
+@contextlib.contextmanager
+def using(part: ModuleType | None) -> Iterator[None]:
+    """Let calls be replayed by C, or by Python alone where `part` is None."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trip, "LIBRARY", part)
+        key._describer_of.cache_clear()
+        yield
+    key._describer_of.cache_clear()
+
+
+_Launch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(driver._Configuration), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+_SetBytes = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)
+_SetStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_SetMode = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_Multiply = ctypes.CFUNCTYPE(ctypes.c_int, *cublas._GEMM_ARGUMENTS)
+
+
+class DriverOnHost:
+    """Functions as the driver and cuBLAS have them, called from C; kernels are known by numbers in place of addresses.
+
+    `refusals`: statuses that are answered in place of what is asked, the first one first. `asked`: what was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: dict[int, Callable[[int, int, list[int]], None]] = {}
+        self.counts: dict[int, int] = {}
+        self.refusals: list[int] = []
+        self.asked: list[tuple[Any, ...]] = []
+        self.blas = CublasOnHost()
+        self.driver = _Launch(self._launch), _SetBytes(self._set_bytes)
+        self.cublas = _SetStream(self._set_stream), _SetMode(self._set_mode), _Multiply(self._multiply)
+
+    def kernel(self, run: Callable[[int, int, list[int]], None], arguments: int) -> int:
+        """Return the number of a kernel of so many arguments that `run(blocks, threads, arguments)` runs."""
+        number = len(self.kernels) + 1
+        self.kernels[number], self.counts[number] = run, arguments
+        return number
+
+    def _launch(self, configuration: Any, function: int, arguments: Any, _extra: Any) -> int:
+        if self.refusals:
+            return self.refusals.pop(0)
+        shape = configuration.contents
+        values = [ctypes.c_int64.from_address(arguments[index]).value for index in range(self.counts[function])]
+        is_cooperative = bool(shape.attribute_count and shape.attributes[0].id == 2 and shape.attributes[0].value == 1)
+        self.asked.append(
+            ("launch", function, shape.blocks[0], shape.threads[0], shape.shared_bytes, shape.stream, is_cooperative)
+        )
+        self.kernels[function](shape.blocks[0], shape.threads[0], values)
+        return 0
+
+    def _set_bytes(self, address: int, value: int, size_bytes: int, _stream: Any) -> int:
+        self.asked.append(("bytes", address, value, size_bytes))
+        set_bytes_on_host(None, address, size_bytes, value)
+        return 0
+
+    def _set_stream(self, handle: int, stream: int | None) -> int:
+        return self.blas.cublasSetStream_v2(handle, stream or 0)
+
+    def _set_mode(self, handle: int, mode: int) -> int:
+        return self.blas.cublasSetMathMode(handle, mode)
+
+    def _multiply(self, handle: int, *arguments: Any) -> int:
+        if self.refusals:
+            return self.refusals.pop(0)
+        numbers = list(arguments)
+        for place, scalar in ((5, 5), (14, 14)):
+            value = ctypes.c_double.from_address(numbers[scalar])
+            numbers[place] = SimpleNamespace(_obj=value)
+        self.asked.append(("multiply", *arguments[:5], *arguments[6:14], *arguments[15:]))
+        return self.blas.cublasGemmStridedBatchedEx(handle, *numbers)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let C find these functions."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver, "functions", lambda: self.driver)
+            patch.setattr(cublas, "functions", lambda: self.cublas)
+            yield
+
+
+class KernelOnHost(LoadedKernel):
+    """A kernel of plain Python that C launches too."""
+
+    def __init__(self, on: DriverOnHost, run: Callable[[int, int, list[int]], None], arguments: int) -> None:
+        super().__init__(b"", "on_host", "sm_90", 0)
+        self.run = run
+        self._functions = {0: SimpleNamespace(ptr=on.kernel(run, arguments))}
+
+    def launch(self, _like: Any, blocks: int, threads: int, arguments: Any, /) -> None:
+        """Run at once."""
+        self.run(blocks, threads, [int(argument) for argument in arguments])
