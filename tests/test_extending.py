@@ -169,7 +169,7 @@ def test_toys_are_planned_rendered_and_compiled(copy: Path, tmp_path: Path) -> N
         (kernel,) = answer["resources"]
         assert kernel["spill_bytes"] == 0 and 0 < kernel["registers"] <= answer["registers"]
     # Where it does not serve, the families are as they were.
-    assert answer_of(copy, tmp_path, PLANNED, time=1024)["template"] == "scan_forward_channels.cu.j2"
+    assert answer_of(copy, tmp_path, PLANNED, hidden_size=1024)["template"] == "scan_forward_channels.cu.j2"
 
 
 @pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")

@@ -93,7 +93,7 @@ class _Polynomials:
                 try:
                     self._values[symbol] = self._polynomial(expression)
                 except _NotAffine as reason:
-                    self._values[symbol] = reason
+                    self._values[symbol] = _NotAffine(str(reason))  # without its frames, which hold what called
             else:
                 self._free[symbol] = expression
         self._states = dict(cell.next_states)
@@ -124,7 +124,7 @@ class _Polynomials:
         if name == "symbol":
             value = self._values[expression]
             if isinstance(value, _NotAffine):
-                raise value
+                raise _NotAffine(str(value))
             return value
         if name == "call":
             return self._call(expression, operands)

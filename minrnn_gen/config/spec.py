@@ -52,9 +52,11 @@ class Spec(BaseModel):
         default="forward", description="The order in which time runs."
     )
     training: bool = Field(default=True, description="true generates the gradients too.")
-    batch: _Hint | None = Field(default=None, description="Typical batch size; a hint only, a kernel is valid for every batch.")
+    batch: _Hint | None = Field(
+        default=None, description="Batch for which `compile` builds ahead; the sizes of each call choose its kernel."
+    )
     time: _Hint | None = Field(
-        default=None, description="Typical sequence length; a hint only, a kernel is valid for every length."
+        default=None, description="Sequence length for which `compile` builds ahead; the sizes of each call choose its kernel."
     )
     recurrent_bias: bool | None = Field(
         default=None,

@@ -99,17 +99,16 @@ def grid_of(problem: Problem) -> Grid:
     batch, time = np.array(places, dtype=np.float64).T
     everywhere, shape = problem.at(batch, time), (len(places),)
     candidates: list[tuple[Family, Candidate]] = []
-    refused: Infeasible | None = None
+    refusal = ""  # in words: an error that is kept keeps the arrays of the call that met it
     for family in families_of(problem):
         try:
             solution = solve(problem, family)
         except Infeasible as why:
-            refused = why
+            refusal = str(why)
             continue
         candidates += [(family, candidate) for candidate in solution.candidates]
     if not candidates:
-        assert refused is not None
-        raise refused
+        raise Infeasible(refusal)
     rows = [np.broadcast_to(total_us(family.predicted_us(everywhere, candidate)), shape) for family, candidate in candidates]
     return Grid(problem, tuple(candidates), places, np.array(rows))
 

@@ -254,17 +254,17 @@ def _rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> 
 
 
 def _arrays_in(metadata: Any) -> Iterator[Array]:
-    """Yield the arrays of metadata."""
-    arrays: list[Array] = []
-
-    def note(part: Any) -> Any:
-        if isinstance(part, Array):
-            arrays.append(part)
-            return part
-        return _mapped(note, part)
-
-    note(metadata)
-    yield from arrays
+    """Yield the arrays of metadata, but those of keys of calls."""
+    # No function within, which would refer to itself and so hold the arrays until garbage is collected.
+    if isinstance(metadata, Array):
+        yield metadata
+    elif isinstance(metadata, tuple):
+        if not isinstance(metadata, KeyedArrays):
+            for part in metadata:
+                yield from _arrays_in(part)
+    elif is_dataclass(metadata) and not isinstance(metadata, type):
+        for field in fields(metadata):
+            yield from _arrays_in(getattr(metadata, field.name))
 
 
 def _mapped(change: Callable[[Any], Any], metadata: Any) -> Any:

@@ -431,7 +431,7 @@ def test_a_kernel_describes_itself() -> None:
     kernel = host_kernel("rg_lru", HIDDEN, "fp32")
     assert (kernel.gates, kernel.states, kernel.plan.hidden_size) == (("r", "i", "x"), ("h",), HIDDEN)
     assert [plan for plan in kernel.plans.values() if plan.kernel_pass == "forward"] == [kernel.plan]
-    assert {kernel_pass for kernel_pass, _ in kernel.plans} == {"forward", "step"}
+    assert {key.kernel_pass for key in kernel.plans} == {"forward", "step"}
     with pytest.raises(TypeError):
         kernel.plans[("forward", kernel.plan.specialization)] = kernel.plan  # type: ignore[index]
     assert "rg_lru" in repr(kernel) and "h200" in repr(kernel)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from minrnn_gen.assemble import target_of
@@ -69,6 +70,8 @@ def refusal_of(folder: Path, key: str, path: str) -> str:
 @example("gpu", f"{SECRET}: [\n")
 @example("model", f"name: {SECRET}\nmachine: 1\n")
 def test_nothing_of_a_file_of_another_kind_is_shown(tmp_path: Path, key: str, text: str) -> None:
+    # What has the key of a cell's text is a cell file, of which errors show lines.
+    assume(not re.search(r"\bequations[\"']?[ \t]*:", text))
     other = tmp_path / "other"
     other.mkdir(exist_ok=True)
     (other / "file.yaml").write_bytes(text.encode(errors="surrogateescape"))

@@ -19,7 +19,7 @@ def test_a_kernel_takes_the_strategy_that_is_asked_for(layout: str, strategy: St
     spec = {"model": "min_gru", "hidden_size": 40, "precision": "fp32", "layout": layout, "gpu": "h200"}
     with nothing_compiled():
         kernel = kernel_taking(strategy, Store(tmp_path), spec)
-    assert {kernel_pass for kernel_pass, _ in kernel.plans} == {"forward", "backward"}
+    assert {key.kernel_pass for key in kernel.plans} == {"forward", "backward"}
     for plan in kernel.plans.values():
         assert strategy.variables.items() <= plan.variables.items()
 
@@ -54,10 +54,10 @@ def test_a_sample_is_built_as_it_is(kernel_pass: KernelPass, tmp_path: Path) -> 
     for sample in sampled(kernel_pass, "h200")[::40]:
         with nothing_compiled():
             kernel = kernel_of_sample(sample, store, "h200")
-        for (one, _), plan in kernel.plans.items():
-            assert plan.is_persistent or one != kernel_pass
-            assert (plan.variables == dict(sample.variables)) or one != kernel_pass
-        assert kernel_pass in {one for one, _ in kernel.plans}
+        for key, plan in kernel.plans.items():
+            assert plan.is_persistent or key.kernel_pass != kernel_pass
+            assert (plan.variables == dict(sample.variables)) or key.kernel_pass != kernel_pass
+        assert kernel_pass in {key.kernel_pass for key in kernel.plans}
 
 
 def test_a_gpu_without_persistent_kernels_has_no_samples() -> None:

@@ -46,7 +46,7 @@ def test_candidates_are_right(shared_store: Store, kernel_pass: KernelPass, grou
         except AssertionError as failed:
             wrong.append(f"{sample}: {failed}")
         else:
-            ran = [plan for (one, _), plan in kernel.plans.items() if one == kernel_pass]
+            ran = [plan for key, plan in kernel.plans.items() if key.kernel_pass == kernel_pass]
             assert all(plan.is_persistent and plan.variables == variables for plan in ran), sample
     assert not wrong, "\n".join(wrong)
     assert 2 * len(dropped) <= len(its), f"the estimate of registers is wrong: {dropped}"

@@ -220,6 +220,7 @@ def test_lengths_in_a_captured_graph(cupy: ModuleType, compiled: Callable[..., K
     x = cupy.ones((2, 9, 2, HIDDEN), np.float32)
     lengths = cupy.asarray(np.array([9, 3]))
     stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()  # which the other stream does not wait for
     with stream:
         kernel(x, lengths=lengths)
         stream.synchronize()

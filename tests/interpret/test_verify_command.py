@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,9 @@ def test_what_would_take_hours_is_refused_with_an_estimate(capsys: pytest.Captur
 @pytest.mark.parametrize("instruction", ["minrnn_host::brand_new(3u)", "__brand_new(3u)"])
 def test_an_instruction_without_a_twin_is_named(instruction: str) -> None:
     def change(text: str) -> str:
-        return (
-            text.replace("cluster_rank()", instruction)
-            if "cluster_rank()" in text
-            else text.replace("__syncwarp()", instruction)
-        )
+        # Where it is called, not where it is defined.
+        changed, count = re.subn(r"(?<== )cluster_rank\(\)", instruction, text)
+        return changed if count else text.replace("__syncwarp()", instruction)
 
     kernel: Any = faulty(kernel_of(model="min_gru", hidden_size=8, training=False), change)
     message = r"the emulated machine has no (__)?brand_new.*belongs into interpret/cuda_on_host\.h"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,27 @@ def test_what_was_measured_serves_the_sizes_near_it() -> None:
 def example_problem() -> Problem:
     builder = builder_of(Path("nowhere"), **SPECS[0])
     return builder.problem(builder.key_of("forward", Specialization(16)))
+
+
+def test_planning_keeps_nothing_of_its_callers(tmp_path: Path) -> None:
+    """A call's arrays are let go when it ends, not when garbage is collected: autograd tells one iteration from the next."""
+
+    class Held:
+        """Stands for an array of the caller."""
+
+    gc.disable()
+    try:
+        for spec in SPECS:
+            held = Held()
+            alive, builder = weakref.ref(held), builder_of(tmp_path / spec["model"], **spec)
+
+            def call(builder: Builder = builder, held: Held = held) -> None:
+                builder.choose("forward", builder.hinted_specialization, Sizes(8, 100))
+                builder.choose("backward", builder.hinted_specialization, Sizes(8, 100))
+                del held
+
+            call()
+            del call, held
+            assert alive() is None, spec["model"]
+    finally:
+        gc.enable()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.device import Place
 from minrnn_gen.gpu.driver import NO_CONTEXT
 from minrnn_gen.native import trip
+from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run.operations import FillOperation, LaunchOperation, Program, product_operation
 
 PLACE = Place("torch", 0)
@@ -266,12 +269,12 @@ def test_a_call_replayed_by_c_is_what_the_host_does(on_host: DriverOnHost, model
     gates, cell, loops = len(one.gates), one.interface, plain_loops_for(one)
     kernels: dict[Any, Any] = {}
 
-    def load(kernel_pass: str, specialization: Any) -> Any:
-        loaded, plan = loops(kernel_pass, specialization)
+    def load(key: KernelKey) -> Any:
+        loaded, plan = loops(key)
         assert isinstance(loaded, LoadedOnHost)
         count = len(signature(plan, loaded.names).names)
         made = KernelOnHost(on_host, lambda blocks, threads, given: loaded.launch(None, blocks, threads, given), count)
-        return kernels.setdefault((kernel_pass, specialization), made), plan
+        return kernels.setdefault(key, made), plan
 
     with torch_on_host():
         for seed in range(3):
@@ -296,3 +299,29 @@ def test_a_call_replayed_by_c_is_what_the_host_does(on_host: DriverOnHost, model
             kinds = [asked[0] for asked in on_host.asked]
             assert kinds.count("launch") == (0 if seed == 0 else 2 * (2 if both else 1))
             assert kinds.count("multiply") == (0 if seed == 0 else 3)
+
+
+def test_a_recorded_run_lets_its_arrays_go(on_host: DriverOnHost) -> None:
+    """When the caller does, without a collection of garbage: y holds the graph of autograd, and that the weights' nodes."""
+    one = kernel_of("min_gru", "forward")
+    loops = plain_loops_for(one)
+
+    def load(key: KernelKey) -> Any:
+        loaded, plan = loops(key)
+        count = len(signature(plan, loaded.names).names)
+        return KernelOnHost(on_host, lambda blocks, threads, given: loaded.launch(None, blocks, threads, given), count), plan
+
+    gc.collect()
+    gc.disable()
+    try:
+        with torch_on_host(), as_if_on_a_device(one, load):
+            for _ in range(2):  # recorded, and replayed
+                x = as_tensors(np.ones((2, 5, len(one.gates), HIDDEN)))
+                y, state, saved = one.forward(x)
+                gradients = one.backward(saved, y)
+                alive = [weakref.ref(array) for array in (x, y, *state.values(), gradients["x"])]
+                saved.release()
+                del x, y, state, saved, gradients
+                assert [array() for array in alive] == [None] * len(alive)
+    finally:
+        gc.enable()

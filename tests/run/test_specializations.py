@@ -12,10 +12,11 @@ import pytest
 from support.fake_device import as_if_on_a_device, executor_on
 from support.uncompiled_kernels import compiled_for_host
 
+from minrnn_gen.build import builder
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.errors import CompileFailed
+from minrnn_gen.errors import BadInput, CompileFailed, ToolchainMissing
 from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
 from minrnn_gen.plan.problem import KernelKey, Sizes
@@ -113,3 +114,26 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
         with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
             kernels.build(kernels.choose("backward", hinted, Sizes(2, 5)))
     assert compiled["backward"] == 1 + fails and compiled["forward"] > 0
+
+
+def test_the_first_kernel_is_kept_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 64, "precision": "fp32"})
+    specialization = kernel.builder.hinted_specialization
+    wanted = [Sizes(1, 1), Sizes(1, 4000)]
+
+    def chosen() -> set[KernelKey]:
+        first = kernel.builder.build(kernel.builder.choose("forward", specialization, wanted[0]))
+        kernels = CompiledKernels(kernel.builder, (first,))
+        return {kernels.choose("forward", specialization, sizes) for sizes in wanted}
+
+    monkeypatch.setattr(builder, "compile_source", refuse)
+    assert len(chosen()) == 2
+    monkeypatch.setenv("MINRNN_SPECIALIZE", "never")
+    assert chosen() == {kernel.builder.choose("forward", specialization, wanted[0])}
+    monkeypatch.setenv("MINRNN_SPECIALIZE", "maybe")
+    with pytest.raises(BadInput, match=r"^MINRNN_SPECIALIZE is 'maybe'; allowed: never"):
+        chosen()
+
+
+def refuse(*_: object) -> None:
+    raise ToolchainMissing("planned and rendered only")

@@ -27,7 +27,7 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
 
 def interface(spec: dict[str, Any]) -> Interface:
     builder = builder_of(**spec)
-    return interface_of(builder, builder.problem("forward", builder.hinted_specialization).cell)
+    return interface_of(builder, builder.cell_shape)
 
 
 def array(*shape: int, dtype: str = "float32") -> Any:

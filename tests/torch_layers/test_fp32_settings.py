@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -37,14 +37,19 @@ def settings() -> Iterator[None]:
 def products(layer: Any, *inputs: Any) -> set[str]:
     """Return the products of all kernels that a call takes."""
     recipes: list[str] = []
-    run = stack.run
+    run, run_layers = stack.run, stack.run_layers
 
     def spy(recipe: str, *arguments: Any) -> Any:
         recipes.append(recipe)
         return run(recipe, *arguments)
 
+    def spy_on_layers(of_layers: Sequence[str], *arguments: Any) -> Any:
+        recipes.extend(of_layers)
+        return run_layers(of_layers, *arguments)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stack, "run", spy)
+        patch.setattr(stack, "run_layers", spy_on_layers)
         layer(*inputs)
     assert recipes
     return {spec_from(recipe).fp32_product for recipe in recipes}
