@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minrnn_gen.plan.kernel_plan import StatesOut
@@ -40,14 +41,8 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
 def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backward: LoweredBackward) -> CellShape:
     """Return the shape of a cell in its backward: it reads gates, dy and states, and writes the gradients of all gates."""
     states_read = len(backward.previous_states) + len(backward.current_states)
-    return CellShape(
-        name=lowered.name,
-        kind=recurrence.kind,
-        gates=lowered.gates,
-        recurrent_gates=cell.recurrent_gates,
-        states=lowered.states,
-        parameters=lowered.parameters,
-        carried_count=len(lowered.carried),
+    return replace(
+        forward_shape(cell, recurrence, lowered, words_of_state=0),
         read_count=len(backward.read_gates) + 1 + states_read,
         written_count=len(lowered.gates),
         operation_count=backward.operation_count,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
@@ -29,8 +31,13 @@ def explain(built: BuiltKernel, note: str = "") -> str:
     return "\n\n".join(section for section in sections if section)
 
 
+def variables_in_words(variables: Mapping[str, int]) -> str:
+    """Return the variables of a candidate, each with its value."""
+    return ", ".join(f"{name} {value}" for name, value in variables.items())
+
+
 def _decision(plan: KernelPlan, note: str, why: str) -> str:
-    chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
+    chosen = variables_in_words(plan.variables)
     return "\n".join(
         (
             f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
@@ -136,8 +143,7 @@ def _margins(plan: KernelPlan) -> str:
 def _alternatives(plan: KernelPlan) -> str:
     lines = [f"runners-up (of {plan.candidate_count} feasible candidates)"]
     for other in plan.runners_up:
-        chosen = ", ".join(f"{name} {value}" for name, value in other.variables.items())
-        lines.append(f"  {other.predicted_us:10.1f} us  {chosen}")
+        lines.append(f"  {other.predicted_us:10.1f} us  {variables_in_words(other.variables)}")
     return "\n".join(lines) if plan.runners_up else ""
 
 

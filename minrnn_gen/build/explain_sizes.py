@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.explain import variables_in_words
 from minrnn_gen.plan.kernel_plan import Specialization, total_us
 from minrnn_gen.plan.problem import KernelPass, Problem, Sizes
-from minrnn_gen.plan.size_classes import CALL_BYTES_MOST, SizeClasses, SizedKernel, predicted_us
+from minrnn_gen.plan.size_classes import SizeClasses, SizedKernel, predicted_us, rows_in_memory
 
 # The places of the grid that are shown: every fourth power of two, as a page has room for.
 SHOWN_BATCHES = tuple(4**power for power in range(7))
@@ -23,10 +22,11 @@ def explain_sizes(builder: Builder, kernel_pass: KernelPass, specialization: Spe
     chosen, own = classes.sizes.choose(problem), builder.solve(key)
     own_us = float(total_us(own.family.predicted_us(own.problem, own.candidates[0])))
     lines = [f"sizes: batch {sizes.batch}, time {key.sizes.time}, as predicted, in us"]
-    for kernel in sorted(classes.sizes.kernels, key=lambda kernel: predicted_us(problem, kernel)):
+    predicted = [(predicted_us(problem, kernel), kernel) for kernel in classes.sizes.kernels]
+    for us, kernel in sorted(predicted, key=lambda pair: pair[0]):
         mark = "  <- runs" if kernel is chosen else ""
-        lines.append(f"  {predicted_us(problem, kernel):10.2f}  {_words(kernel)}{mark}")
-    lines.append(f"  {own_us:10.2f}  the best for these sizes alone: {_variables(own.candidates[0])}")
+        lines.append(f"  {us:10.2f}  {_words(kernel)}{mark}")
+    lines.append(f"  {own_us:10.2f}  the best for these sizes alone: {variables_in_words(own.candidates[0])}")
     if chosen.is_measured:
         lines.append("  it was measured as the fastest near these sizes, which counts for more than a prediction")
     return "\n".join(lines)
@@ -52,18 +52,15 @@ def _table(problem: Problem, classes: SizeClasses, letters: dict[int, str]) -> l
     times = SHOWN_TIMES[:1] if problem.kernel_pass == "step" else SHOWN_TIMES
     width = len(str(times[-1])) + 1
     lines = [f"{'batch':>8}  {'time':<4}" + "".join(f"{time:>{width}}" for time in times)]
-    most = CALL_BYTES_MOST / problem.at(1, 1).traffic_bytes
+    rows_most = rows_in_memory(problem)
     for batch in SHOWN_BATCHES:
         # What no memory holds is left out.
-        row = [letters[id(classes.choose(problem.at(batch, time)))] if batch * time <= most else "" for time in times]
+        row = [letters[id(classes.choose(problem.at(batch, time)))] if batch * time <= rows_most else "" for time in times]
         lines.append(f"{batch:>8}      " + "".join(f"{letter:>{width}}" for letter in row).rstrip())
     return lines
 
 
 def _words(kernel: SizedKernel) -> str:
     why = "measured" if kernel.is_measured else "planned"
-    return f"{kernel.family}, {why} for batch {kernel.sizes.batch}, time {kernel.sizes.time}: {_variables(kernel.variables)}"
-
-
-def _variables(variables: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in variables.items())
+    sizes = f"batch {kernel.sizes.batch}, time {kernel.sizes.time}"
+    return f"{kernel.family}, {why} for {sizes}: {variables_in_words(kernel.variables)}"

@@ -56,10 +56,11 @@ def _call(request: Request, which: Pass, batch: int | None, time: int | None) ->
     from minrnn_gen.build.explain import explain as in_words
     from minrnn_gen.build.explain_sizes import explain_sizes
     from minrnn_gen.plan.problem import Sizes
-    from minrnn_gen.run.ahead import plain_specialization
+    from minrnn_gen.run.ahead import build_plain, plain_specialization
 
     builder = builder_for(request.spec, request.target)
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
-    built = request.compile_pass(which, sizes)
+    with progress(f"compiling for {request.target.profile.name}"):
+        built = build_plain(builder, which.value, sizes)
     why = explain_sizes(builder, which.value, plain_specialization(builder, which.value, sizes), sizes)
     return in_words(built, note=f", {request.gpu_choice}") + "\n\n" + why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.explain import variables_in_words
 from minrnn_gen.cli.terminal import new_table
 
 if TYPE_CHECKING:
@@ -47,10 +48,9 @@ def title(built: BuiltKernel) -> Text:
 def decision(built: BuiltKernel) -> list[tuple[str, str]]:
     """Return the rows that say what the solver chose, and from what."""
     plan = built.plan
-    chosen = ", ".join(f"{name} {value}" for name, value in plan.variables.items())
     rejected = sum(plan.rejected.values())
     rows = [
-        ("decision", chosen),
+        ("decision", variables_in_words(plan.variables)),
         ("", f"best predicted of {plan.candidate_count:,} candidates that fit; {rejected:,} do not"),
     ]
     if built.dropped:

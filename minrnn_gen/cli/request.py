@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # imported where a request is answered: other commands do wit
     from minrnn_gen.build.builder import Target
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
-    from minrnn_gen.plan.problem import Sizes
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
 GpuName = Annotated[
@@ -71,13 +70,13 @@ class Request:
         with progress(f"compiling for {self.target.profile.name}", quiet):
             return kernel_of(self.spec, self.target)
 
-    def compile_pass(self, which: Pass, sizes: Sizes | None = None) -> BuiltKernel:
+    def compile_pass(self, which: Pass) -> BuiltKernel:
         """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec has not."""
         from minrnn_gen.api import builder_for
         from minrnn_gen.run.ahead import build_plain
 
         with progress(f"compiling for {self.target.profile.name}"):
-            return build_plain(builder_for(self.spec, self.target), which.value, sizes)
+            return build_plain(builder_for(self.spec, self.target), which.value)
 
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:

@@ -82,10 +82,14 @@ def predicted_us(problem: Problem, kernel: SizedKernel) -> float:
 class Grid:
     """Every candidate of a problem's families over the grid of sizes: `times_us[candidate, place]`."""
 
-    problem: Problem
     candidates: tuple[tuple[Family, Candidate], ...]
     places: tuple[Sizes, ...]
     times_us: np.ndarray[Any, Any]
+
+
+def rows_in_memory(problem: Problem) -> float:
+    """Return the most steps of all sequences together that a call can have, at least one."""
+    return max(CALL_BYTES_MOST / problem.at(1, 1).traffic_bytes, 1.0)
 
 
 def grid_of(problem: Problem) -> Grid:
@@ -93,8 +97,8 @@ def grid_of(problem: Problem) -> Grid:
     import numpy as np
 
     times = TIMES[:1] if problem.kernel_pass == "step" else TIMES
-    most = CALL_BYTES_MOST / problem.at(1, 1).traffic_bytes
-    places = tuple(Sizes(batch, time) for batch in BATCHES for time in times if batch * time <= max(most, 1))
+    rows_most = rows_in_memory(problem)
+    places = tuple(Sizes(batch, time) for batch in BATCHES for time in times if batch * time <= rows_most)
     # Floating-point numbers: products of sizes exceed 64 bits.
     batch, time = np.array(places, dtype=np.float64).T
     everywhere, shape = problem.at(batch, time), (len(places),)
@@ -110,7 +114,7 @@ def grid_of(problem: Problem) -> Grid:
     if not candidates:
         raise Infeasible(refusal)
     rows = [np.broadcast_to(total_us(family.predicted_us(everywhere, candidate)), shape) for family, candidate in candidates]
-    return Grid(problem, tuple(candidates), places, np.array(rows))
+    return Grid(tuple(candidates), places, np.array(rows))
 
 
 def size_classes(problem: Problem, measured: Sequence[SizedKernel] = ()) -> SizeClasses:

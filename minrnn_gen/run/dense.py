@@ -226,7 +226,7 @@ class DenseRun:
             resets=part.sequences.resets is not None,
             states_out=states_out,
         )
-        return recorder.choose(kernel_pass, exact, sizes)
+        return contiguous if exact == hinted else recorder.choose(kernel_pass, exact, sizes)
 
 
 def _as_rows(initial: Array) -> Array:

@@ -7,6 +7,7 @@ backward needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,14 +69,22 @@ def backward(
     ]
 
 
-def arriving(kernel: Kernel, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
-    """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
+def arriving(kernel: Kernel, states_shape: Callable[[], tuple[Any, ...]], y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
+    """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None.
+
+    `states_shape` gives the shape of a final state, which is asked for where there is a gradient of one.
+    """
     dy, *dfinal = gradients
     dy = torch.zeros_like(y) if dy is None else dy
     if all(gradient is None for gradient in dfinal):
         return dy, []
-    shape, dtype = kernel.interface.state_shape(sequences_of(kernel, tensors)), arithmetic_dtype(kernel)
+    shape, dtype = states_shape(), arithmetic_dtype(kernel)
     return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient in dfinal]
+
+
+def states_shape(kernel: Kernel, tensors: Tensors) -> tuple[Any, ...]:
+    """Return the shape of a final state of a call."""
+    return kernel.interface.state_shape(sequences_of(kernel, tensors))
 
 
 def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:

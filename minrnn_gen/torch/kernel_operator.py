@@ -69,7 +69,7 @@ class _Straight:
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
-            dy, dstate = calls.arriving(self.kernel, tensors, results[0], gradients)
+            dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shape(self.kernel, tensors), results[0], gradients)
             return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states)
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
@@ -97,7 +97,7 @@ class _Dispatched:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         kernel = kernel_by(self.recipe)
         y, *extra = results
-        dy, dstate = calls.arriving(kernel, tensors, y, gradients)
+        dy, dstate = calls.arriving(kernel, lambda: calls.states_shape(kernel, tensors), y, gradients)
         call = _by_schema(tensors, len(kernel.parameters))
         in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
@@ -110,8 +110,8 @@ def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
     return (*tensors[:PARAMETERS_FROM], list(tensors[PARAMETERS_FROM:states_from]), state)
 
 
-def _in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
-    """Return the arguments of an operator as the tensors of a call of so many states."""
+def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
+    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states."""
     *head, parameters, state = call
     return (*head, *parameters, *(state or (None,) * states))
 
@@ -123,20 +123,20 @@ def _have_gradients(tensors: Tensors) -> list[bool]:
 
 def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     kernel = kernel_by(recipe)
-    return calls.forward(kernel, _in_order(call, len(kernel.states)), saves, all_states)
+    return calls.forward(kernel, in_order(call, len(kernel.states)), saves, all_states)
 
 
 def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
     kernel = kernel_by(recipe)
-    tensors = _in_order(call, len(kernel.states))
+    tensors = in_order(call, len(kernel.states))
     gradients = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
     pairs = zip(gradients, _have_gradients(tensors), strict=True)
     return [gradient for gradient, has_gradient in pairs if has_gradient]
 
 
 def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    return fake(recipe, saves, _in_order(call, len(kernel_by(recipe).states)), all_states)
+    return fake(recipe, saves, in_order(call, len(kernel_by(recipe).states)), all_states)
 
 
 def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -> list[Any]:
@@ -147,7 +147,7 @@ def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -
         raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")
     sizes = dict(zip(interface.x_axes, x.shape, strict=True))
     batch, time = sizes["b"], sizes["t"]
-    state_shape = interface.state_shape(calls.sequences_of(kernel, tensors))
+    state_shape = calls.states_shape(kernel, tensors)
     results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
     results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
     if saves:
@@ -159,21 +159,21 @@ def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -
 
 def _fake_backward(_recipe: str, _all_states: bool, *arguments: Any) -> list[Any]:
     *call, _y, _extra, _dy, _dstate = arguments
-    tensors = _in_order(call, 0)
+    tensors = in_order(call, 0)
     pairs = zip(tensors, _have_gradients(tensors), strict=True)
     return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
 
 
 def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    if saves and records(_in_order(call, 0)):
-        tensors = _in_order(call, len(kernel_by(recipe).states))
+    if saves and records(in_order(call, 0)):
+        tensors = in_order(call, len(kernel_by(recipe).states))
         return list(RecurrenceFunction.apply(_Dispatched(recipe, all_states), *tensors))
     return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
 def _record_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
     *call, y, _, dy, dstate = arguments
-    tensors = (*_in_order(call, 0), y, dy, *dstate)
+    tensors = (*in_order(call, 0), y, dy, *dstate)
     if records(tensors):
         return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
     return below_autograd(_BACKWARD, recipe, all_states, *arguments)  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.kernels import kernel_by
-from minrnn_gen.torch.stack_operator import run_layers
+from minrnn_gen.torch.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # Where the cell's own vectors begin among the parameters of a layer.
@@ -133,7 +133,8 @@ class LayerStack:
             return x, last
         final: list[Any] = []
         for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
-            initial = self._states_of(states, layer) if states else (None,) * len(made.states)
+            of_states = (of_layer(state, layer, self.bidirectional) for state in states)
+            initial = tuple(of_states) or (None,) * len(made.states)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
             x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             final.append(last)
@@ -141,8 +142,7 @@ class LayerStack:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)
         if self.num_layers == 1:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
-        together = torch.cat if self.bidirectional else torch.stack
-        return x, [together(layers) for layers in zip(*final, strict=True)]
+        return x, [together(layers, self.bidirectional) for layers in zip(*final, strict=True)]
 
     def _recipes(self, precision: str) -> tuple[str, ...]:
         """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""
@@ -203,12 +203,6 @@ class LayerStack:
         """Return the parameters of these names, from the module itself where something has been put in their place."""
         registered = self._parameters
         return [None if name is None else registered[name] if name in registered else getattr(self, name) for name in names]
-
-    def _states_of(self, states: Sequence[Any], layer: int) -> list[Any]:
-        """Return the initial states of a layer, with an axis of directions only where there are two."""
-        if self.bidirectional:
-            return [state[2 * layer : 2 * layer + 2] for state in states]
-        return [state[layer] for state in states]
 
 
 def _reaches_down(first: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls, kernel_operator
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.kernel_operator import in_order
 from minrnn_gen.torch.kernels import kernel_by
 from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
 
@@ -63,21 +64,17 @@ class _Layers:
     def call(self, tensors: Tensors, layer: int, x: Any) -> tuple[Any, ...]:
         """Return the tensors of a layer's call, whose input is `x`."""
         _, *sequences = tensors[:_PARAMETERS_FROM]
-        kernel, count = self.kernels[layer], _SHARED + len(self.kernels[layer].parameters)
+        count = _SHARED + len(self.kernels[layer].parameters)
         begin = _PARAMETERS_FROM + layer * count
         R, weight, bias, recurrent_bias, *own = tensors[begin : begin + count]
         states = tensors[_PARAMETERS_FROM + len(self.recipes) * count :]
-        initial = (state if state is None else self._of_layer(kernel, state, layer) for state in states)
+        initial = (state if state is None else of_layer(state, layer, self.has_directions) for state in states)
         return (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
 
-    @staticmethod
-    def _of_layer(kernel: Kernel, states: Any, layer: int) -> Any:
-        """Return a layer's part of states of all layers, with an axis of directions only where there are two."""
-        return states[2 * layer : 2 * layer + 2] if kernel.interface.directions else states[layer]
-
-    def together(self, states: Sequence[Any]) -> Any:
-        """Return states of each layer as one tensor of all."""
-        return (torch.cat if self.kernels[0].interface.directions else torch.stack)(tuple(states))
+    @property
+    def has_directions(self) -> bool:
+        """Whether states of a layer have an axis of directions."""
+        return bool(self.kernels[0].interface.directions)
 
     def check(self, tensors: Tensors) -> None:
         """Refuse what the first layer refuses; the shapes of what others take follow from their parameters."""
@@ -94,7 +91,7 @@ class _Layers:
             final.append(others[: count - 1])
             extra += others[count - 1 :]
             inner.append(x)
-        of_all = [self.together(states) for states in zip(*final, strict=True)]
+        of_all = [together(states, self.has_directions) for states in zip(*final, strict=True)]
         return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
 
     def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
@@ -109,22 +106,17 @@ class _Layers:
             kernel, below = self.kernels[layer], outputs[layer - 1] if layer else tensors[0]
             call = self.call(tensors, layer, below)
             own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
-            own_dstate = [self._of_layer(kernel, gradient, layer) for gradient in dstate]
+            own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
             dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate)
             states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
             parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
             initial.insert(0, others[states_from:])
-        of_all = [None if states[0] is None else self.together(states) for states in zip(*initial, strict=True)]
+        of_all = [None if states[0] is None else together(states, self.has_directions) for states in zip(*initial, strict=True)]
         return [dy, *(None,) * (_PARAMETERS_FROM - 1), *parameters, *of_all]
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
         """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
-        dy, *dfinal = gradients
-        dy = torch.zeros_like(y) if dy is None else dy
-        if all(gradient is None for gradient in dfinal):
-            return dy, []
-        shape, dtype = self.states_shape(tensors), calls.arithmetic_dtype(self.kernels[0])
-        return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient in dfinal]
+        return calls.arriving(self.kernels[0], lambda: self.states_shape(tensors), y, gradients)
 
     def states_shape(self, tensors: Tensors) -> tuple[Any, ...]:
         """Return the shape of a state of all layers."""
@@ -165,16 +157,20 @@ class _Dispatched(_Layers):
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
+def of_layer(states: Any, layer: int, has_directions: bool) -> Any:
+    """Return a layer's part of a state of all layers, with an axis of directions only where there are two."""
+    return states[2 * layer : 2 * layer + 2] if has_directions else states[layer]
+
+
+def together(states: Sequence[Any], has_directions: bool) -> Any:
+    """Return a state of each layer as one tensor of all."""
+    return (torch.cat if has_directions else torch.stack)(tuple(states))
+
+
 def _by_schema(tensors: Tensors, states: int) -> tuple[Any, ...]:
     """Return the tensors of a call as the operators take them: parameters and states as two lists."""
     state = [tensor for tensor in tensors[len(tensors) - states :] if tensor is not None]
     return (*tensors[:_PARAMETERS_FROM], [*tensors[_PARAMETERS_FROM : len(tensors) - states]], state)
-
-
-def _in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
-    """Return the arguments of an operator as the tensors of a call of so many states."""
-    *head, parameters, state = call
-    return (*head, *parameters, *(state or (None,) * states))
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -184,13 +180,13 @@ def _have_gradients(tensors: Tensors) -> list[bool]:
 
 def _run(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     layers = _Layers(tuple(recipes))
-    return layers.run(_in_order(call, layers.results_count - 1), saves)
+    return layers.run(in_order(call, layers.results_count - 1), saves)
 
 
 def _run_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
     layers = _Layers(tuple(recipes))
-    tensors = _in_order(call, layers.results_count - 1)
+    tensors = in_order(call, layers.results_count - 1)
     gradients = layers.run_back(tensors, (y, *extra), dy, dstate)
     return [gradient for gradient, has_gradient in zip(gradients, _have_gradients(tensors), strict=True) if has_gradient]
 
@@ -198,7 +194,7 @@ def _run_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
 def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     layers = _Layers(tuple(recipes))
     states = layers.results_count - 1
-    tensors = _in_order(call, states)
+    tensors = in_order(call, states)
     x, extra, inner = tensors[0], [], []
     for layer, recipe in enumerate(recipes):
         x, *others = kernel_operator.fake(recipe, saves, layers.call(tensors, layer, x))
@@ -210,21 +206,21 @@ def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
 
 def _fake_backward(_recipes: Sequence[str], *arguments: Any) -> list[Any]:
     *call, _y, _extra, _dy, _dstate = arguments
-    tensors = _in_order(call, 0)
+    tensors = in_order(call, 0)
     pairs = zip(tensors, _have_gradients(tensors), strict=True)
     return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
 
 
 def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
-    if saves and records(_in_order(call, 0)):
+    if saves and records(in_order(call, 0)):
         layers = _Dispatched(tuple(recipes))
-        return list(RecurrenceFunction.apply(layers, *_in_order(call, layers.results_count - 1)))
+        return list(RecurrenceFunction.apply(layers, *in_order(call, layers.results_count - 1)))
     return below_autograd(_OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
 
 
 def _record_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
     *call, y, _, dy, dstate = arguments
-    tensors = (*_in_order(call, 0), y, dy, *dstate)
+    tensors = (*in_order(call, 0), y, dy, *dstate)
     if records(tensors):
         return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, [*recipes], *arguments), *tensors))
     return below_autograd(_BACKWARD, [*recipes], *arguments)  # type: ignore[no-any-return]
