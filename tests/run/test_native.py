@@ -253,8 +253,8 @@ def test_what_c_does_not_know_python_does(on_host: DriverOnHost) -> None:
 def test_operations_that_are_none_are_refused(operations: Any) -> None:
     part = library()
     with pytest.raises((TypeError, ValueError)):
-        part.program((0,) * 5, operations)
-    empty = part.program((0,) * 5, ((trip.SET_BYTES, 3, 0, 0, 1),))
+        part.program((0,) * 7, operations)
+    empty = part.program((0,) * 7, ((trip.SET_BYTES, 3, 0, 0, 1),))
     with pytest.raises(ValueError, match="not there"):
         part.run(empty, [1, 2], 0, 0, 0)
 
