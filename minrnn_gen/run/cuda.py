@@ -106,6 +106,28 @@ class CudaBackend:
         return STRIDING_BLOCKS
 
 
+def choose_for(
+    recorder: TraceRecorder,
+    kernels: KernelLoader,
+    like: Array,
+    kernel_pass: KernelPass,
+    specialization: Specialization,
+    sizes: Sizes,
+) -> KernelKey:
+    """Return the kernel for a call of these sizes beside `like`, which `recorder` performs.
+
+    While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
+    run is not replayed, since the next call of these sizes has a kernel of its own.
+    """
+    chosen = kernels.choose(kernel_pass, specialization, sizes)
+    if chosen not in kernels.built and gpu_stream.is_capturing(like):
+        nearest = kernels.choose_built(kernel_pass, specialization, sizes)
+        if nearest is not None:
+            recorder.stop()
+            return nearest
+    return chosen
+
+
 class CudaRecorder(TraceRecorder):
     """A run of the kernels of a backend on a GPU."""
 
@@ -114,18 +136,8 @@ class CudaRecorder(TraceRecorder):
         self._kernels = kernels
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
-        """Return the kernel for a call of these sizes.
-
-        While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
-        run is not replayed, since the next call of these sizes has a kernel of its own.
-        """
-        chosen = self._kernels.choose(kernel_pass, specialization, sizes)
-        if chosen not in self._kernels.built and gpu_stream.is_capturing(self._like):
-            nearest = self._kernels.choose_built(kernel_pass, specialization, sizes)
-            if nearest is not None:
-                self.stop()
-                return nearest
-        return chosen
+        """Return the kernel for a call of these sizes; see `choose_for`."""
+        return choose_for(self, self._kernels, self._like, kernel_pass, specialization, sizes)
 
     def load(self, kernel: KernelKey, part: str = "") -> RecordedKernel:
         """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
