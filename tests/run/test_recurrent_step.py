@@ -17,9 +17,9 @@ from support import emulated_code
 from support.dense_cases import MODELS, TOLERANCES, numpy_dtype
 from support.emulated_code import HAS_COMPILER
 from support.fake_device import as_if_on_a_device
+from support.one_step import lower_step
 from support.uncompiled_kernels import compiled_for_host
 
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
