@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.built_kernels import build_nothing
+from support.examples import examples
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen.build.builder import Target
@@ -239,7 +240,7 @@ def assert_equal(found: list[Array], expected: list[Array]) -> None:
 
 @pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> None:
     random = np.random.default_rng(seed)
     shape, state_shape = recurrence.shape, recurrence.state_shape
@@ -263,7 +264,7 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
 @pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
     how = {"log_a": recurrence.log_a, "reverse": recurrence.reverse, "axis": recurrence.axis}
     for again in range(3):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_device import LoadedOnHost, as_if_on_a_device, plain_loops_for
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from support.native_part import DriverOnHost, KernelOnHost, library, using
@@ -60,7 +61,7 @@ def drawn_tensors(data: st.DataObject) -> list[Any]:
     return tensors
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_key_says_what_it_says_in_python(data: st.DataObject) -> None:
     """Equal where the other is, else different; and the addresses are the same."""
