@@ -26,7 +26,7 @@ SPECS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
 def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host(spec)
+    kernel = compiled_for_host(spec, plans_sizes=True)
     built = build_nothing(monkeypatch)
     interface, seen = kernel.interface, []
     dtype = numpy_dtype(interface.precision.storage_dtype)
@@ -53,4 +53,4 @@ def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypat
 @pytest.mark.parametrize("sizes", [[(0, 1)], [(1,)], [(1, 2, 3)], [3], [(1.0, 2)], [(True, 1)], [("1", 2)]])
 def test_what_are_no_sizes_is_one_sentence(sizes: Any) -> None:
     with pytest.raises(BadInput, match=r"^sizes has .*; pairs \(batch, time\) of positive integers are expected$"):
-        compiled_for_host(SPECS[0]).prepare(sizes)
+        compiled_for_host(SPECS[0], plans_sizes=True).prepare(sizes)

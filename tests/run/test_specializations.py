@@ -25,7 +25,9 @@ CALLS = 200
 
 @pytest.mark.parametrize("layout", ["BTD", "BDT"])
 def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
+    kernel = compiled_for_host(
+        {"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout}, plans_sizes=True
+    )
     compiled = build_nothing(monkeypatch)
     random = np.random.default_rng(0)
     # Nor is the kernel of the hinted specialization, which is for host arrays, ever launched.
@@ -48,7 +50,9 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
     monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
-    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
+    kernel = compiled_for_host(
+        {"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"}, plans_sizes=True
+    )
     compiled = build_nothing(monkeypatch)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.interface.precision.storage_dtype))
     with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
@@ -64,7 +68,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """By another thread, once; whoever needs a kernel that cannot be built is told, and nobody else is."""
-    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"}, plans_sizes=True)
     begun = threading.Event()
 
     def begin(key: KernelKey) -> None:
@@ -85,7 +89,7 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
 
 
 def test_the_first_kernel_is_kept_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 64, "precision": "fp32"})
+    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 64, "precision": "fp32"}, plans_sizes=True)
     specialization = kernel.builder.hinted_specialization
     wanted = [Sizes(1, 1), Sizes(1, 4000)]
 
