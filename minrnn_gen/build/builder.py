@@ -184,8 +184,7 @@ class Builder:
         from minrnn_gen.plan.size_classes import SizedKernel, size_classes
 
         problem = self.problem(self.key_of(kernel_pass, specialization))
-        known = self.preferred() if self.preferred else None
-        measured = known.measured(problem, self.cell_digest) if known else ()
+        measured = self._known.measured(problem, self.cell_digest) if self._known else ()
         sized = [SizedKernel(choice.family, choice.variables, sizes, is_measured=True) for sizes, choice in measured]
         classes = CellClasses(problem.cell, size_classes(problem, sized))
         put_classes(self.store, self._classes_key(kernel_pass, specialization), classes)
@@ -193,6 +192,11 @@ class Builder:
 
     def _classes_key(self, kernel_pass: KernelPass, specialization: Specialization) -> str:
         return digest(self._common_key, "all sizes", kernel_pass, json.dumps(asdict(specialization), sort_keys=True))
+
+    @cached_property
+    def _known(self) -> Preferred | None:
+        """The source of candidates that were measured as faster, opened once."""
+        return self.preferred() if self.preferred else None
 
     @cached_property
     def _classes(self) -> dict[tuple[KernelPass, Specialization], CellClasses]:
@@ -315,7 +319,7 @@ class Builder:
 
     def _make_preferred(self, key: KernelKey) -> BuiltKernel | None:
         """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
-        known = self.preferred() if self.preferred else None
+        known = self._known
         choice = known.choice(self.problem(key), self.cell_digest) if known else None
         if not known or not choice:
             return None
@@ -326,7 +330,7 @@ class Builder:
             if ranked is None:
                 raise CompileFailed("it does not fit")
             built = self.build_candidate(*ranked)
-            if built.cubin and not known.accepts(Trial(self.recipe, built.cell, built.plan, built.cubin)):
+            if built.cubin and not known.accepts(choice, Trial(self.recipe, built.cell, built.plan, built.cubin)):
                 raise CompileFailed("its results are wrong")
         except CompileFailed as why:
             LOG.warning("%s was measured as the fastest, but is not taken: %s", dict(choice.variables), why)

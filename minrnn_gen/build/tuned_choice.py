@@ -15,11 +15,12 @@ SLOWER = "candidates of the preferred family were slower when they were measured
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate by its family and variables, and in words why it is to be taken."""
+    """A candidate by its family and variables, and in words why it is to be taken; `evidence` is for what gave it alone."""
 
     family: str
     variables: Mapping[str, int]
     why: str
+    evidence: Any = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Trial:
 
 
 class Preferred(Protocol):
-    """Source of candidates that are faster than the first pick."""
+    """Source of candidates that are faster than the first pick; may be used from several threads."""
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the candidate to take for `problem`, of the cell with this digest, or None."""
@@ -46,8 +47,8 @@ class Preferred(Protocol):
     def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
         """Return the sizes that the problem was measured at, whatever its own, with the candidate to take for each."""
 
-    def accepts(self, trial: Trial) -> bool:
-        """Say whether a choice is right, before it is used here for the first time."""
+    def accepts(self, choice: Choice, trial: Trial) -> bool:
+        """Say whether a choice is right, compiled as `trial`, before it is used here for the first time."""
 
 
 def find_choice(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution, int] | None:

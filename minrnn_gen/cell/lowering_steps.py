@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.expressions import Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.program import Program
@@ -142,7 +142,11 @@ def lower_steps(cell: Cell) -> LoweredSteps:
 
 def lower_steps_backward(cell: Cell) -> LoweredStepsBackward:
     """Return the backward program of one step of `cell`, of whatever class."""
-    builder, results = _step_backward(cell)
+    inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
+    builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
+    seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
+    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, INCOMING_Y)], list(inputs))
+    results = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
     return LoweredStepsBackward(
         name=cell.name,
         gates=cell.gates,
@@ -153,37 +157,6 @@ def lower_steps_backward(cell: Cell) -> LoweredStepsBackward:
         output_state=output_state(cell, builder),
         equations=cell.equations,
     )
-
-
-def lower_step(cell: Cell) -> Program:
-    """Return one time step of `cell`.
-
-    Inputs are `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, in the cell's orders; results are
-    `state_<state>` for each state, and `y`.
-    """
-    builder = _step_builder(cell, step_inputs(cell))
-    results = {f"state_{state}": ex.current(state) for state in cell.states}
-    return builder.program({**results, "y": cell.output})
-
-
-def lower_step_backward(cell: Cell) -> Program:
-    """Return the vector-Jacobian product of one time step of `cell`.
-
-    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, and `gradient_y`. Results
-    are `gradient_<input>` for each input of `lower_step`: `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>`
-    and `gradient_parameter_<name>`.
-    """
-    builder, results = _step_backward(cell)
-    return builder.program(results)
-
-
-def _step_backward(cell: Cell) -> tuple[ProgramBuilder, dict[str, Expr]]:
-    """Return the gradients of one step by label, and what numbers them."""
-    inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
-    builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
-    seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
-    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, INCOMING_Y)], list(inputs))
-    return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
 
 def _step_builder(cell: Cell, inputs: Mapping[Symbol, str]) -> ProgramBuilder:

@@ -135,6 +135,8 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
     """
     import numpy
 
+    from minrnn_gen.cpu.comparable import why_not_comparable
+
     def nan_share(expected: Result) -> float:
         y, state = expected
         return float(numpy.mean([numpy.isnan(array).mean() for array in (y, *state.values())]))
@@ -148,11 +150,8 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
         positive = {**arguments, "state": state}
         if nan_share(again := kernel.reference(**positive)) < nan_share(expected):
             arguments, expected = positive, again
-    if numpy.isnan(expected[0]).all():
-        raise MinrnnError(
-            f"{kernel.spec.where}: the fp64 reference of {kernel.plan.model} is NaN everywhere for random arrays, so that "
-            f"nothing can be compared; mend the equations, or call the kernel with arrays of your own"
-        )
+    if why := why_not_comparable({"y": expected[0]}, f"reference of {kernel.plan.model}"):
+        raise MinrnnError(f"{kernel.spec.where}: {why}; mend the equations, or call the kernel with arrays of your own")
     return arguments, expected
 
 

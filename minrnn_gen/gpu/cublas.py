@@ -132,10 +132,11 @@ def _library() -> Any:
     raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
 
 
-def functions() -> tuple[Any, Any, Any]:
-    """Return the functions that set the stream and the mode of a handle, and the one that multiplies."""
+def functions() -> tuple[Any, Any, Any, Any]:
+    """Return the functions that set the stream, the workspace and the mode of a handle, and the one that multiplies."""
     library = _library()
-    return library.cublasSetStream_v2, library.cublasSetMathMode, library.cublasGemmStridedBatchedEx
+    settings = library.cublasSetStream_v2, library.cublasSetWorkspace_v2, library.cublasSetMathMode
+    return *settings, library.cublasGemmStridedBatchedEx
 
 
 def handle() -> int:

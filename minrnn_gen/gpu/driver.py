@@ -25,6 +25,8 @@ _LAYOUTS_HELD, _CONFIGURATIONS_HELD = 256, 1024
 # CUlaunchAttributeID (cuda.h).
 _COOPERATIVE = 2
 _SLOT_BYTES = 8
+# No device takes a greater distance between rows (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+PITCH_BYTES_MAX = 2**31 - 1
 
 
 class _Attribute(ctypes.Structure):
@@ -111,10 +113,10 @@ def packed(arguments: Sequence[Any]) -> bytes:
     return _layout_of(tuple(map(type, arguments))).pack(*arguments, *(0,) * count)[: _SLOT_BYTES * count]
 
 
-def functions() -> tuple[Any, Any]:
-    """Return the functions that launch a kernel and that set bytes."""
+def functions() -> tuple[Any, Any, Any]:
+    """Return the functions that launch a kernel, that set bytes and that copy rows of memory with a pitch."""
     library = _library()
-    return library.cuLaunchKernelEx, library.cuMemsetD8Async
+    return library.cuLaunchKernelEx, library.cuMemsetD8Async, library.cuMemcpy2DAsync_v2
 
 
 @lru_cache(maxsize=_LAYOUTS_HELD)

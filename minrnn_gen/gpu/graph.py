@@ -25,7 +25,7 @@ class Scratch:
 
     @classmethod
     def laid_out(cls, sizes_bytes: Mapping[str, int], memory: int) -> Self:
-        """Lay pieces out from the address `memory` on, which has `scratch_bytes_of(sizes_bytes)`."""
+        """Lay pieces out from the address `memory` on, which has `scratch_bytes_of(sizes_bytes)`, with its slot."""
         pointers = {}
         for name, size_bytes in sizes_bytes.items():
             pointers[name] = memory
@@ -35,6 +35,10 @@ class Scratch:
     def __getitem__(self, name: str) -> int:
         """Return where a piece starts."""
         return self._pointers[name]
+
+    def beside(self, **pointers: int) -> Scratch:
+        """Return these pieces and others, by name, that start at `pointers`."""
+        return Scratch(self.sizes_bytes, {**self._pointers, **pointers})
 
 
 def scratch_bytes_of(sizes_bytes: Mapping[str, int]) -> int:

@@ -107,6 +107,12 @@ def cast(value: Any, dtype: str) -> Any:
     return value.to(getattr(sys.modules["torch"], dtype))
 
 
+def cast_at(value: Any, dtype: str) -> tuple[Any, int]:
+    """Return what `cast` does, and its address."""
+    converted = cast(value, dtype)
+    return converted, converted.data_ptr() if hasattr(converted, "data_ptr") else converted.data.ptr
+
+
 def without_gaps(array: Array) -> Array:
     """Return a whole array of a caller as a contiguous one, a copy where it is not, on the current stream."""
     if array.library == "torch":

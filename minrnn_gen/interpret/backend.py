@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
-from minrnn_gen.run.backend import Stream
+from minrnn_gen.run.backend import Queue
 from minrnn_gen.run.kernels import BuiltKernels
 from minrnn_gen.run.replay import ALL_ONES
 from minrnn_gen.run.scan_launch import Launch
@@ -112,7 +111,7 @@ class EmulatedBackend:
 
     @staticmethod
     def graph(
-        _like: Array, _key: Hashable, _sizes_bytes: Mapping[str, int], _enqueue: Callable[[Scratch, Stream], None]
+        _like: Array, _key: Hashable, _sizes_bytes: Mapping[str, int], _enqueue: Callable[[Scratch, Queue], None]
     ) -> None:
         """Return None: there are no graphs."""
         return
@@ -176,7 +175,7 @@ class EmulatedRecorder:
         # What it was to write is there now, for the launches behind it.
         self._memory = {place: replace(watched, is_given=True) for place, watched in self._memory.items()}
 
-    def multiply(self, product: Product) -> None:
+    def multiply(self, product: Product, _workspace: int = 0) -> None:
         """Multiply by NumPy, in float64, factors rounded as the product says."""
         left = _matrix(product.left, product.m, product.k, product.batch)
         right = _matrix(product.right, product.k, product.n, product.batch)
@@ -189,10 +188,10 @@ class EmulatedRecorder:
             result[...] = (total + result.astype(numpy.float64) if product.adds else total).astype(result.dtype)
         self.written(int(product.result.pointer))
 
-    def copy_heads_first(self, R: Array, packed: Array) -> None:
-        """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
-        copy_heads_first(None, 0, R, R.pointer, packed.pointer)
-        self.written(int(packed.pointer))
+    def copy_heads_first(self, R: Array, target: int) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
+        copy_heads_first(None, 0, R, int(R.pointer), int(target))
+        self.written(int(target))
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate pieces of memory, apart from each other: one array would hide what is written beyond a piece."""
@@ -203,9 +202,8 @@ class EmulatedRecorder:
         }
         return Scratch(sizes_bytes, {"cublas": 0, **pieces})
 
-    def unrecorded_stream(self) -> EmulatedStream:
-        """Return the order of this run."""
-        return EmulatedStream(self)
+    def stop(self) -> None:
+        """Record nothing, as ever."""
 
     def written(self, pointer: int) -> None:
         """Note that something is in the array at `pointer`."""
@@ -256,32 +254,6 @@ class WatchedKernel:
     def resident_blocks(self) -> int:
         """Return how many blocks are launched at once where they wait for each other."""
         return GROUPS_AT_ONCE * self.plan.variables["grid_blocks"]
-
-
-@dataclass(frozen=True, slots=True)
-class EmulatedStream:
-    """The order of a run on host arrays: each is done at once."""
-
-    recorder: EmulatedRecorder
-    handle: int = 0
-
-    def load(self, kernel: KernelKey, part: str) -> WatchedKernel:
-        """Return one of the kernels of a plan that has several."""
-        return self.recorder.load(kernel, part)
-
-    def multiply(self, product: Product, _workspace: int) -> None:
-        """Multiply by NumPy."""
-        self.recorder.multiply(product)
-
-    def copy_heads_first(self, R: Array, target: int) -> None:
-        """Copy a contiguous R [gates, heads, D, D] to `target`, [heads, gates, D, D]."""
-        copy_heads_first(None, 0, R, int(R.pointer), target)
-        self.recorder.written(target)
-
-    def clear(self, pointer: int, size_bytes: int) -> None:
-        """Fill memory with zeros."""
-        ctypes.memset(pointer, 0, size_bytes)
-        self.recorder.written(pointer)
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy
 from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.cpu.comparable import why_not_comparable
 from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
@@ -183,12 +184,8 @@ class Verification:
             ):
                 break
         for kernel_pass, results in expected.items():
-            for name, array in results.items():
-                if array.size and numpy.isnan(array).all():
-                    raise MinrnnError(
-                        f"{self.spec.where}: {name} of the fp64 {kernel_pass} is NaN everywhere for random arrays, so that "
-                        f"nothing can be compared; mend the equations"
-                    )
+            if why := why_not_comparable(results, kernel_pass):
+                raise MinrnnError(f"{self.spec.where}: {why}; mend the equations")
         return inputs, expected
 
     def _share(self, results: Arrays, expected: Arrays, precision: Precision) -> float:

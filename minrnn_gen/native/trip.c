@@ -26,10 +26,25 @@ typedef struct {
   unsigned attribute_count;
 } Configuration;
 #define COOPERATIVE 2
+typedef struct {
+  size_t x, y;
+  int memory;
+  void *host;
+  uint64_t address;
+  void *array;
+  size_t pitch;
+} CopySide;
+typedef struct {
+  CopySide from, to;
+  size_t width, height;
+} Copy;
+#define DEVICE_MEMORY 2
 
 typedef int (*LaunchFunction)(const Configuration *, void *, void **, void **);
 typedef int (*SetBytesFunction)(uint64_t, unsigned char, size_t, void *);
+typedef int (*CopyFunction)(const Copy *, void *);
 typedef int (*SetStreamFunction)(void *, void *);
+typedef int (*SetWorkspaceFunction)(void *, void *, size_t);
 typedef int (*SetModeFunction)(void *, int);
 typedef int (*MultiplyFunction)(void *, int, int, int, int, int, const void *, const void *, int, int, long long, const void *,
                                 int, int, long long, const void *, void *, int, int, long long, int, int, int);
@@ -44,7 +59,7 @@ typedef struct {
   int64_t itemsize; /* 0: the address of `second`; else how many elements it lies behind `first` */
 } Patch;
 
-enum Kind { LAUNCH, PRODUCT, BYTES };
+enum Kind { LAUNCH, PRODUCT, BYTES, COPY };
 typedef struct {
   enum Kind kind;
   uint64_t function;
@@ -53,18 +68,21 @@ typedef struct {
   Py_ssize_t argument_count, patch_count;
   char *arguments; /* 8 bytes each */
   Patch *patches;
-  Place places[3]; /* left, right, result; of bytes the first */
+  Place places[4]; /* left, right, result, and the workspace, or slot -1; of bytes the first; of a copy from and to */
   int numbers[15];
   long long strides[3];
   int is_double, adds;
   int value;
   uint64_t size_bytes;
+  uint64_t gates, heads; /* of a copy */
 } Operation;
 
 typedef struct {
   LaunchFunction launch;
   SetBytesFunction set_bytes;
+  CopyFunction copy;
   SetStreamFunction set_stream;
+  SetWorkspaceFunction set_workspace;
   SetModeFunction set_mode;
   MultiplyFunction multiply;
   Py_ssize_t count, slots, arguments_most;
@@ -138,12 +156,16 @@ static int read_product(Program *program, Operation *operation, PyObject *item) 
   int *n = operation->numbers;
   long long *strides = operation->strides;
   Place *places = operation->places;
-  if (!PyArg_ParseTuple(item, "O(iiiii)(iiLnL)(iiLnL)(iiLnL)iipp", &kind, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6],
+  if (!PyArg_ParseTuple(item, "O(iiiii)(iiLnL)(iiLnL)(iiLnL)iipp(nLK)", &kind, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6],
                         &strides[0], &places[0].slot, &places[0].offset, &n[7], &n[8], &strides[1], &places[1].slot,
                         &places[1].offset, &n[9], &n[10], &strides[2], &places[2].slot, &places[2].offset, &n[11],
-                        &n[12], &operation->is_double, &operation->adds))
+                        &n[12], &operation->is_double, &operation->adds, &places[3].slot, &places[3].offset,
+                        &operation->size_bytes))
     return 0;
-  return note_slot(program, places[0]) && note_slot(program, places[1]) && note_slot(program, places[2]);
+  for (int index = 0; index < (places[3].slot == -1 ? 3 : 4); index++) {
+    if (!note_slot(program, places[index])) return 0;
+  }
+  return 1;
 }
 
 static int read_bytes(Program *program, Operation *operation, PyObject *item) {
@@ -153,16 +175,29 @@ static int read_bytes(Program *program, Operation *operation, PyObject *item) {
   return note_slot(program, *place);
 }
 
-/* program((launch, set bytes, set stream, set mode, multiply), operations): addresses of functions, tuples that begin with a kind */
+static int read_copy(Program *program, Operation *operation, PyObject *item) {
+  PyObject *kind;
+  Place *places = operation->places;
+  if (!PyArg_ParseTuple(item, "OnLnLKKK", &kind, &places[0].slot, &places[0].offset, &places[1].slot, &places[1].offset,
+                        &operation->gates, &operation->heads, &operation->size_bytes))
+    return 0;
+  return note_slot(program, places[0]) && note_slot(program, places[1]);
+}
+
+/* program((launch, set bytes, copy, set stream, set workspace, set mode, multiply), operations): addresses of functions, and tuples
+   that begin with a kind */
 static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
-  unsigned long long launch, set_bytes, set_stream, set_mode, multiply;
+  unsigned long long launch, set_bytes, copy, set_stream, set_workspace, set_mode, multiply;
   PyObject *items;
-  if (!PyArg_ParseTuple(arguments, "(KKKKK)O!", &launch, &set_bytes, &set_stream, &set_mode, &multiply, &PyTuple_Type, &items))
+  if (!PyArg_ParseTuple(arguments, "(KKKKKKK)O!", &launch, &set_bytes, &copy, &set_stream, &set_workspace, &set_mode, &multiply,
+                        &PyTuple_Type, &items))
     return NULL;
   Program *program = calloc(1, sizeof(Program));
   if (program == NULL) return PyErr_NoMemory();
   program->launch = (LaunchFunction)(uintptr_t)launch;
   program->set_bytes = (SetBytesFunction)(uintptr_t)set_bytes;
+  program->copy = (CopyFunction)(uintptr_t)copy;
+  program->set_workspace = (SetWorkspaceFunction)(uintptr_t)set_workspace;
   program->set_stream = (SetStreamFunction)(uintptr_t)set_stream;
   program->set_mode = (SetModeFunction)(uintptr_t)set_mode;
   program->multiply = (MultiplyFunction)(uintptr_t)multiply;
@@ -185,6 +220,7 @@ static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
     if (kind == LAUNCH) is_read = read_launch(program, operation, item);
     else if (kind == PRODUCT) is_read = read_product(program, operation, item);
     else if (kind == BYTES) is_read = read_bytes(program, operation, item);
+    else if (kind == COPY) is_read = read_copy(program, operation, item);
     else if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "an operation is of no known kind");
     if (!is_read) goto failed;
   }
@@ -235,6 +271,27 @@ static int do_multiply(const Program *program, const Operation *operation, const
                            operation->strides[2], n[11], n[12], DEFAULT_ALGORITHM);
 }
 
+/* R [gates, heads, D, D] as [heads, gates, D, D], `size_bytes` those of D, D: a gate at a time; see gpu/graph.py. */
+static int do_copy(const Program *program, const Operation *operation, const int64_t *addresses, void *stream) {
+  const uint64_t gates = operation->gates, heads = operation->heads, square = operation->size_bytes;
+  int status = 0;
+  for (uint64_t gate = 0; gate < gates && !status; gate++) {
+    Copy copy = {{0, 0, DEVICE_MEMORY, NULL, at(addresses, operation->places[0]) + gate * heads * square, NULL, square},
+                 {0, 0, DEVICE_MEMORY, NULL, at(addresses, operation->places[1]) + gate * square, NULL, gates * square},
+                 square,
+                 heads};
+    status = program->copy(&copy, stream);
+  }
+  return status;
+}
+
+/* Make cuBLAS ready for a product on `stream` in `workspace`; NULL is its own, to which a new stream takes it back. */
+static int prepare_products(const Program *program, void *handle, void *stream, void *workspace, uint64_t size_bytes) {
+  int status = program->set_stream(handle, stream);
+  if (!status && workspace != NULL) status = program->set_workspace(handle, workspace, size_bytes);
+  return status ? status : program->set_mode(handle, NO_NARROW_SUMS);
+}
+
 /* run(program, addresses, stream, handle of cuBLAS, first operation): None, or (operation, its kind, status) where one is refused */
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
   PyObject *capsule, *list;
@@ -257,7 +314,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
       return NULL;
     }
   }
-  void *stream = (void *)(uintptr_t)stream_address, *handle = (void *)(uintptr_t)handle_address;
+  void *stream = (void *)(uintptr_t)stream_address, *handle = (void *)(uintptr_t)handle_address, *workspace = NULL;
   int status = 0, is_ready = 0;
   const Operation *operation = NULL;
   Py_BEGIN_ALLOW_THREADS
@@ -267,10 +324,15 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
       status = do_launch(program, operation, addresses, stream, (char *)(addresses + slots));
     } else if (operation->kind == BYTES) {
       status = program->set_bytes(at(addresses, operation->places[0]), operation->value, operation->size_bytes, stream);
+    } else if (operation->kind == COPY) {
+      status = do_copy(program, operation, addresses, stream);
     } else {
-      if (!is_ready && !(status = program->set_stream(handle, stream))) {
+      const Place place = operation->places[3];
+      void *wanted = place.slot < 0 ? NULL : (void *)(uintptr_t)at(addresses, place);
+      if (!is_ready || wanted != workspace) {
         is_ready = 1;
-        status = program->set_mode(handle, NO_NARROW_SUMS);
+        workspace = wanted;
+        status = prepare_products(program, handle, stream, workspace, operation->size_bytes);
       }
       if (!status) status = do_multiply(program, operation, addresses, handle);
     }

@@ -28,7 +28,7 @@ def library_of_source() -> ModuleType | None:
 LIBRARY = library_of_source()
 
 # Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
-LAUNCH, PRODUCT, SET_BYTES = 0, 1, 2
+LAUNCH, PRODUCT, SET_BYTES, COPY = 0, 1, 2, 3
 
 Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]
 

@@ -15,6 +15,7 @@ from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import Arrangement, arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels
+from minrnn_gen.run.cuda import choose_for
 from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
 
@@ -28,7 +29,7 @@ def run_scan(call: ScanCall, y: Array, final: Array, recorder: TraceRecorder) ->
     a, b = arrangement.rows(recurrence, call.a, call.b)
     x = _gates(arrangement, a, b)
     (rows,) = arrangement.rows(recurrence, y)
-    loaded, plan = _kernel(arrangement, recurrence, "forward", x, rows)
+    loaded, plan = _kernel(recorder, arrangement, recurrence, "forward", x, rows)
     states = zip(arrangement.states(call.h0), arrangement.states(final), strict=True)
     for index, (initial, last) in enumerate(states):
         outputs = Outputs(rows.selected(0, index), (), _present(last))
@@ -47,7 +48,7 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, reco
     x = _gates(arrangement, a, a)  # the gradients do not need b
     y, dy = arrangement.rows(recurrence, call.y, call.dy)
     dx = _gates(arrangement, *arrangement.rows(recurrence, da, db))
-    loaded, plan = _kernel(arrangement, recurrence, "backward", x, y, dy, dx)
+    loaded, plan = _kernel(recorder, arrangement, recurrence, "backward", x, y, dy, dx)
     states = zip(*(arrangement.states(array) for array in (call.h0, call.dfinal, dh0)), strict=True)
     for index, (initial, dfinal, dinitial) in enumerate(states):
         incoming = IncomingGradient(dy.selected(0, index), (dfinal,))
@@ -59,13 +60,14 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, reco
 
 
 def _kernel(
-    arrangement: Arrangement, recurrence: Recurrence, kernel_pass: KernelPass, x: Array, *rows: Array
+    recorder: TraceRecorder, arrangement: Arrangement, recurrence: Recurrence, kernel_pass: KernelPass, x: Array, *rows: Array
 ) -> tuple[LoadedKernel, KernelPlan]:
     assert x.device is not None
     size, layout = arrangement.hidden_size, arrangement.layout
     kernels = raw_kernels(recurrence.precision.name, size, layout, recurrence.log_a, x.device)
     specialization = Specialization(alignment_of_call(x, *rows), recurrence.reverse)
-    return kernels.ready(kernel_pass, specialization, Sizes(arrangement.batch, arrangement.time))
+    sizes = Sizes(arrangement.batch, arrangement.time)
+    return kernels.load(choose_for(recorder, kernels, x, kernel_pass, specialization, sizes))
 
 
 def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: Array | None) -> Call:

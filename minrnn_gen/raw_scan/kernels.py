@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 
 from minrnn_gen.build.builder import Builder, Target
@@ -11,12 +10,9 @@ from minrnn_gen.codegen.signature import ArrayNames
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
-from minrnn_gen.gpu import module
-from minrnn_gen.gpu.module import LoadedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
-from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import ComplexName, PrecisionName
 from minrnn_gen.raw_scan.arrangement import RawLayout
+from minrnn_gen.run.kernels import CompiledKernels
 
 RawPrecision = PrecisionName | ComplexName
 
@@ -34,39 +30,14 @@ class RawSpec(Spec):
     precision: RawPrecision = "fp32"  # type: ignore[assignment]  # a wider choice than a user's
 
 
-class RawKernels:
-    """The kernels of raw scans of one precision, size and layout on one device, each built when first asked for."""
-
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
-        self._ready: dict[KernelKey, tuple[LoadedKernel, KernelPlan]] = {}
-        self._lock = threading.Lock()
-
-    def ready(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> tuple[LoadedKernel, KernelPlan]:
-        """Return the kernel to launch and its plan; raises ToolchainMissing where NVRTC is not installed."""
-        key = self._builder.choose(kernel_pass, specialization, sizes)
-        if key not in self._ready:
-            with self._lock:
-                if key not in self._ready:
-                    self._ready[key] = self._built(key)
-        return self._ready[key]
-
-    def _built(self, key: KernelKey) -> tuple[LoadedKernel, KernelPlan]:
-        built = self._builder.build(key)
-        if built.cubin is None:
-            raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
-        plan = built.plan
-        return module.loaded_kernel(built.cubin, plan), plan
-
-
 @lru_cache(maxsize=KERNELS_HELD)
-def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, device: int) -> RawKernels:
+def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, device: int) -> CompiledKernels:
     """Return the kernels for the live device number `device`, kept until `KERNELS_HELD` others have been used since."""
     live = gpu_device.live_device(device)
     if live is None:
         raise ToolchainMissing(f"a is on CUDA device {device}, but CuPy, which launches the kernels, is not installed")
     target = Target(live.profile, live.profile.model_dump_json().encode(), "device")
-    return RawKernels(raw_builder(precision, hidden_size, layout, log_a, target))
+    return CompiledKernels(raw_builder(precision, hidden_size, layout, log_a, target), ())
 
 
 def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, target: Target) -> Builder:

@@ -32,17 +32,21 @@ class Launchable(Protocol):
         """Return how many blocks the device holds at once."""
 
 
-class Stream(Protocol):
-    """Work enqueued in order on memory given by its address; none of it is recorded."""
-
-    @property
-    def handle(self) -> int: ...
+class Queue(Protocol):
+    """Launches and products enqueued in order: a run, or a stream."""
 
     def load(self, kernel: KernelKey, part: str, /) -> Launchable:
         """Return one of the kernels of a plan that has several; `part` is the end of its name."""
 
     def multiply(self, product: Product, workspace: int, /) -> None:
         """Multiply; `workspace` as `cublas.multiply` takes it."""
+
+
+class Stream(Queue, Protocol):
+    """Work enqueued in order on memory given by its address; none of it is recorded."""
+
+    @property
+    def handle(self) -> int: ...
 
     def copy_heads_first(self, R: Array, target: int, /) -> None:
         """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
@@ -69,26 +73,33 @@ class Recorder(Protocol):
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes."""
 
-    def load(self, kernel: KernelKey) -> Launchable:
-        """Return a kernel, built and loaded when it is first met."""
+    def load(self, kernel: KernelKey, part: str = "") -> Launchable:
+        """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
 
-    def multiply(self, product: Product) -> None:
-        """Multiply matrices."""
+    def multiply(self, product: Product, workspace: int = 0) -> None:
+        """Multiply matrices; `workspace` as `cublas.multiply` takes it."""
 
-    def copy_heads_first(self, R: Array, packed: Array) -> None:
-        """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
+    def copy_heads_first(self, R: Array, target: int) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory for the launches of this run alone."""
 
-    def unrecorded_stream(self) -> Stream:
-        """Return the stream of this run, which will not be replayed."""
+    def stop(self) -> None:
+        """Record no more: this run will not be replayed."""
 
     def finish(self, result: ResultT, metadata: MetadataT, /) -> Replay[ResultT, MetadataT] | None:
         """Return the run, which is over, as one that can be replayed, or None where it cannot.
 
         `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, says what they look like.
         """
+
+
+class GraphOnStream(NamedTuple):
+    """A graph of the device of a call, and the stream that is current there; what goes to it is not recorded."""
+
+    graph: CapturedGraph
+    stream: Stream
 
 
 class Backend(Protocol):
@@ -111,15 +122,12 @@ class Backend(Protocol):
         """Begin a run beside `like` that reads `operands`; those of `keyed` have their slots."""
 
     def graph(
-        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Stream], None]
-    ) -> CapturedGraph | None:
-        """Return the graph of `key` on the device of `like`, captured when it is first met; None where there can be none."""
+        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]
+    ) -> GraphOnStream | None:
+        """Return the graph of `key`, captured when it is first met, and the current stream; None where there can be none."""
 
     def striding_blocks(self, rows: int) -> int:
         """Return how many blocks a kernel takes that strides over all there is of so many rows."""
-
-
-Prepare = Callable[[Scratch, Stream], None]
 
 
 class WideGradients(NamedTuple):

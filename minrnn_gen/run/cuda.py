@@ -18,7 +18,7 @@ from minrnn_gen.gpu.graph import CapturedGraph, Scratch, scratch_bytes_of
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
-from minrnn_gen.run.backend import Stream
+from minrnn_gen.run.backend import GraphOnStream, Queue
 from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import Launch
 
@@ -78,11 +78,11 @@ class CudaBackend:
         return CudaRecorder(like, keyed, self._kernels)
 
     def graph(
-        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Stream], None]
-    ) -> CapturedGraph | None:
-        """Return the graph of `key` on the device of `like`, captured when it is first met.
+        self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]
+    ) -> GraphOnStream | None:
+        """Return the graph of `key` on the device of `like`, captured when it is first met, and the current stream.
 
-        None where the current stream is itself being captured.
+        None where that stream is itself being captured.
         """
         device = like.device
         assert device is not None
@@ -97,12 +97,35 @@ class CudaBackend:
                     enqueue(scratch, CudaStream(device, handle, self._kernels))
 
                 self._graphs[key, device] = CapturedGraph(device, sizes_bytes, enqueue_on)
-            return self._graphs[key, device]
+            graph = self._graphs[key, device]
+        return GraphOnStream(graph, CudaStream(device, gpu_stream.current_stream(like), self._kernels))
 
     @staticmethod
     def striding_blocks(_rows: int) -> int:
         """Return how many blocks a kernel takes that strides over all there is."""
         return STRIDING_BLOCKS
+
+
+def choose_for(
+    recorder: TraceRecorder,
+    kernels: KernelLoader,
+    like: Array,
+    kernel_pass: KernelPass,
+    specialization: Specialization,
+    sizes: Sizes,
+) -> KernelKey:
+    """Return the kernel for a call of these sizes beside `like`, which `recorder` performs.
+
+    While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
+    run is not replayed, since the next call of these sizes has a kernel of its own.
+    """
+    chosen = kernels.choose(kernel_pass, specialization, sizes)
+    if chosen not in kernels.built and gpu_stream.is_capturing(like):
+        nearest = kernels.choose_built(kernel_pass, specialization, sizes)
+        if nearest is not None:
+            recorder.stop()
+            return nearest
+    return chosen
 
 
 class CudaRecorder(TraceRecorder):
@@ -113,34 +136,17 @@ class CudaRecorder(TraceRecorder):
         self._kernels = kernels
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
-        """Return the kernel for a call of these sizes.
+        """Return the kernel for a call of these sizes; see `choose_for`."""
+        return choose_for(self, self._kernels, self._like, kernel_pass, specialization, sizes)
 
-        While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
-        run is not replayed, since the next call of these sizes has a kernel of its own.
-        """
-        chosen = self._kernels.choose(kernel_pass, specialization, sizes)
-        if chosen not in self._kernels.built and gpu_stream.is_capturing(self._like):
-            nearest = self._kernels.choose_built(kernel_pass, specialization, sizes)
-            if nearest is not None:
-                self.stop()
-                return nearest
-        return chosen
-
-    def load(self, kernel: KernelKey) -> RecordedKernel:
-        """Return a kernel, built and loaded when it is first met."""
-        loaded, plan = self._kernels.load(kernel)
+    def load(self, kernel: KernelKey, part: str = "") -> RecordedKernel:
+        """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
+        loaded, plan = self._kernels.load(kernel, part)
         return RecordedKernel(self, loaded, plan, self._like.device)
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory, one behind the other, for the launches of this run alone."""
-        return Scratch.laid_out(sizes_bytes, int(self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").pointer))
-
-    def unrecorded_stream(self) -> CudaStream:
-        """Return the current stream; this run will not be replayed."""
-        self.stop()
-        device = self._like.device
-        assert device is not None
-        return CudaStream(device, gpu_stream.current_stream(self._like), self._kernels)
+        return Scratch.laid_out(sizes_bytes, self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").address)
 
 
 class RecordedKernel(NamedTuple):

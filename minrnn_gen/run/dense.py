@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
@@ -16,7 +17,7 @@ from minrnn_gen.codegen.signature import ArrayNames, names_of
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
-from minrnn_gen.run.backend import Backend, Prepare, Recorder, Stream, WideGradients
+from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense_launch import (
     BackwardArrays,
     NamedArguments,
@@ -132,6 +133,7 @@ class DenseRun:
         interface, precision = self.interface, self.interface.precision
         tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
         rows, y, R = part.rows * part.time, outputs.y, part.R
+        has_rows = bool(rows) and part.time > 1
         assert R is not None
         products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
         states = read_states(interface, self.builder, outputs)
@@ -144,19 +146,16 @@ class DenseRun:
         first_dproducts = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
         arrays = BackwardArrays(states, incoming, products, first_products, gradients, dproducts, first_dproducts)
 
-        packed = R
+        packed = R.address
         if interface.heads > 1:
-            packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype)
+            packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
             recorder.copy_heads_first(R, packed)
-        for product in row_products(interface, interface.layout, packed.address, y, products) if rows else ():
+        # The products of a last output belong to no step, and so do those of an only one.
+        for product in row_products(interface, interface.layout, packed, y, products) if has_rows else ():
             recorder.multiply(product)
         if first is not None:
-            (product,) = row_products(interface, "BTD", packed.address, _as_rows(first), first_products)
+            (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
             recorder.multiply(product)
-
-        def prepare(scratch: Scratch, stream: Stream) -> None:
-            stream.copy_heads_first(R, scratch["packed"])
-            stream.clear(scratch["dproduct"], scratch.sizes_bytes["dproduct"])
 
         clip = self.builder.spec.recurrent_gradient_clip or 0.0
         self._run_steps(
@@ -164,9 +163,9 @@ class DenseRun:
             kernel,
             part,
             lambda scratch: backward_arguments(self.names_backward, part, interface.layout, arrays, clip, scratch),
-            prepare,
+            packed,
         )
-        for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if rows else ():
+        for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if has_rows else ():
             recorder.multiply(product)
         if first is not None:
             (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), first_dproducts, dR)
@@ -184,12 +183,11 @@ class DenseRun:
         key: KernelKey,
         part: Call,
         arguments: Callable[[Scratch | None], NamedArguments],
-        prepare: Prepare = lambda _scratch, _stream: None,
+        packed: Address | None = None,
     ) -> None:
-        """Run all steps of a call of one direction, by the kernel that serves."""
+        """Run all steps of a call of one direction, by the kernel that serves; `packed` as `StepwiseRun` takes it."""
         if not self.backend.plan(key).is_persistent:
-            # Launches in graphs are as fast as they would be replayed.
-            self.stepwise.run(recorder, key, part, arguments, prepare)
+            self.stepwise.run(recorder, key, part, arguments, packed)
             return
         kernel = recorder.load(key)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))

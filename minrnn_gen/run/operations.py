@@ -77,17 +77,19 @@ class LaunchOperation:
 
 
 class ProductOperation:
-    """A product of matrices at `pointers`: left, right and result."""
+    """A product of matrices at `pointers`: left, right and result; in a `workspace` of the call, or in cuBLAS's own."""
 
-    __slots__ = ("_pointers", "_product")
+    __slots__ = ("_pointers", "_product", "_workspace")
 
-    def __init__(self, product: Product, pointers: Sequence[Address]) -> None:
-        self._product, self._pointers = product, pointers
+    def __init__(self, product: Product, pointers: Sequence[Address], workspace: Address | None) -> None:
+        self._product, self._pointers, self._workspace = product, pointers, workspace
 
     def replay(self, place: Place, addresses: list[int]) -> None:
         """Multiply by cuBLAS."""
         left, right, result = [pointer.rebound(addresses) for pointer in self._pointers]
-        cublas.multiply(place.device, gpu_stream.current_stream(place), self._product, (left, right, result))
+        workspace = 0 if self._workspace is None else self._workspace.rebound(addresses)
+        stream = gpu_stream.current_stream(place)
+        cublas.multiply(place.device, stream, self._product, (left, right, result), workspace)
 
     def in_c(self, _device: int) -> tuple[Any, ...]:
         """Return the product as numbers."""
@@ -99,7 +101,8 @@ class ProductOperation:
         )
         sizes = (product.m, product.n, product.k, int(left.transposed), int(right.transposed))
         numbers = product.batch, product.compute_type, result.dtype == "float64", product.adds
-        return (trip.PRODUCT, sizes, *matrices, *numbers)
+        at = (-1, 0) if self._workspace is None else (self._workspace.slot, self._workspace.offset_bytes)
+        return (trip.PRODUCT, sizes, *matrices, *numbers, (*at, cublas.WORKSPACE_BYTES))
 
 
 class CopyOperation:
@@ -115,8 +118,14 @@ class CopyOperation:
         source, target = [pointer.rebound(addresses) for pointer in self._pointers]
         graph.copy_heads_first(place.device, gpu_stream.current_stream(place), self._R, source, target)
 
-    def in_c(self, _device: int) -> None:
-        """Return None: CuPy copies."""
+    def in_c(self, _device: int) -> tuple[Any, ...] | None:
+        """Return the copy as numbers; None where rows are further apart than the driver copies."""
+        R, (source, target) = self._R, self._pointers
+        gates, heads, rows, columns = R.shape
+        square_bytes = rows * columns * R.itemsize
+        if gates * square_bytes > driver.PITCH_BYTES_MAX:
+            return None
+        return trip.COPY, source.slot, source.offset_bytes, target.slot, target.offset_bytes, gates, heads, square_bytes
 
 
 class FillOperation:
@@ -154,7 +163,7 @@ class Program:
         known = tuple(operation for operation in operations if operation is not None)
         if len(known) < len(operations):
             return None
-        functions = (*driver.functions(), *(cublas.functions() if self._multiplies else (None, None, None)))
+        functions = (*driver.functions(), *(cublas.functions() if self._multiplies else (None,) * 4))
         addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         return trip.LIBRARY.program(addresses, known)  # type: ignore[no-any-return]
 
@@ -187,7 +196,10 @@ class Program:
         gpu_device.refuse(status)
 
 
-def product_operation(product: Product) -> tuple[ProductOperation, tuple[Address, ...]]:
-    """Return a product to be replayed, and the pointers that it depends on."""
+def product_operation(product: Product, workspace: int = 0) -> tuple[ProductOperation, tuple[Address, ...]]:
+    """Return a product to be replayed, and the pointers that it depends on; `workspace` as `cublas.multiply` takes it."""
     pointers = tuple(address_of(matrix.pointer) for matrix in (product.left, product.right, product.result))
-    return ProductOperation(product, pointers), pointers
+    if not workspace:
+        return ProductOperation(product, pointers, None), pointers
+    at = address_of(workspace)
+    return ProductOperation(product, pointers, at), (*pointers, at)

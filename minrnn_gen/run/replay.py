@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from minrnn_gen.call.address import Address, PointerDifference, has_slots, plain_numbers
+from minrnn_gen.call.address import Address, PointerDifference, address_of, has_slots, plain_numbers
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import CallKey, KeyedArrays
 from minrnn_gen.call.results import ResultT
@@ -32,6 +32,14 @@ TRACES_HELD = 512
 ALL_ONES = 255
 
 
+class Cast(NamedTuple):
+    """An array of a call in another dtype: the slot of what is converted, and that of its `source`."""
+
+    slot: int
+    source: int
+    dtype: str
+
+
 class TraceRecorder:
     """A run on a GPU: each method performs something, and records it. All that a replay has to do goes this way."""
 
@@ -43,26 +51,29 @@ class TraceRecorder:
         self._addresses: list[int] = [] if keyed is None else [*keyed.addresses]
         self._inputs = len(self._arrays)
         self._allocated: list[Allocated] = []
+        self._casts: list[Cast] = []
         self._results: list[Array] = []
         self._operations: list[Operation] = []
         self._is_replayable = keyed is not None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
-        array = memory.new_array(self._like, shape, dtype, fill=fill)
-        slot = len(self._arrays)
-        self._arrays.append(array.owner)
-        self._addresses.append(array.pointer)
-        self._allocated.append(Allocated.of(slot, Allocation(shape, array.strides, array.owner.dtype, fill), array.itemsize))
-        return array.with_slot(slot)
+        return self._with_next_slot(memory.new_array(self._like, shape, dtype, fill=fill), fill)
 
     def workspace(self, size_bytes: int) -> Array | None:
         """Allocate bytes, all bits ones, for the launches of this run alone; None for no bytes."""
         return self.new_array((size_bytes,), "uint8", fill=ALL_ONES) if size_bytes else None
 
     def cast(self, array: Array, dtype: str) -> Array:
-        """Return a whole array in a dtype, itself where it has that already; a run on a converted one is not replayed."""
-        return array if array.dtype == dtype else memory.inspect(memory.cast(array.owner, dtype), array.name)
+        """Return a whole array of the call in a dtype, itself where it has that already."""
+        if array.dtype == dtype:
+            return array
+        converted, source = memory.inspect(memory.cast(array.owner, dtype), array.name), array.address.slot
+        if source is None or source >= self._inputs:
+            return converted  # a run on it is not replayed
+        converted = self._with_next_slot(converted, None)
+        self._casts.append(Cast(len(self._arrays) - 1, source, dtype))
+        return converted
 
     def contiguous(self, array: Array) -> Array:
         """Return a whole array as a contiguous one, a copy where it is not; a run on it is not replayed."""
@@ -80,15 +91,15 @@ class TraceRecorder:
         operation = LaunchOperation(module, launch.blocks, threads, arguments, pointers)
         self._record(operation, [argument for _, argument in pointers])
 
-    def multiply(self, product: Product) -> None:
-        """Multiply by cuBLAS on the current stream."""
-        cublas.multiply(self._like.device, stream.current_stream(self._like), product)
-        self._record(*product_operation(product))
+    def multiply(self, product: Product, workspace: int = 0) -> None:
+        """Multiply by cuBLAS on the current stream; `workspace` as `cublas.multiply` takes it."""
+        cublas.multiply(self._like.device, stream.current_stream(self._like), product, None, int(workspace))
+        self._record(*product_operation(product, workspace))
 
-    def copy_heads_first(self, R: Array, packed: Array) -> None:
-        """Copy a contiguous R [gates, heads, D, D] to `packed`, [heads, gates, D, D]."""
-        graph.copy_heads_first(self._like.device, stream.current_stream(self._like), R, R.pointer, packed.pointer)
-        pointers = (R.address, packed.address)
+    def copy_heads_first(self, R: Array, target: int) -> None:
+        """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
+        graph.copy_heads_first(self._like.device, stream.current_stream(self._like), R, R.pointer, int(target))
+        pointers = (R.address, address_of(target))
         self._record(CopyOperation(R, pointers), pointers)
 
     def stop(self) -> None:
@@ -108,12 +119,15 @@ class TraceRecorder:
             return None
         place = Place(self._like.library, self._like.device)
         held = {slot for array in (*self._results, *_arrays_in(metadata)) if (slot := array.address.slot) is not None}
-        layout = laid_out(self._allocated, held, memory.own_dtype(self._like, "uint8"))
+        converted = {cast.slot for cast in self._casts}
+        allocated = [array for array in self._allocated if array.slot not in converted]
+        layout = laid_out(allocated, held, memory.own_dtype(self._like, "uint8"))
         trace = Trace(
             key=self._key,
             place=place,
             allocations=tuple(array.allocation for array in self._allocated),
             layout=layout,
+            casts=tuple(self._casts),
             program=Program(place, (*layout.fills, *self._operations)),
             slots=slots,
             metadata=_without_owners(metadata),
@@ -121,6 +135,15 @@ class TraceRecorder:
         for slot, _ in layout.scratch:
             self._arrays[slot] = None
         return Replay(trace, self._arrays, self._addresses)
+
+    def _with_next_slot(self, array: Array, fill: int | None) -> Array:
+        """Return an array that the run made, in a slot behind all others."""
+        slot = len(self._arrays)
+        self._arrays.append(array.owner)
+        self._addresses.append(array.pointer)
+        allocation = Allocation(array.shape, array.strides, array.owner.dtype, fill)
+        self._allocated.append(Allocated.of(slot, allocation, array.itemsize))
+        return array.with_slot(slot)
 
     def _slot_of(self, array: Array) -> int | None:
         slot = array.address.slot
@@ -145,6 +168,7 @@ class Trace(Generic[ResultT, MetadataT]):
     place: Place
     allocations: tuple[Allocation, ...]
     layout: Layout
+    casts: tuple[Cast, ...]
     program: Program
     slots: ResultT
     metadata: MetadataT
@@ -158,6 +182,10 @@ class Trace(Generic[ResultT, MetadataT]):
             arrays[slot], address = allocate(allocation)
             addresses[slot] = address
             if address % WIDEST_COPY_BYTES:
+                return None
+        for slot, source, dtype in self.casts:
+            arrays[slot], addresses[slot] = memory.cast_at(arrays[source], dtype)
+            if addresses[slot] % WIDEST_COPY_BYTES:
                 return None
         if layout.piece is not None:
             # It is held until everything is enqueued that works in it.

@@ -1,4 +1,4 @@
-"""The steps of a dense cell as a product of cuBLAS and a pointwise kernel in turn, in CUDA graphs."""
+"""The steps of a dense cell as a product of cuBLAS and a pointwise kernel in turn: few are recorded, many in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.problem import KernelKey
-from minrnn_gen.run.backend import Backend, Prepare, Recorder, Stream
+from minrnn_gen.run.backend import Backend, GraphOnStream, Queue, Recorder
 from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.scan_launch import Launch
 
@@ -24,8 +25,8 @@ GRAPH_STEPS = 32
 class StepwiseRun:
     """The pointwise kernels of one cell, step by step; may be used from several threads.
 
-    A step is a product and a launch. `GRAPH_STEPS` steps of one batch size are a CUDA graph, captured when first needed; few
-    steps, and those on a stream that is itself being captured, are enqueued one by one.
+    A step is a product and a launch. Few steps are recorded one by one, and replayed. `GRAPH_STEPS` steps of one batch size are
+    a CUDA graph, captured when first needed; on a stream that is itself being captured, they are enqueued one by one.
     """
 
     interface: Interface
@@ -37,42 +38,65 @@ class StepwiseRun:
         kernel: KernelKey,
         part: Call,
         arguments: Callable[[Scratch], NamedArguments],
-        prepare: Prepare,
+        packed: Address | None = None,
     ) -> None:
         """Run all steps of a call of one direction, and one more, which writes the last states or first gradients.
 
-        `prepare` enqueues what has to be in the scratch before the first step.
+        `packed` is R with its heads in front, for a backward; a forward makes its own.
         """
-        stream, steps = recorder.unrecorded_stream(), part.time + 1
-        sizes = scratch_sizes(self.interface, part.batch, _is_backward(kernel))
+        steps, is_backward = part.time + 1, _is_backward(kernel)
+        sizes = scratch_sizes(self.interface, part.batch, is_backward)
         graph = None
         if steps >= GRAPH_STEPS:
-            enqueue = partial(self._enqueue, kernel, part.batch, GRAPH_STEPS)
+            # Graphs are as fast as a replay of their launches, and one of many steps would be held for each length.
+            recorder.stop()
+            enqueue = partial(self._enqueue, kernel, part.batch, range(GRAPH_STEPS), range(GRAPH_STEPS))
             graph = self.backend.graph(part.x, (kernel, part.batch), sizes, enqueue)
-        begin = stream.load(kernel, BEGIN)
         # It writes what all steps read, and strides over what is prepared before the first of them.
         blocks = self.backend.striding_blocks(part.batch)
-        if graph is None:
-            scratch = recorder.scratch(sizes)
-            prepare(scratch, stream)
-            packed = arguments(scratch).packed(begin.plan, BEGIN, call=scratch["call"], first_step=0)
-            begin.launch(Launch(blocks, packed))
-            self._enqueue(kernel, part.batch, steps, scratch, stream)
+        if graph is not None:
+            self._run_graph(graph, kernel, part, arguments, blocks)
             return
+        if packed is not None:
+            del sizes["packed"]
+        scratch = recorder.scratch(sizes)
+        if packed is not None:
+            scratch = scratch.beside(packed=packed)
+        begin = recorder.load(kernel, BEGIN)
+        begin.launch(Launch(blocks, arguments(scratch).packed(begin.plan, BEGIN, call=scratch["call"], first_step=0)))
+        # The last step of a forward reads no product, and the first one of a backward, behind which no step is, neither.
+        multiplied = range(1, steps) if is_backward else range(steps - 1)
+        self._enqueue(kernel, part.batch, range(steps), multiplied, scratch, recorder)
+
+    def _run_graph(
+        self,
+        on_stream: GraphOnStream,
+        kernel: KernelKey,
+        part: Call,
+        arguments: Callable[[Scratch], NamedArguments],
+        blocks: int,
+    ) -> None:
+        """Run all steps by a graph, launched once for each `GRAPH_STEPS` of them."""
+        graph, stream = on_stream
+        begin, scratch = stream.load(kernel, BEGIN), graph.scratch
         with graph.on(stream.handle) as launch:
-            prepare(graph.scratch, stream)
-            named = arguments(graph.scratch)
-            for first_step in range(0, steps, GRAPH_STEPS):
-                packed = named.packed(begin.plan, BEGIN, call=graph.scratch["call"], first_step=first_step)
+            if _is_backward(kernel):
+                assert part.R is not None
+                stream.copy_heads_first(part.R, scratch["packed"])
+                stream.clear(scratch["dproduct"], scratch.sizes_bytes["dproduct"])
+            named = arguments(scratch)
+            for first_step in range(0, part.time + 1, GRAPH_STEPS):
+                packed = named.packed(begin.plan, BEGIN, call=scratch["call"], first_step=first_step)
                 begin.launch(Launch(1 if first_step else blocks, packed))
                 launch()
 
-    def _enqueue(self, kernel: KernelKey, batch: int, count: int, scratch: Scratch, stream: Stream) -> None:
-        """Enqueue `count` steps, each a product and a launch."""
-        step, product = stream.load(kernel, STEP), step_product(self.interface, scratch, batch, _is_backward(kernel))
+    def _enqueue(self, kernel: KernelKey, batch: int, steps: range, multiplied: range, scratch: Scratch, queue: Queue) -> None:
+        """Enqueue `steps`, each a launch, behind a product where it is one of those that are `multiplied`."""
+        step, product = queue.load(kernel, STEP), step_product(self.interface, scratch, batch, _is_backward(kernel))
         blocks = -(-batch * step.plan.hidden_size // step.plan.threads)
-        for index in range(count):
-            stream.multiply(product, scratch["cublas"])
+        for index in steps:
+            if index in multiplied:
+                queue.multiply(product, scratch["cublas"])
             step.launch(Launch(blocks, pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": index})))
 
 

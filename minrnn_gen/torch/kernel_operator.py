@@ -12,9 +12,10 @@ from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls
+from minrnn_gen.torch.backward_operator import define_backward, in_order
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.kernels import kernel_by
-from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
+from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
 _CALL = (
     "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
@@ -110,12 +111,6 @@ def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
     return (*tensors[:PARAMETERS_FROM], list(tensors[PARAMETERS_FROM:states_from]), state)
 
 
-def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
-    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states."""
-    *head, parameters, state = call
-    return (*head, *parameters, *(state or (None,) * states))
-
-
 def _have_gradients(tensors: Tensors) -> list[bool]:
     """Say of each tensor of a call whether a backward returns its gradient."""
     return [tensor is not None and (slot < SEQUENCES_FROM or slot >= PARAMETERS_FROM) for slot, tensor in enumerate(tensors)]
@@ -157,13 +152,6 @@ def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -
     return results
 
 
-def _fake_backward(_recipe: str, _all_states: bool, *arguments: Any) -> list[Any]:
-    *call, _y, _extra, _dy, _dstate = arguments
-    tensors = in_order(call, 0)
-    pairs = zip(tensors, _have_gradients(tensors), strict=True)
-    return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
-
-
 def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
     if saves and records(in_order(call, 0)):
         tensors = in_order(call, len(kernel_by(recipe).states))
@@ -171,19 +159,5 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
     return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
-def _record_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
-    *call, y, _, dy, dstate = arguments
-    tensors = (*in_order(call, 0), y, dy, *dstate)
-    if records(tensors):
-        return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, recipe, all_states, *arguments), *tensors))
-    return below_autograd(_BACKWARD, recipe, all_states, *arguments)  # type: ignore[no-any-return]
-
-
 _OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
-_BACKWARD = define(
-    f"recurrence_backward(str recipe, bool all_states, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) "
-    "-> Tensor[]",
-    _run_backward,
-    _fake_backward,
-    _record_backward,
-)
+_BACKWARD = define_backward("recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients)

@@ -17,10 +17,10 @@ import torch
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls, kernel_operator
+from minrnn_gen.torch.backward_operator import define_backward, in_order
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
-from minrnn_gen.torch.kernel_operator import in_order
 from minrnn_gen.torch.kernels import kernel_by
-from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
+from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
 _CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor?[] parameters, Tensor[] state"
 # Where the parameters of the first layer begin, and how many of a layer's are none of the cell's own.
@@ -204,13 +204,6 @@ def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     return [x, *final, *extra, *inner[:-1]] if saves else [x, *final]
 
 
-def _fake_backward(_recipes: Sequence[str], *arguments: Any) -> list[Any]:
-    *call, _y, _extra, _dy, _dstate = arguments
-    tensors = in_order(call, 0)
-    pairs = zip(tensors, _have_gradients(tensors), strict=True)
-    return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
-
-
 def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     if saves and records(in_order(call, 0)):
         layers = _Dispatched(tuple(recipes))
@@ -218,18 +211,5 @@ def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     return below_autograd(_OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
 
 
-def _record_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
-    *call, y, _, dy, dstate = arguments
-    tensors = (*in_order(call, 0), y, dy, *dstate)
-    if records(tensors):
-        return list(GradientFunction.apply(lambda _: below_autograd(_BACKWARD, [*recipes], *arguments), *tensors))
-    return below_autograd(_BACKWARD, [*recipes], *arguments)  # type: ignore[no-any-return]
-
-
 _OPERATOR = define(f"layers(str[] recipes, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
-_BACKWARD = define(
-    f"layers_backward(str[] recipes, {_CALL}, Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate) -> Tensor[]",
-    _run_backward,
-    _fake_backward,
-    _record_backward,
-)
+_BACKWARD = define_backward("layers_backward", ("str[] recipes",), _CALL, _run_backward, _have_gradients)

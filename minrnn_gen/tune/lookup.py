@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.nvrtc import toolchain_version
@@ -23,9 +24,16 @@ from minrnn_gen.tune.results import Outcome, Result, Setting, setting_of
 LOG = logging.getLogger("minrnn_gen")
 
 
-@dataclass
+class _Evidence(NamedTuple):
+    """What a choice was asked for, where that is known, and whether it is one of those that ship."""
+
+    setting: Setting | None
+    is_shipped: bool
+
+
+@dataclass(frozen=True)
 class TunedLookup:
-    """The fastest candidates of a history, for one builder and one kernel at a time.
+    """The fastest candidates of a history; may be used from several threads.
 
     `device` and `driver` are those of the GPU `gpu` where it is at hand, else empty. `open_measurer` opens what checks a
     choice on it, or gives None where nothing does; the promises of its plan are kept all the same.
@@ -36,8 +44,6 @@ class TunedLookup:
     device: str = ""
     driver: str = ""
     open_measurer: Callable[[], Measurer | None] = lambda: None
-    _asked: Setting | None = field(default=None, init=False)
-    _is_proven: bool = field(default=False, init=False)
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
@@ -45,13 +51,13 @@ class TunedLookup:
         best = self.history.best(setting)
         if best is None:
             return None
-        self._asked, self._is_proven = setting, best.is_shipped
         where = best.setting.device
         if not best.is_exact:
             # Said where it is, because it may not be as fast here.
             sizes = best.setting
             where += f" with hidden_size {sizes.hidden_size}, batch {sizes.batch}, time {sizes.time}, driver {sizes.driver}"
-        return Choice(best.family, best.variables, f"measured, {best.median_us:.4g} us on {where}")
+        evidence = _Evidence(setting, best.is_shipped)
+        return Choice(best.family, best.variables, f"measured, {best.median_us:.4g} us on {where}", evidence)
 
     def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
         """Return the sizes at which candidates were measured on this GPU, with the best of each; the last measured first."""
@@ -75,12 +81,13 @@ class TunedLookup:
             sources=templates_digest(),
         )
 
-    def accepts(self, trial: Trial) -> bool:
+    def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong.
 
         One that shipped was run with this very kernel before.
         """
-        if self._is_proven:
+        asked, is_shipped = choice.evidence or _Evidence(None, is_shipped=False)
+        if is_shipped:
             return True
         measurer = self.open_measurer() if trial.plan.gpu == self.gpu else None
         if measurer is None:
@@ -88,7 +95,7 @@ class TunedLookup:
         try:
             share = measurer.error_share(trial)
         except MeasurementFailed as failed:
-            self._spoil(trial, "failed", str(failed))
+            self._spoil(asked, trial, "failed", str(failed))
             return False
         except CannotMeasure as reason:
             LOG.warning("%s", reason)
@@ -96,15 +103,16 @@ class TunedLookup:
         finally:
             measurer.close()
         if not share <= 1:
-            self._spoil(trial, "wrong", f"{share:.3g} of the tolerance, on first use")
+            self._spoil(asked, trial, "wrong", f"{share:.3g} of the tolerance, on first use")
             return False
         return True
 
-    def _spoil(self, trial: Trial, outcome: Outcome, note: str) -> None:
-        if self._asked is not None:
-            family, when = trial.plan.name, datetime.now(UTC).isoformat(timespec="seconds")
-            note = " ".join(note.split())[:500]
-            self.history.add([Result(self._asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
+    def _spoil(self, asked: Setting | None, trial: Trial, outcome: Outcome, note: str) -> None:
+        if asked is None:
+            return
+        family, when = trial.plan.name, datetime.now(UTC).isoformat(timespec="seconds")
+        note = " ".join(note.split())[:500]
+        self.history.add([Result(asked, family, dict(trial.plan.variables), outcome, note=note, when=when)])
 
 
 @dataclass(frozen=True)
@@ -135,9 +143,9 @@ class JustTuned:
             if (key.kernel_pass, key.specialization) == (problem.kernel_pass, problem.specialization)
         ]
 
-    def accepts(self, trial: Trial) -> bool:
+    def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""
-        return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(trial)
+        return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(choice, trial)
 
 
 def remembered() -> TunedLookup:

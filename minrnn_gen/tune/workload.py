@@ -18,6 +18,7 @@ from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.cpu.comparable import why_not_comparable
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
@@ -136,11 +137,8 @@ class Workload:
         # A cell of the user's own may overflow; that shows in the comparison.
         with numpy.errstate(all="ignore"):
             results = self._run(kernel, wide)()
-        for name, array in results.items():
-            if array.size and numpy.isnan(array).all():
-                raise CannotMeasure(
-                    f"{name} of the fp64 reference is NaN everywhere for random arrays: nothing to compare with"
-                )
+        if why := why_not_comparable(results, "reference"):
+            raise CannotMeasure(why)
         return {
             name: (self.place(array.reshape(-1), array.shape, array.itemsize), _largest(array))
             for name, array in results.items()

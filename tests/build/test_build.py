@@ -28,6 +28,7 @@ from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import Problem, Sizes
 from minrnn_gen.plan.solver import ATTEMPTS_AT_ONCE
 
 needs_nvrtc = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
@@ -436,3 +437,30 @@ def test_many_threads_share_a_builder(compiler: Compiler, cache: Path) -> None:
         results = list(pool.map(lambda _: builder.build(builder.key_of("forward", REGIME)), range(16)))
     assert len({built.digest for built in results}) == 1
     assert compiler.calls == 1
+
+
+def test_what_was_measured_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the size classes and the kernels of all passes together."""
+    monkeypatch.setattr(build, "compile_source", Compiler())
+    opened, asked = [], []
+
+    class NothingMeasured:
+        def choice(self, problem: Problem, _cell_digest: str) -> None:
+            asked.append(problem.kernel_pass)
+
+        def measured(self, problem: Problem, _cell_digest: str) -> tuple[()]:
+            asked.append(problem.kernel_pass)
+            return ()
+
+        def accepts(self, *_: object) -> bool:
+            return True
+
+    def preferred() -> NothingMeasured:
+        opened.append(1)
+        return NothingMeasured()
+
+    target = Target(load_profile("h200"), profile_bytes("h200"), "spec")
+    builder = Builder(load_spec(SPEC), target, Store(tmp_path), preferred=preferred)
+    for kernel_pass in ("forward", "backward"):
+        builder.build(builder.choose(kernel_pass, builder.hinted_specialization, Sizes(2, 5)))
+    assert asked == ["forward", "forward", "backward", "backward"] and opened == [1]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees, value_of
+from support.one_step import lower_step
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering import lower_scan
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.printing import equation_text
 
 KINDS = {

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
+from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.cell.program import Program
 

@@ -9,13 +9,14 @@ import mpmath
 import numpy as np
 import pytest
 from support.cell_evaluation import EXACT, built_in, cell_of
+from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.gradient_text import gradient_equations
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward, lower_steps, lower_steps_backward
+from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.operation_counts import backward_work, forward_work
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

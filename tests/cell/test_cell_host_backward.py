@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
+from support.one_step import lower_step, lower_step_backward
 from test_cell_lowering import SCANS, scan_cells
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.scan import run_scan, run_scan_backward
 

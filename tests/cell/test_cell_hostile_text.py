@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import built_in, cell_of
+from support.one_step import lower_step
 
 from minrnn_gen.cell import (
     analysis,
@@ -32,7 +33,6 @@ from minrnn_gen.cell import (
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering import lower_scan
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.errors import BadInput
 
 TEXTS = [built_in(name).equations for name in library_names()]

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees
+from support.one_step import lower_step
 from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.functions import FUNCTIONS
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.errors import BadInput
 

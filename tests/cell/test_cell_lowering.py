@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
+from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
@@ -30,7 +31,6 @@ from minrnn_gen.cell.lowering import (
     lower_scan,
     lower_scan_backward,
 )
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 from minrnn_gen.errors import BadInput
 
 SCANS = [name for name in library_names() if classify(built_in(name)).kind == "affine-diagonal"]

@@ -9,11 +9,11 @@ import mpmath
 import numpy as np
 import pytest
 from support.cell_evaluation import built_in, cell_of
+from support.one_step import lower_step
 
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cell.lowering import lower_scan
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.cell.program import Array, Program
 
 

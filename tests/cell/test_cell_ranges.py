@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
+from support.one_step import lower_step_backward
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.lowering_steps import lower_step_backward
 from minrnn_gen.cell.ranges import Range
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.cell_evaluation import built_in
-
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
+from support.one_step import lower_step, lower_step_backward
 
 GATES, STATES = "ifzo", "hcnm"
 BATCH, UNITS = 3, 5

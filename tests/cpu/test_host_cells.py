@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import (
     GATE_KINDS,
     LAYOUTS,
@@ -46,7 +47,7 @@ def cases(draw: st.DrawFn) -> tuple[str, str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision_name", PRECISION_NAMES)
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 @given(case=cases(), shape=shapes, seed=seeds, narrow_vectors=st.booleans(), has_bias=st.booleans())
 def test_agrees_with_the_oracle(
     precision_name: str,
@@ -118,7 +119,7 @@ def test_no_state_is_a_state_of_zeros(cell: str, precision: str, layout: str, se
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 @given(
     cell=st.sampled_from(("min_gru", "qrnn", "rg_lru")),
     precision_name=precisions,

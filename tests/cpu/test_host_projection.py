@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import LAYOUTS
 from support.sequence_cases import HIDDEN, Y_ORDERS, Case, assert_close, assert_same, cases, kernel_of
 
@@ -24,7 +25,7 @@ def both_kernels(model: str, direction: str, layout: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 @given(drawn=cases(("min_gru", "rg_lru", "qrnn", "gru")), padding=st.sampled_from((0.0, np.nan)))
 def test_are_those_of_the_product(layout: str, direction: str, drawn: tuple[str, Case], padding: float) -> None:
     model, case = drawn

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import LAYOUTS
 from support.reference_loops import backward, forward, segments
 from support.sequence_cases import (
@@ -36,7 +37,7 @@ RECURRENT = ("R", "recurrent_bias")
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(drawn=cases(ALL_MODELS), block=st.sampled_from((1, 10, 1 << 20)))
 def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block: int) -> None:
     model, case = drawn
@@ -63,7 +64,7 @@ def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block:
             assert_close(state_reference, given_states)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(drawn=cases(ALL_MODELS), at=st.floats(0, 1, exclude_max=True), direction=st.sampled_from(("forward", "reverse")))
 def test_nan_stays_between_cuts(drawn: tuple[str, Case], at: float, direction: str) -> None:
     """A NaN touches nothing before the reset that it follows, behind the next one, or in another sequence."""
@@ -99,7 +100,7 @@ def test_nan_stays_between_cuts(drawn: tuple[str, Case], at: float, direction: s
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(drawn=cases(ALL_MODELS, kinds=("lengths", "lengths and resets")))
 def test_what_lies_beyond_a_length_does_not_matter(direction: str, drawn: tuple[str, Case]) -> None:
     model, case = drawn
@@ -118,7 +119,7 @@ def test_what_lies_beyond_a_length_does_not_matter(direction: str, drawn: tuple[
         assert_same(gradients["state"][name][lengths == 0], case.dfinal[name][lengths == 0])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(drawn=cases(ALL_MODELS, kinds=("none", "resets")))
 def test_reverse_is_the_forward_of_what_is_turned(drawn: tuple[str, Case]) -> None:
     model, case = drawn
@@ -132,7 +133,7 @@ def test_reverse_is_the_forward_of_what_is_turned(drawn: tuple[str, Case]) -> No
     assert_same(gradients, expected | {"x": expected["x"][:, ::-1]})
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(drawn=cases(("min_gru", "rg_lru", "two_states", "lstm", "elman")), flat_bias=st.booleans(), keeps=st.booleans())
 def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, keeps: bool) -> None:
     model, case = drawn
@@ -199,7 +200,7 @@ def test_layouts_are_the_same_numbers(layout: str, direction: str, drawn: tuple[
     assert_same(gradients_other, gradients | {"x": gradients["x"].transpose(order)})
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(drawn=cases(ALL_MODELS, kinds=("none", "resets")), at=st.floats(0, 1))
 def test_a_cut_with_resets_changes_nothing(drawn: tuple[str, Case], at: float) -> None:
     model, case = drawn

@@ -10,6 +10,8 @@ from test_gradients import DTYPES, X_ORDER, Y_ORDER
 from test_gradients import TOLERANCE as PLAIN_TOLERANCE
 
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.run import executor
+from minrnn_gen.run.replay import ByKey, TraceRecorder
 from minrnn_gen.run.stepwise import GRAPH_STEPS
 
 pytestmark = pytest.mark.gpu
@@ -243,6 +245,47 @@ def test_a_cuda_graph_replays_a_call_and_a_step(compiled: Callable[..., Kernel],
     expected, final = kernel(x, R)
     assert torch.equal(y, expected)
     assert torch.equal(y_step, kernel.step(x[:, 0], R, state=final)[0])
+
+
+STEPWISE = (("fp32", 1, 640), ("fp32", 3, 512), ("bf16", 1, 2560), ("fp16", 1, 2560), ("fp64", 1, 512))
+
+
+@pytest.mark.parametrize("time", [1, 2, GRAPH_STEPS - 2])
+@pytest.mark.parametrize(("precision", "heads", "size"), STEPWISE)
+def test_few_steps_one_by_one_are_replayed_bit_by_bit(
+    compiled: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch, precision: str, heads: int, size: int, time: int
+) -> None:
+    """A call whose key was met before is neither checked nor prepared, and has the bits of one that nothing is recorded of."""
+    import torch
+
+    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
+    carried = torch.float64 if precision == "fp64" else torch.float32
+
+    def run(seed: int) -> list[Any]:
+        x, R = arguments(torch, kernel, 3, time, seed)
+        torch.manual_seed(seed)
+        state = {name: torch.randn(3, heads * size, device="cuda", dtype=carried) for name in kernel.states}
+        y, final, saved = kernel.forward(x, R, state=state)
+        gradients = kernel.backward(saved, y, state)
+        return [y, *final.values(), gradients["x"], gradients["R"], *gradients["state"].values()]
+
+    first = [run(seed) for seed in (1, 1, 2)]  # recorded, and replayed
+    assert {key.kernel_pass for key, built in kernel.executor.backend.built.items() if built.plan.strategy == "stepwise"}
+    gpu, checked = kernel.executor.gpu, []
+    assert len(gpu.forwards) and len(gpu.backwards)
+    monkeypatch.setattr(executor, "check_call", lambda *_, **__: checked.append("call"))
+    monkeypatch.setattr(executor, "check_gradient", lambda *_, **__: checked.append("gradient"))
+    again = [run(seed) for seed in (1, 1, 2)]
+    assert checked == []
+    monkeypatch.undo()
+    # As they are where nothing is recorded.
+    monkeypatch.setattr(TraceRecorder, "finish", lambda *_: None)
+    for cache in (gpu.forwards, gpu.backwards):
+        monkeypatch.setattr(cache, "_traces", ByKey())
+    unrecorded = [run(seed) for seed in (1, 1, 2)]
+    for calls in (again, unrecorded):
+        for found, expected in zip(calls, first, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("precision", "heads", "size"), WAYS)

@@ -17,6 +17,7 @@ from support.cell_evaluation import Tree
 from support.cell_tape import Tape
 from support.drawn_calls import Subject, check
 from support.drawn_cells import DrawnCall, DrawnCell, calls, cells, expressions
+from support.examples import examples
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.interpret.toolchain import has_compiler
@@ -27,7 +28,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-@settings(max_examples=12, suppress_health_check=SLOW, phases=UNSHRUNK)
+@settings(max_examples=examples(6), suppress_health_check=SLOW, phases=UNSHRUNK)
 @given(cells(), calls())
 def test_the_cpu_target_is_the_oracles(cell: DrawnCell, call: DrawnCall) -> None:
     subject = Subject(cell, call)
@@ -45,7 +46,7 @@ def refused_as_too_large() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
-@settings(max_examples=4, suppress_health_check=SLOW, phases=UNSHRUNK)
+@settings(max_examples=examples(2), suppress_health_check=SLOW, phases=UNSHRUNK)
 @given(cells(), calls(), st.integers(0, 2))
 def test_emulated_kernels_are_the_oracles(cell: DrawnCell, call: DrawnCall, other: int) -> None:
     subject = Subject(cell, call, other)
@@ -53,7 +54,7 @@ def test_emulated_kernels_are_the_oracles(cell: DrawnCell, call: DrawnCall, othe
         assert check(subject, subject.emulated).wrong == ()
 
 
-@settings(max_examples=40, suppress_health_check=SLOW)
+@settings(max_examples=examples(16), suppress_health_check=SLOW)
 @given(expressions(("a", "b"), 3), st.lists(st.floats(-2, 2), min_size=2, max_size=2))
 def test_the_oracles_gradients_are_torchs(tree: Tree, point: list[float]) -> None:
     """Where those are numbers: torch lets a branch that is not taken pass on its NaN, and halves the gradient of a tie."""

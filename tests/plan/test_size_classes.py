@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.planning_problems import SCAN_CELLS, dense_problems, problems, profile
 
 from minrnn_gen.build.builder import Builder, Target
@@ -44,7 +45,7 @@ def builder_of(folder: Path, **spec: Any) -> Builder:
     return Builder(load_spec(spec), Target(profile("h200"), profile_bytes("h200"), "spec"), Store(folder))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(st.one_of(problems(), dense_problems()), st.lists(sizes_drawn, min_size=2, max_size=5), st.data())
 def test_a_cost_model_says_of_many_sizes_what_it_says_of_each(
     problem: Problem, sizes: list[Sizes], data: st.DataObject

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.planning_problems import GENERATED_CELLS, dense_problems, problems, profile, real_solution, solved
 
 from minrnn_gen.errors import Infeasible
@@ -110,13 +111,13 @@ def test_what_is_dominated_is_taken_where_nothing_else_fits(gpu: str) -> None:
             assert real_solution(wide, gpu, 64, precision, kernel_pass=kernel_pass).candidates
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24))
 @given(problems())
 def test_real_problems_against_brute_force(problem: Problem) -> None:
     check_against_brute_force(problem, families_of(problem)[0])
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(8))
 @given(dense_problems())
 def test_problems_of_dense_cells_against_brute_force(problem: Problem) -> None:
     """Where nothing persistent fits, or would be slower, what serves says so."""
@@ -132,7 +133,7 @@ def test_problems_of_dense_cells_against_brute_force(problem: Problem) -> None:
 LINEAR = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-40, 40))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24))
 @given(
     domains=st.lists(st.sets(st.integers(1, 16), min_size=1, max_size=6), min_size=1, max_size=3),
     inequalities=st.lists(LINEAR, min_size=1, max_size=5),
@@ -177,7 +178,7 @@ def check_ranking(solution: Solution) -> None:
         assert cheaper < dearer or tuple(first.values()) < tuple(second.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16))
 @given(problems())
 def test_every_problem_has_a_plan(problem: Problem) -> None:
     """Whatever the size, precision, layout, alignment and GPU: no cell is too large."""
@@ -193,7 +194,7 @@ def test_every_problem_has_a_plan(problem: Problem) -> None:
     assert math.isfinite(plan.predicted_total_us)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16))
 @given(problems())
 def test_every_candidate_can_keep_its_promises(problem: Problem) -> None:
     """With all the registers it may use, as many blocks fit an SM as promised; and the estimate lies within the promise."""

@@ -11,18 +11,25 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.built_kernels import build_nothing
+from support.examples import examples
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
+from minrnn_gen.build.builder import Target
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
+from minrnn_gen.call.key import keyed
 from minrnn_gen.codegen.signature import AXES, signature
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import stream
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.raw_scan import arrangement, cpu, device, scan
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
-from minrnn_gen.raw_scan.kernels import ARRAY_NAMES
+from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_builder
+from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.replay import TraceCache, TraceRecorder
 
 
@@ -151,17 +158,28 @@ class NumpyKernel:
 
 @dataclass(frozen=True)
 class NumpyKernels:
-    """In the place of `RawKernels`."""
+    """In the place of `CompiledKernels`; every kernel is built, and serves all sizes."""
 
     precision: Precision
     hidden_size: int
     layout: str
     log_a: bool
 
-    def ready(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> tuple[NumpyKernel, Plan]:
+    @property
+    def built(self) -> Any:
+        return self
+
+    def __contains__(self, _key: KernelKey) -> bool:
+        return True
+
+    @staticmethod
+    def choose(kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         assert sizes.batch > 0
-        plan = Plan(f"scan_{kernel_pass}", self.layout, self.hidden_size, specialization)
-        return NumpyKernel(plan, kernel_pass, self.precision, self.log_a), plan
+        return KernelKey(kernel_pass, specialization, sizes)
+
+    def load(self, key: KernelKey) -> tuple[NumpyKernel, Plan]:
+        plan = Plan(f"scan_{key.kernel_pass}", self.layout, self.hidden_size, key.specialization)
+        return NumpyKernel(plan, key.kernel_pass, self.precision, self.log_a), plan
 
 
 @pytest.fixture
@@ -222,7 +240,7 @@ def assert_equal(found: list[Array], expected: list[Array]) -> None:
 
 @pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> None:
     random = np.random.default_rng(seed)
     shape, state_shape = recurrence.shape, recurrence.state_shape
@@ -246,7 +264,7 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
 @pytest.mark.usefixtures("numpy_kernels")
 @given(recurrences(), st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_scans_of_one_key_do_what_the_host_does(recurrence: Recurrence, seed: int, has_state: bool) -> None:
     how = {"log_a": recurrence.log_a, "reverse": recurrence.reverse, "axis": recurrence.axis}
     for again in range(3):
@@ -307,3 +325,27 @@ def test_an_array_that_fits_is_not_copied() -> None:
     rows = arrangement_of(recurrence).rows(recurrence, *halves)
     assert [row.pointer for row in rows] == [half.pointer for half in halves]
     assert {row.strides for row in rows} == {(0, 80, 16, 1)}
+
+
+@pytest.mark.parametrize("where", ["in a capture", "by the environment", "else"])
+def test_few_kernels_serve_all_sizes_where_nothing_is_to_be_compiled(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """While a stream is captured, and where the environment says so, the kernel that is there; and that run is not replayed."""
+    built = build_nothing(monkeypatch)
+    if where == "by the environment":
+        monkeypatch.setenv("MINRNN_SPECIALIZE", "never")
+    target = Target(load_profile("h200"), profile_bytes("h200"), "spec")
+    kernels = CompiledKernels(raw_builder("fp32", 64, "BTD", log_a=False, target=target), ())
+    monkeypatch.setattr(device, "raw_kernels", lambda *_: kernels)
+    monkeypatch.setattr(stream, "is_capturing", lambda _: where == "in a capture" and bool(built))
+    kept = []
+    for time in (1, 4000):
+        a = on_device(np.ones((1, time, 64), np.float32))
+        recurrence = Recurrence(a.shape, 1, precision_of("fp32"), log_a=False, reverse=False)
+        with torch_on_host():
+            recorder = TraceRecorder(a, keyed("test", [a.owner]))
+            y, final = recorder.new_array(a.shape, "float32"), recorder.new_array((1, 64), "float32")
+            slotted = a.with_slot(0)
+            device.run_scan(ScanCall(recurrence, slotted, slotted, None), y, final, recorder)
+            kept.append(recorder.finish(scan.ScanResult(y, final), None) is not None)
+    assert len(built) == (2 if where == "else" else 1)
+    assert kept == [True, where != "in a capture"]

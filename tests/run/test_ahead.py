@@ -6,17 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.built_kernels import build_nothing
 from support.fake_device import as_if_on_a_device, executor_on
 from support.uncompiled_kernels import compiled_for_host
 
-from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu import cublas, module
-from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run.kernels import CompiledKernels
-from minrnn_gen.run.stepwise import StepwiseRun
 
 SIZES = [(1, 1), (3, 40), (60, 7)]
 SPECS: tuple[dict[str, Any], ...] = (
@@ -28,32 +24,10 @@ SPECS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Nothing:
-    """A loaded kernel that does nothing when it is launched."""
-
-    def launch(self, *_: Any) -> None: ...
-
-    launch_on = launch
-
-    @staticmethod
-    def resident_blocks(*_: Any) -> int:
-        return 132
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
 def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host(spec)
-    built: list[KernelKey] = []
-
-    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
-        built.append(key)
-        plan = builder.solve(key).plan()
-        return BuiltKernel(plan, builder.cell_shape, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
-
-    monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
-    monkeypatch.setattr(cublas, "multiply", lambda *_, **__: None)
-    monkeypatch.setattr(StepwiseRun, "run", lambda *_: None)
+    kernel = compiled_for_host(spec, plans_sizes=True)
+    built = build_nothing(monkeypatch)
     interface, seen = kernel.interface, []
     dtype = numpy_dtype(interface.precision.storage_dtype)
     # Nothing is written, and what is in new memory may be anything.
@@ -79,4 +53,4 @@ def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypat
 @pytest.mark.parametrize("sizes", [[(0, 1)], [(1,)], [(1, 2, 3)], [3], [(1.0, 2)], [(True, 1)], [("1", 2)]])
 def test_what_are_no_sizes_is_one_sentence(sizes: Any) -> None:
     with pytest.raises(BadInput, match=r"^sizes has .*; pairs \(batch, time\) of positive integers are expected$"):
-        compiled_for_host(SPECS[0]).prepare(sizes)
+        compiled_for_host(SPECS[0], plans_sizes=True).prepare(sizes)

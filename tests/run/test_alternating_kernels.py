@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dense_cases import MODELS, Case, assert_same_bits, cases, check_backward, check_forward, check_that_nan_stays
+from support.examples import examples
 from support.stepwise_on_cpu import HostKernels, host_kernels
 
 pytestmark = [
@@ -27,31 +28,31 @@ def kernels_of(models: tuple[str, ...], precisions: tuple[str, ...]) -> st.Searc
 KERNELS = kernels_of(tuple(MODELS), ("fp64",))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24))
 @given(cases(KERNELS))
 def test_the_forward_is_its_steps_one_after_the_other(case: Case) -> None:
     check_forward(case)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24))
 @given(cases(KERNELS))
 def test_the_backward_is_the_steps_gradient_iterated(case: Case) -> None:
     check_backward(case)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(8))
 @given(cases(KERNELS), st.integers(1, 12))
 def test_chunks_make_no_difference(case: Case, chunk: int) -> None:
     assert_same_bits(case, replace(case, kernels=replace(case.kernels, chunk=chunk)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16))
 @given(cases(KERNELS), st.data())
 def test_nan_stays_in_its_sequence_and_behind_a_reset(case: Case, data: st.DataObject) -> None:
     check_that_nan_stays(case, data)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(12))
 @given(cases(kernels_of(("gru", "lstm", "slstm"), ("fp32", "bf16"))))
 def test_other_precisions_are_within_their_roundoff(case: Case) -> None:
     check_forward(case)

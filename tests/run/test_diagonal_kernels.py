@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.emulated_code import HAS_COMPILER, loading
+from support.examples import examples
 from support.fake_device import as_if_on_a_device
 from support.kernel_inputs import LAYOUTS
 from support.oracle import STEP_CELLS, assert_within, oracle
@@ -97,7 +99,7 @@ WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("layout", "direction", "hidden", "variables", "times"), WAYS)
-@settings(max_examples=15)  # most bring kernels of their own, which take longer to compile than to run
+@settings(max_examples=examples(6))  # most bring kernels of their own, which take longer to compile than to run
 @given(data=st.data(), without=st.sets(st.sampled_from(("bias", "state"))), gap=st.integers(0, 1), keeps=st.booleans())
 def test_kernels_do_what_plain_loops_do(
     layout: str,
@@ -200,8 +202,13 @@ def test_within_the_bound_of_the_oracle(model: str, precision: str, folder: Path
         assert_within(expected.states[name], expected.state_bounds[name], state[name])
 
 
-@pytest.mark.parametrize("precision", PRECISION_NAMES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(model, precision, marks=() if (m + p) % 2 == 0 else pytest.mark.matrix_full)
+        for (m, model), (p, precision) in itertools.product(enumerate(MODELS), enumerate(PRECISION_NAMES))
+    ],
+)
 def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -> None:
     kernel = kernel_of(model, precision=precision)
     load = loaded(kernel, folder)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_device import as_if_on_a_device
 from support.kernel_inputs import LAYOUTS
 from support.sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, assert_close, cases, kernel_of
@@ -34,7 +35,7 @@ def both_directions(arguments: dict[str, Any], dy: Any, dfinal: dict[str, Any]) 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 @given(
     drawn=cases(("min_gru", "qrnn", "two_states")),
     keeps=st.booleans(),

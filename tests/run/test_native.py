@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_device import LoadedOnHost, as_if_on_a_device, plain_loops_for
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from support.native_part import DriverOnHost, KernelOnHost, library, using
@@ -60,7 +61,7 @@ def drawn_tensors(data: st.DataObject) -> list[Any]:
     return tensors
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_key_says_what_it_says_in_python(data: st.DataObject) -> None:
     """Equal where the other is, else different; and the addresses are the same."""
@@ -253,8 +254,8 @@ def test_what_c_does_not_know_python_does(on_host: DriverOnHost) -> None:
 def test_operations_that_are_none_are_refused(operations: Any) -> None:
     part = library()
     with pytest.raises((TypeError, ValueError)):
-        part.program((0,) * 5, operations)
-    empty = part.program((0,) * 5, ((trip.SET_BYTES, 3, 0, 0, 1),))
+        part.program((0,) * 7, operations)
+    empty = part.program((0,) * 7, ((trip.SET_BYTES, 3, 0, 0, 1),))
     with pytest.raises(ValueError, match="not there"):
         part.run(empty, [1, 2], 0, 0, 0)
 

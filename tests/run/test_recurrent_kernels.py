@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dense_cases import Case, assert_same_bits, cases, check_backward, check_forward, check_that_nan_stays, products_of
 from support.emulated_code import HAS_COMPILER
+from support.examples import examples
 from support.persistent_on_cpu import persistent_kernels
 
 from minrnn_gen.plan.kernel_plan import Specialization
@@ -104,7 +105,7 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     [pytest.param(one, marks=pytest.mark.matrix_full if number % 3 == 1 else ()) for number, one in enumerate(WAYS)],
     ids=str,
 )
-@settings(max_examples=15)  # of them each takes some milliseconds per thread and step
+@settings(max_examples=examples(7))  # of them each takes some milliseconds per thread and step
 @given(data=st.data())
 def test_both_passes_do_what_plain_loops_do(one: Any, folder: Path, data: st.DataObject) -> None:
     case = data.draw(cases_of(folder, one))
@@ -129,7 +130,7 @@ EXACT = (
 
 
 @pytest.mark.parametrize(("one", "error"), EXACT, ids=str)
-@settings(max_examples=15)
+@settings(max_examples=examples(7))
 @given(data=st.data())
 def test_products_are_as_exact_as_their_precision(one: Any, error: float, folder: Path, data: st.DataObject) -> None:
     case = replace(data.draw(cases_of(folder, one)), bias=None, recurrent_bias=None, resets=None)

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from support import emulated_code
 from support.dense_cases import MODELS, TOLERANCES, numpy_dtype
 from support.emulated_code import HAS_COMPILER
+from support.examples import examples
 from support.fake_device import as_if_on_a_device
+from support.one_step import lower_step
 from support.uncompiled_kernels import compiled_for_host
 
-from minrnn_gen.cell.lowering_steps import lower_step
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
@@ -171,7 +172,7 @@ def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, 
     [pytest.param(way, marks=pytest.mark.matrix_full if number % 3 == 2 else ()) for number, way in enumerate(WAYS)],
     ids=str,
 )
-@settings(max_examples=12)
+@settings(max_examples=examples(6))
 @given(data=st.data())
 def test_a_step_is_its_equations(way: Way, folder: Path, data: st.DataObject) -> None:
     kernel, call = kernel_of(way.model, way.precision, way.head_dim, way.heads), data.draw(calls(way))

@@ -499,6 +499,31 @@ def test_a_workspace_is_filled_for_every_launch_and_kept_for_none(monkeypatch: p
     assert filled == [b"\xff" * 24]
 
 
+@given(seed=st.integers(0, 9), again=st.integers(1, 3))
+def test_an_array_of_a_call_is_converted_by_every_replay(seed: int, again: int) -> None:
+    """And what works on the converted array is replayed; one of unknown origin is not known to be there again."""
+    traces, loaded, random = TraceCache(), Launched(), np.random.default_rng(seed)
+    for turn in range(1 + again):
+        x, half = Tensor(random.normal(size=4)), Tensor(random.normal(size=4).astype("f"))
+        replayed = traces.replay(keyed("test", [x, half]))
+        assert (replayed is not None) == bool(turn)
+        if replayed is None:
+            recorder, (first, second) = recorder_on(x, half)
+            assert recorder.cast(first, "float64") is first
+            converted = recorder.cast(second, "float64")
+            result = recorder.new_array((3,), "float64")
+            recorder.launch(loaded, Launch(1, (converted.address, result.address)), 32)
+            replayed = traces.keep(recorder.finish(StepResult(result, (converted,)), None))
+        assert replayed is not None
+        (wide,) = replayed.result.final
+        np.testing.assert_array_equal(wide.values, half.values.astype("f8"))
+        assert loaded.arguments.pop() == [wide.data_ptr(), replayed.result.y.data_ptr()]
+    recorder, _ = recorder_on(Tensor(X))
+    unknown = recorder.cast(memory.inspect(Tensor(X.astype("f")), "unknown"), "float64")
+    recorder.launch(loaded, Launch(1, (unknown.address,)), 32)
+    assert recorder.finish(Nothing(), None) is None
+
+
 def test_a_call_costs_the_host_little() -> None:
     """Measured at 12 microseconds without torch and CuPy's launch; ten times that is for slow and busy machines."""
     one = kernel_of("min_gru", precision="fp32")

@@ -5,48 +5,30 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
+from support.built_kernels import build_nothing
 from support.fake_device import as_if_on_a_device, executor_on
 from support.uncompiled_kernels import compiled_for_host
 
 from minrnn_gen.build import builder
-from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput, CompileFailed, ToolchainMissing
-from minrnn_gen.gpu import cublas, module
 from minrnn_gen.plan.dense import persistent
 from minrnn_gen.plan.problem import KernelKey, Sizes
 from minrnn_gen.plan.size_classes import KERNELS_MOST
 from minrnn_gen.run.kernels import CompiledKernels
-from minrnn_gen.run.stepwise import StepwiseRun
 
 CALLS = 200
 
 
-class Nothing:
-    """A loaded kernel that does nothing when it is launched."""
-
-    def launch(self, *_: Any) -> None: ...
-
-    launch_on = launch
-
-
 @pytest.mark.parametrize("layout", ["BTD", "BDT"])
 def test_calls_of_any_sizes_compile_few_kernels(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout})
-    compiled, cell = [], kernel.built[0].cell
-
-    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
-        compiled.append(key)
-        plan = builder.solve(key).plan()
-        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
-
-    monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    kernel = compiled_for_host(
+        {"model": "min_gru", "hidden_size": 256, "precision": "fp32", "layout": layout}, plans_sizes=True
+    )
+    compiled = build_nothing(monkeypatch)
     random = np.random.default_rng(0)
     # Nor is the kernel of the hinted specialization, which is for host arrays, ever launched.
     with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
@@ -68,18 +50,10 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
     monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
-    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"})
-    compiled, cell = Counter[str](), kernel.built[0].cell
-
-    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
-        compiled[key.kernel_pass] += 1
-        plan = builder.solve(key).plan()
-        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
-
-    monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
-    monkeypatch.setattr(cublas, "multiply", lambda *_: None)
-    monkeypatch.setattr(StepwiseRun, "run", lambda *_: None)
+    kernel = compiled_for_host(
+        {"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"}, plans_sizes=True
+    )
+    compiled = build_nothing(monkeypatch)
     random, R = np.random.default_rng(0), np.zeros((2, 3, 1, 64, 64), numpy_dtype(kernel.interface.precision.storage_dtype))
     with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
         for call in range(24):
@@ -87,37 +61,35 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
             x = np.zeros((batch, time, 2, 3, 64), R.dtype)
             kernel(x, R, resets=np.zeros((batch, time), bool) if call % 2 else None, all_states=bool(call % 3))
     # In each direction, and for the sizes.
-    assert 0 < compiled["forward"] <= (2 * ways - (ways == 1)) * KERNELS_MOST
+    forwards = [key for key in compiled if key.kernel_pass == "forward"]
+    assert 0 < len(forwards) <= (2 * ways - (ways == 1)) * KERNELS_MOST
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """By another thread, once; whoever needs a kernel that cannot be built is told, and nobody else is."""
-    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"})
-    cell, begun, compiled = kernel.built[0].cell, threading.Event(), Counter[str]()
+    kernel = compiled_for_host({"model": "gru", "hidden_size": 64, "precision": "fp32"}, plans_sizes=True)
+    begun = threading.Event()
 
-    def build(builder: Builder, key: KernelKey) -> BuiltKernel:
-        compiled[key.kernel_pass] += 1
+    def begin(key: KernelKey) -> None:
         if key.kernel_pass == "backward":
             begun.set()
             if fails:
                 raise CompileFailed("no candidate kept what its plan promised")
         assert begun.wait(10)  # the forward is not there before the backward was begun
-        plan = builder.solve(key).plan()
-        return BuiltKernel(plan, cell, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
-    monkeypatch.setattr(Builder, "build", build)
-    monkeypatch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    compiled = build_nothing(monkeypatch, begin)
     kernels, hinted = CompiledKernels(kernel.builder, ()), kernel.builder.hinted_specialization
     with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)):
         kernel.forward(np.zeros((2, 5, 3, 64), np.float32), np.zeros((3, 1, 64, 64), np.float32))
         with pytest.raises(CompileFailed) if fails else contextlib.nullcontext():
             kernels.build(kernels.choose("backward", hinted, Sizes(2, 5)))
-    assert compiled["backward"] == 1 + fails and compiled["forward"] > 0
+    counted = Counter(key.kernel_pass for key in compiled)
+    assert counted["backward"] == 1 + fails and counted["forward"] > 0
 
 
 def test_the_first_kernel_is_kept_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 64, "precision": "fp32"})
+    kernel = compiled_for_host({"model": "min_gru", "hidden_size": 64, "precision": "fp32"}, plans_sizes=True)
     specialization = kernel.builder.hinted_specialization
     wanted = [Sizes(1, 1), Sizes(1, 4000)]
 

@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 
 Array = Any
 # A gate without a product in front of those with one, a kink, and parameters.

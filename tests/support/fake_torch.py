@@ -76,6 +76,9 @@ class Tensor:
     def sum(self, axes: tuple[int, ...]) -> Tensor:
         return Tensor(self.values.sum(axes))
 
+    def swapaxes(self, first: int, second: int) -> Tensor:
+        return Tensor(self.values.swapaxes(first, second))
+
     def reshape(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(self.values.reshape(shape))
 

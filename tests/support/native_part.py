@@ -67,11 +67,33 @@ def using(part: ModuleType | None) -> Iterator[None]:
     key._describer_of.cache_clear()
 
 
+class _Side(ctypes.Structure):
+    """Where a copy reads or writes (cuda.h)."""
+
+    _fields_ = (
+        ("x", ctypes.c_size_t),
+        ("y", ctypes.c_size_t),
+        ("memory", ctypes.c_int),
+        ("host", ctypes.c_void_p),
+        ("address", ctypes.c_uint64),
+        ("array", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+    )
+
+
+class _CopyOfRows(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (("source", _Side), ("target", _Side), ("width", ctypes.c_size_t), ("height", ctypes.c_size_t))
+
+
 _Launch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(driver._Configuration), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
 )
 _SetBytes = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)
 _SetStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_Copy = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_CopyOfRows), ctypes.c_void_p)
+_SetWorkspace = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _SetMode = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
 _Multiply = ctypes.CFUNCTYPE(ctypes.c_int, *cublas._GEMM_ARGUMENTS)
 
@@ -88,8 +110,9 @@ class DriverOnHost:
         self.refusals: list[int] = []
         self.asked: list[tuple[Any, ...]] = []
         self.blas = CublasOnHost()
-        self.driver = _Launch(self._launch), _SetBytes(self._set_bytes)
-        self.cublas = _SetStream(self._set_stream), _SetMode(self._set_mode), _Multiply(self._multiply)
+        self.driver = _Launch(self._launch), _SetBytes(self._set_bytes), _Copy(self._copy)
+        settings = _SetStream(self._set_stream), _SetWorkspace(self._set_workspace), _SetMode(self._set_mode)
+        self.cublas = *settings, _Multiply(self._multiply)
 
     def kernel(self, run: Callable[[int, int, list[int]], None], arguments: int) -> int:
         """Return the number of a kernel of so many arguments that `run(blocks, threads, arguments)` runs."""
@@ -113,6 +136,19 @@ class DriverOnHost:
         self.asked.append(("bytes", address, value, size_bytes))
         set_bytes_on_host(None, address, size_bytes, value)
         return 0
+
+    def _copy(self, copy: Any, _stream: Any) -> int:
+        rows, on_device = copy.contents, 2  # CU_MEMORYTYPE_DEVICE
+        assert (rows.source.memory, rows.target.memory) == (on_device, on_device)
+        assert rows.width <= min(rows.source.pitch, rows.target.pitch)
+        self.asked.append(("copy", rows.width, rows.height))
+        for row in range(rows.height):
+            source, target = (side.address + side.y * side.pitch + side.x for side in (rows.source, rows.target))
+            ctypes.memmove(target + row * rows.target.pitch, source + row * rows.source.pitch, rows.width)
+        return 0
+
+    def _set_workspace(self, handle: int, workspace: int, size_bytes: int) -> int:
+        return self.blas.cublasSetWorkspace_v2(handle, workspace, size_bytes)
 
     def _set_stream(self, handle: int, stream: int | None) -> int:
         return self.blas.cublasSetStream_v2(handle, stream or 0)

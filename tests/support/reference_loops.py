@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering_steps import lower_step, lower_step_backward
 
 Array = Any
 HERE = Path(__file__).parent

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,17 +15,33 @@ from support.oracle import RAW_CELL
 import minrnn_gen
 from minrnn_gen.build import builder, nvrtc
 from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.plan import size_classes
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.size_classes import SizeClasses, SizedKernel
+
+_ALL_SIZES = size_classes.size_classes
+
+
+def one_for_all_sizes(problem: Problem, _measured: Sequence[SizedKernel] = ()) -> SizeClasses:
+    """Return the kernel of the problem's own sizes for all sizes, which saves most of what planning takes."""
+    return SizeClasses((SizedKernel("any", {}, problem.sizes),), 0.0)
 
 
 @contextlib.contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Let kernels be planned and rendered as if there were no NVRTC; those of torch's layers are forgotten afterwards."""
+def nothing_compiled(plans_sizes: bool = False) -> Iterator[None]:
+    """Let kernels be planned and rendered as if there were no NVRTC; those of torch's layers are forgotten afterwards.
+
+    One kernel is planned for all sizes, unless it `plans_sizes`, and kept apart from what others have in the cache.
+    """
 
     def missing(*_: object) -> None:
         raise ToolchainMissing("planned and rendered only")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "compile_source", missing)
+        if not plans_sizes:
+            patch.setattr(size_classes, "size_classes", one_for_all_sizes)
+            patch.setenv("MINRNN_CACHE_DIR", f"{os.environ['MINRNN_CACHE_DIR']}-one-for-all-sizes")
         yield
     _forget_kernels_of_torch()  # others want them compiled
 
@@ -35,6 +52,8 @@ def compiled_again() -> Iterator[None]:
     _forget_kernels_of_torch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "compile_source", nvrtc.compile_source)
+        patch.setattr(size_classes, "size_classes", _ALL_SIZES)
+        patch.setenv("MINRNN_CACHE_DIR", os.environ["MINRNN_CACHE_DIR"].removesuffix("-one-for-all-sizes"))
         yield
     _forget_kernels_of_torch()
 
@@ -44,10 +63,10 @@ def _forget_kernels_of_torch() -> None:
         sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()
 
 
-def compiled_for_host(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
-    """Compile `spec` for the profile h200 as if there were no NVRTC."""
+def compiled_for_host(spec: Mapping[str, Any], plans_sizes: bool = False) -> minrnn_gen.Kernel:
+    """Compile `spec` for the profile h200 as if there were no NVRTC; `plans_sizes` as `nothing_compiled` takes it."""
 
-    with nothing_compiled():
+    with nothing_compiled(plans_sizes):
         return minrnn_gen.compile(spec, gpu="h200")
 
 

@@ -1,0 +1,13 @@
+"""How many examples hypothesis draws where one takes long: few every day, four times as many in the whole matrix."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# Of the profiles that are run every day (tests/conftest.py).
+EVERYDAY_EXAMPLES = 50
+
+
+def examples(everyday: int) -> int:
+    """Return `everyday`, times what the profile at hand has more than those of every day."""
+    return everyday * settings.default.max_examples // EVERYDAY_EXAMPLES
