@@ -9,7 +9,7 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.codegen.signature import ArrayNames
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
@@ -54,7 +54,7 @@ class RawKernels:
     def _built(self, key: KernelKey) -> tuple[LoadedKernel, KernelPlan]:
         built = self._builder.build(key)
         if built.cubin is None:
-            raise ToolchainMissing("a scan on a GPU needs NVRTC, which is not installed: pip install 'minrnn-gen[cuda13]'")
+            raise ToolchainMissing(f"a scan on a GPU needs NVRTC, which is not installed: {INSTALL_CUDA}")
         plan = built.plan
         return module.loaded_kernel(built.cubin, plan), plan
 

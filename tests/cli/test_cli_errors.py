@@ -91,7 +91,7 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
     monkeypatch.setattr("minrnn_gen.build.nvrtc.nvrtc_version", missing)
     answer = command("compile", SPEC, "--gpu", "h100")
     assert (answer.status, answer.out) == (1, "")
-    assert "pip install 'minrnn-gen[cuda13]'" in answer.error
+    assert "pip install 'cupy-cuda13x[ctk]'" in answer.error
     assert "scan_forward" in command("render", SPEC, "--gpu", "h100").out
     assert "not compiled" in command("explain", SPEC, "--gpu", "h100").out
     run = command("run", SPEC, "--gpu", "h100", "--device", "cpu", "--batch", 1, "--time", 2)

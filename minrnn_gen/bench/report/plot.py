@@ -117,7 +117,7 @@ def _ours_and_best(rows: Mapping[str, Row]) -> list[Row]:
 def need_matplotlib() -> None:
     """Raise ToolchainMissing where there is no matplotlib, before a measurement whose plot could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
+        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def svg_of(record: Record) -> str:
