@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from minrnn_gen.precision import named_precision
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Names, architecture_of
 from minrnn_gen.torch.initial import DRAW, draw
@@ -43,7 +44,7 @@ class RNN(LayerStack, torch.nn.Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        precision: str | None = None,
+        precision: str | torch.dtype | None = None,
         recurrent_bias: bool | None = None,
         forget_bias: float | None = None,
         device: Any = None,
@@ -51,6 +52,7 @@ class RNN(LayerStack, torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        precision = cast("str | None", named_precision(precision))
         flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
         flags |= {} if recurrent_bias is None else {"recurrent_bias": recurrent_bias}
         checks.check_layer_arguments(model, input_size, num_layers, dropout, proj_size, device, dtype, flags, options)
