@@ -21,10 +21,10 @@ TF32_ROUNDOFF = 2.0**-11
 _BY_TORCH_DTYPE = {"torch.float64": "fp64", "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
-def named_precision(given: object) -> object:
+def named_precision(value: object) -> object:
     """Return the name of a precision that is given as a dtype of torch; anything else as it is."""
-    kind = type(given)
-    return _BY_TORCH_DTYPE.get(str(given), given) if (kind.__module__, kind.__name__) == ("torch", "dtype") else given
+    kind = type(value)
+    return _BY_TORCH_DTYPE.get(str(value), value) if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ POSITIVE: Callable[[Any], bool] = lambda value: type(value) is int and 0 < value
 FLAG: Callable[[Any], bool] = lambda value: type(value) is bool  # noqa: E731
 SPEC_KEYS: dict[str, Callable[[Any], bool]] = {
     "functions": lambda value: value is None,
-    "fp32_product": lambda _: False,
+    "fp32_product": lambda value: value is None,
     "scan_arithmetic": lambda _: False,
     "recurrent_gradient_clip": lambda value: value is None or (type(value) in (int, float) and 0 < value < 1e308),
     "gpu": lambda value: value is None or (type(value) is str and len(value) > 0),  # which the first call looks for
@@ -337,7 +337,7 @@ KEYWORDS: dict[str, Callable[[Any], bool]] = {
     "dropout": lambda value: type(value) in (int, float) and 0 <= value <= 1,
     "bidirectional": FLAG,
     "proj_size": lambda value: type(value) is int and value == 0,
-    "precision": lambda value: value is None,
+    "precision": lambda value: value is None or value is torch.bfloat16,
     "recurrent_bias": lambda value: value is None or FLAG(value),
     "forget_bias": lambda value: value is None or (type(value) in (int, float) and abs(value) < 1e38),
     "device": lambda value: value is None or type(value) is int,  # of which torch says whether it is there
@@ -352,7 +352,7 @@ HOSTILE = (
 
 def test_every_keyword_of_a_layer_is_in_the_table() -> None:
     parameters = inspect.signature(wing.RNN.__init__).parameters
-    assert set(KEYWORDS) == {name for name in parameters if name not in ("self", "options")}
+    assert set(KEYWORDS | SPEC_KEYS) == {name for name in parameters if name != "self"}
 
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS, *SPEC_KEYS])
