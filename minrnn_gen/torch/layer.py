@@ -12,12 +12,12 @@ import torch
 from minrnn_gen.precision import named_precision
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Names, architecture_of
+from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.initial import DRAW, draw
 from minrnn_gen.torch.options import SpecOptions, shows_options
-from minrnn_gen.torch.stack import LayerStack
 
 
-class RNN(LayerStack, torch.nn.Module):
+class RNN(DecodingStack, torch.nn.Module):
     """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
 
     model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`

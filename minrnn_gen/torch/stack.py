@@ -57,15 +57,19 @@ class LayerStack:
         dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
         called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
         """
+        recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
+        for recipe in recipes:
+            kernel_by(recipe).prepare(wanted, watch)
+
+    def _precision_of(self, dtype: torch.dtype | None) -> str:
+        """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
         dtype = dtype or next(iter(self._parameters.values())).dtype
         precision = self.precision or PRECISIONS.get(dtype)
         if precision is None or precision not in self._made.recipes:
             raise BadInput(
                 f"dtype is {dtype}; one of {', '.join(str(STORAGE[name]) for name in self._made.recipes)} is expected"
             )
-        wanted = sizes_from(sizes)
-        for recipe in self._recipes(precision):
-            kernel_by(recipe).prepare(wanted, watch)
+        return precision
 
     def _call(
         self, input: Any, hx: Any, resets: Any = None, lengths: Any = None, cu_seqlens: Any = None
