@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,19 @@ def test_traces_of_torchscript_are_refused() -> None:
     for function in functions:
         with pytest.raises(BadInput, match=r"torch\.jit\.trace .* torch\.export") as caught:
             torch.jit.trace(function, x)
+        one_sentence(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize("layer", [wing.Elman(HIDDEN, HIDDEN), wing.nn.LSTM(HIDDEN, HIDDEN)], ids=["of a cell", "of torch.nn"])
+def test_torchscript_and_onnx_are_refused(layer: torch.nn.Module, tmp_path: Path) -> None:
+    """Alone and within a model."""
+    for model in (layer, torch.nn.Sequential(layer)):
+        with pytest.raises(BadInput, match=r"torch\.jit\.script .* torch\.export") as caught:
+            torch.jit.script(model)
+        one_sentence(caught.value)
+        with pytest.raises(BadInput, match=r"ONNX has no operator; .* torch\.nn") as caught:
+            torch.onnx.export(model, (torch.rand(BATCH, TIME, HIDDEN),), str(tmp_path / "model.onnx"), dynamo=False)
         one_sentence(caught.value)
 
 
