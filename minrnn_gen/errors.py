@@ -32,7 +32,7 @@ class ToolchainMissing(MinrnnError):
     """NVRTC, CuPy or a GPU is needed for this and is not here."""
 
 
-class TorchMissing(ToolchainMissing, ImportError):
+class TorchMissing(ToolchainMissing, ModuleNotFoundError):
     """torch is needed for this and is not installed."""
 
 

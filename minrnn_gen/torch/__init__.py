@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise
-    raise TorchMissing(f"minrnn_gen.torch needs torch, which is not installed: {INSTALL_TORCH}") from None
+    raise TorchMissing(f"minrnn_gen.torch needs torch, which is not installed: {INSTALL_TORCH}", name="torch") from None
 
 __all__ = [
     "GRU",

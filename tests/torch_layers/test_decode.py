@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minrnn_gen.torch as wing
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 5, 4, 6
 # Steps and sequences add products in other orders: a few roundings of the values, which are of order 1.
@@ -40,7 +41,7 @@ def decoded(layer: Any, x: Any, state: Any) -> tuple[Any, Any]:
     dtype=st.sampled_from(sorted(EPSILON, key=str)),
     cut=st.integers(0, TIME),
 )
-def test_steps_are_the_forward(model: str, layers: int, batch_first: bool, dtype: torch.dtype, cut: int) -> None:
+def test_steps_are_the_forward(model: str, layers: int, batch_first: bool, dtype: Any, cut: int) -> None:
     """After a prompt of any length, none included, in every precision and order of axes."""
     layer = wing.RNN(model, INPUTS, HIDDEN, layers, batch_first=batch_first, dtype=dtype)
     x = torch.randn(BATCH, TIME, INPUTS, dtype=dtype)
@@ -60,7 +61,7 @@ def test_steps_are_the_forward(model: str, layers: int, batch_first: bool, dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
-def test_layers_of_torchs_names_step_in_torchs_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_layers_of_torchs_names_step_in_torchs_dtypes(name: str, dtype: Any) -> None:
     layer = getattr(wing.nn, name)(INPUTS, HIDDEN, 2, batch_first=True, dtype=dtype)
     x = torch.randn(BATCH, TIME, INPUTS, dtype=dtype)
     with torch.no_grad():

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minrnn_gen.torch as wing
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.options import KEYWORDS, OPTIONS, LayerOptions, SpecOptions
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+options = pytest.importorskip("minrnn_gen.torch.options")
+KEYWORDS, OPTIONS = options.KEYWORDS, options.OPTIONS
 
 LAYERS = [getattr(wing, name) for name in wing.__all__ if isinstance(getattr(wing, name), type)]
 
@@ -35,8 +37,8 @@ def test_types_and_signatures_name_the_same_keywords() -> None:
         for name, parameter in inspect.signature(wing.RNN).parameters.items()
         if name not in OPTIONS and parameter.kind is parameter.KEYWORD_ONLY
     ]
-    assert {*get_type_hints(LayerOptions)} == {*own, *OPTIONS}
-    assert {*get_type_hints(SpecOptions)} <= {*Spec.model_fields}
+    assert {*get_type_hints(options.LayerOptions)} == {*own, *OPTIONS}
+    assert {*get_type_hints(options.SpecOptions)} <= {*Spec.model_fields}
 
 
 @pytest.mark.parametrize("layer", [wing.LSTM, wing.Elman, wing.MinGRU], ids=lambda layer: layer.__name__)
