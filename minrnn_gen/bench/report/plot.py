@@ -81,7 +81,7 @@ def library_of(name: str) -> str:
 
 
 def _with_best_of_torch(record: Record) -> list[Row]:
-    """Return the rows of the sweep in bf16, and torch.nn's fastest row at each of its shapes that has several precisions.
+    """Return the rows of the sweep in bf16, and torch.nn's fastest row at each of its shapes that has several.
 
     cuDNN's ways differ by precision: bf16 alone may take several times as long as fp16.
     """
@@ -89,7 +89,7 @@ def _with_best_of_torch(record: Record) -> list[Row]:
     shapes = {_shape(row.problem): row.problem for row in rows}
     of_torch = [row for row in record.rows if row.contender.startswith("torch.nn") and row.is_right and row.ms]
     for (shape,), ways in _grouped(of_torch, lambda row: (_shape(row.problem),)).items():
-        if shape in shapes and len({row.problem.precision for row in ways}) > 1:
+        if shape in shapes and len({row.contender for row in ways}) > 1:
             fastest = min(ways, key=lambda row: row.ms or 0)
             rows.append(fastest.model_copy(update={"contender": BEST_OF_TORCH, "problem": shapes[shape]}))
     return rows
