@@ -16,7 +16,7 @@ from minrnn_gen.bench.report.tables import OURS, best_alternative, by_problem, c
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 _PANEL_INCHES = (6.4, 4.2)
-# One colour for each library in every figure (Okabe and Ito's, which people with colour blindness tell apart); ways of one
+# One colour for each library in every figure (Okabe and Ito's, distinct to people with colour blindness too); ways of one
 # library differ by their lines.
 LIBRARY_COLORS = {
     "minrnn-gen": "#0072B2",
