@@ -1,5 +1,7 @@
 # Each target is complete by itself in a fresh clone: it needs Python >= 3.11, make, and a network the first time.
 #
+# Each first says what it downloads and how much. Where torch cannot be installed the tests that need it are skipped.
+#
 #   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes
@@ -9,12 +11,18 @@
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make clean      remove what the targets made
 #
-# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all; PYTHON= another interpreter; WORKERS= pytest's processes;
+# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all (as on macOS, for which there are none); TORCH= no torch,
+# TORCH=torch an index's own build, which on Linux brings CUDA's libraries, TORCH=torch+cpu the build for CPUs, which is what
+# Linux without a GPU gets; PYTHON= another interpreter; WORKERS= pytest's processes;
 # SANITIZER= where compute-sanitizer is.
 
 VENV ?= .venv
 SANITIZER ?= compute-sanitizer
-CUDA ?= cuda13
+SYSTEM := $(shell uname -s 2>/dev/null || echo unknown)
+CUDA ?= $(if $(filter Darwin,$(SYSTEM)),,cuda13)
+# On Linux without a GPU torch's build for CPUs: the other one brings 2.7 GB that nothing here could use.
+HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+TORCH ?= torch$(if $(HAS_GPU),,$(if $(filter Linux,$(SYSTEM)),+cpu))
 # auto: one process per core; the ceiling, since every process compiles and holds its own libraries.
 WORKERS ?= auto --maxprocesses=4
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11 python,\
@@ -26,7 +34,7 @@ comma := ,
 STAMP = $(VENV)/installed-$(1)$(if $(CUDA),-$(CUDA))
 INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/native/trip.c minrnn_gen/native/key.h
 DEMO := $(call STAMP,demo)
-TEST := $(call STAMP,test)
+TEST := $(call STAMP,test)$(if $(TORCH),-$(TORCH))
 DEV := $(VENV)/installed-dev
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -69,12 +77,29 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
+# What torch's own index has beside the default one.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CUDA_SIZE := $(if $(CUDA),$(comma) NVRTC and the libraries that CuPy names (CUDA= leaves them out; installed 1.9 GB))
+
 $(DEMO): $(INSTALLED_FROM) | $(BIN)/python
+	@echo "installing into $(VENV): NumPy, SymPy and others (installed 0.3 GB)$(CUDA_SIZE)"
 	$(INSTALL) ".$(if $(CUDA),[$(CUDA)])"
 	touch $@
 
 $(TEST): $(INSTALLED_FROM) | $(BIN)/python
+	@echo "installing into $(VENV): NumPy, SymPy, pytest and others (installed 0.3 GB)$(CUDA_SIZE)"
 	$(INSTALL) ".[test$(if $(CUDA),$(comma)$(CUDA))]"
+ifeq ($(TORCH),torch+cpu)
+	@echo "installing torch for CPUs: a download of 0.2 GB (installed 0.8 GB)"
+	@$(PIP) "torch==$(TORCH_VERSION)+cpu" 2>/dev/null \
+		|| $(PIP) --extra-index-url $(TORCH_CPU) "torch==$(TORCH_VERSION)+cpu" \
+		|| echo "torch cannot be installed here: the tests that need it are skipped; TORCH=torch takes what the index has"
+else ifneq ($(TORCH),)
+	@echo "installing torch: a download of 0.2 GB, or of 2.9 GB where it brings CUDA's libraries"
+	@$(PIP) torch || echo "torch cannot be installed here: the tests that need it are skipped"
+endif
 	touch $@
 
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python

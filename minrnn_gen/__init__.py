@@ -42,3 +42,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"minrnn_gen.{_MODULES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return what completion offers: the names that are imported when they are asked for, and the fronts of other libraries."""
+    return sorted({*__all__, "compat", "torch", *(name for name in globals() if name.startswith("__"))})

@@ -6,6 +6,11 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
+# What brings the libraries of kernels wherever this package came from: it names no package that an index may not have yet.
+INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for drivers before 580"
+# Without a GPU torch's own index has one of a tenth of the size.
+INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
 
 class MinrnnError(Exception):
     """Anything this package refuses or cannot do; `exit_status` is the command line's answer to it."""
@@ -25,6 +30,10 @@ class Infeasible(MinrnnError):
 
 class ToolchainMissing(MinrnnError):
     """NVRTC, CuPy or a GPU is needed for this and is not here."""
+
+
+class TorchMissing(ToolchainMissing, ModuleNotFoundError):
+    """torch is needed for this and is not installed."""
 
 
 class CompileFailed(MinrnnError):

@@ -11,6 +11,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
+from minrnn_gen.build.overview import overview
 from minrnn_gen.build.recipe import recipe_of
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
@@ -18,6 +19,7 @@ from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.plan.summary import html_table
 from minrnn_gen.run.ahead import Watch, build_plain, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
@@ -111,7 +113,7 @@ class Kernel:
 
     def explain(self) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected."""
-        return explain(self._hinted)
+        return explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
 
     def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = lambda _done, _of: None) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
@@ -126,6 +128,10 @@ class Kernel:
         spec = self.spec
         model, gpu = self._builder.cell_source.name, self._builder.target.profile.name
         return f"Kernel({model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={gpu})"
+
+    def _repr_html_(self) -> str:
+        known = overview(self.plan, self._hinted.cell, self._builder.target.profile.memory_bytes)
+        return html_table({**dict(self.plan.summary), **dict(known)}.items())
 
     def __call__(
         self,

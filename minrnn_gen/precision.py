@@ -17,6 +17,16 @@ ComplexName = Literal["complex64", "complex128"]
 TF32_ROUNDOFF = 2.0**-11
 
 
+# The dtypes of torch that a precision may be given as.
+_BY_TORCH_DTYPE = {"torch.float64": "fp64", "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def named_precision(value: object) -> object:
+    """Return the name of a precision that is given as a dtype of torch; anything else as it is."""
+    kind = type(value)
+    return _BY_TORCH_DTYPE.get(str(value), value) if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
+
+
 @dataclass(frozen=True)
 class Precision:
     """How values are stored and computed.

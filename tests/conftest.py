@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -43,6 +45,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         elif item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
             item.add_marker(pytest.mark.skip(reason="judges times, and other workers are on the same GPU: run it without -n"))
+
+
+def has_torch() -> bool:
+    """Say whether torch is installed, without importing it; an installation that is broken is one."""
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _skipped_without_torch() -> Generator[None, Any, Any]:
+    """Skip what ends for want of torch where torch cannot be had: a mirror or a system without it."""
+    try:
+        return (yield)
+    except ImportError as missing:
+        if has_torch() or (missing.name or "").partition(".")[0] != "torch":
+            raise
+    pytest.skip("torch is not installed: pip install torch, or without a GPU its CPU build (make test tries both)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _skipped_without_torch())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    return (yield from _skipped_without_torch())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -66,13 +66,20 @@ def cases() -> Iterator[Case]:
             solution = builder.solve(builder.key_of(kernel_pass, specialization))
             name = f"golden {'-'.join(map(str, golden.values()))} on {gpu}"
             yield Case(name, spec, gpu, kernel_pass, specialization, solution.family.name, solution.candidates[0])
+    yield from small_cases()
+
+
+def small_cases(kinds: Container[str] = ()) -> Iterator[Case]:
+    """Yield the wanted candidates of the small problems, where `kinds` are named of these alone."""
     small = [
         (f"{family} {name}", spec, wanted, passes)
-        for family, kinds in FAMILIES.items()
-        for name, spec, wanted, _, passes in kinds
+        for family, problems in FAMILIES.items()
+        for name, spec, wanted, _, passes in problems
     ]
     small += [(name, spec, wanted, ("step",)) for name, spec, wanted in STEPS]
     for name, given, wanted, passes in small:
+        if kinds and name not in kinds:
+            continue
         gpu, spec = (
             given.get("gpu", "h200"),
             {"precision": "fp32"} | {key: value for key, value in given.items() if key != "gpu"},

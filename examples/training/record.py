@@ -117,7 +117,7 @@ def finish(record: Record, command: Command) -> None:
     path = save(record.completed(), command)
     print(f"{record.completed().provenance}\n\n{record.table}\nWritten: {path}")
     if not importlib.util.find_spec("matplotlib"):
-        print("No plot: that needs matplotlib, which is not installed: pip install 'minrnn-gen[examples]'")
+        print("No plot: that needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def read_records(folder: Path, name: str) -> dict[str, Record]:

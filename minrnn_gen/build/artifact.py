@@ -16,7 +16,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import CellShape, KernelKey
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BuiltKernel:
     """One kernel as it came from the compiler or the cache.
 
@@ -35,6 +35,18 @@ class BuiltKernel:
     seconds: float
     folder: Path | None
     chosen: str = ""
+
+    def __repr__(self) -> str:
+        """Return one line: the texts are attributes."""
+        plan, cubin = self.plan, f"cubin of {len(self.cubin):,} bytes" if self.cubin else "not compiled"
+        what = f"{plan.entry} of {plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, for {plan.gpu}"
+        return f"BuiltKernel({what}: {self.source.count(chr(10)):,} lines of CUDA, {cubin})"
+
+    def _repr_html_(self) -> str:
+        from minrnn_gen.build.overview import overview
+        from minrnn_gen.plan.summary import html_table
+
+        return html_table({**dict(self.plan.summary), **dict(overview(self.plan, self.cell))}.items())
 
 
 def kernel_digest(source: str, arch: str) -> str:

@@ -35,6 +35,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         written_count=1 + words_of_state * len(lowered.states),
         operation_count=lowered.operation_count,
         transcendental_count=lowered.transcendental_count,
+        proof=recurrence.proof,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.overview import overview
+from minrnn_gen.errors import INSTALL_CUDA
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 
 # What multiplies R, by KernelPlan.matrix_product.
@@ -16,11 +18,14 @@ PRODUCTS = {
 }
 
 
-def explain(built: BuiltKernel, note: str = "") -> str:
-    """Return the explanation of one built kernel as plain text; `note` says how the GPU was chosen."""
+def explain(built: BuiltKernel, note: str = "", memory_bytes: int | None = None) -> str:
+    """Return the explanation of one built kernel as plain text.
+
+    `note` says how the GPU was chosen; where arrays exceed `memory_bytes`, those of the GPU, a row warns.
+    """
     plan = built.plan
     sections = [
-        _decision(plan, note, built.chosen),
+        _decision(built, note, memory_bytes),
         _resources(built),
         _shared_map(plan),
         _prediction(plan),
@@ -36,7 +41,8 @@ def variables_in_words(variables: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in variables.items())
 
 
-def _decision(plan: KernelPlan, note: str, why: str) -> str:
+def _decision(built: BuiltKernel, note: str, memory_bytes: int | None) -> str:
+    plan, why = built.plan, built.chosen
     chosen = variables_in_words(plan.variables)
     return "\n".join(
         (
@@ -44,7 +50,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  gpu        {plan.gpu} ({plan.arch}){note}",
             f"  template   {plan.template}",
             *_build(plan),
-            *_strategy(plan),
+            *((f"  strategy   {strategy}",) if (strategy := strategy_in_words(plan)) else ()),
             f"  calls      {_specialization(plan)}",
             f"  sizes      planned for batch {plan.batch}, time {plan.time}; valid for all",
             f"  chosen     {chosen}",
@@ -52,6 +58,7 @@ def _decision(plan: KernelPlan, note: str, why: str) -> str:
             f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
             *_values("saved      ", plan.saved_values),
             *_values("recomputed ", plan.recomputed_values),
+            *(f"  {label:11s}{text}" for label, text in overview(plan, built.cell, memory_bytes)),
         )
     )
 
@@ -60,20 +67,22 @@ def _build(plan: KernelPlan) -> tuple[str, ...]:
     return ("  build      debug (MINRNN_DEBUG=1): every wait is bounded",) if plan.waits_are_bounded else ()
 
 
-def _strategy(plan: KernelPlan) -> tuple[str, ...]:
-    """Strategy of a dense cell's kernel: how its steps are taken, and why not in one launch."""
+def strategy_in_words(plan: KernelPlan) -> str:
+    """Return how the steps of a cell that is no scan are taken, and of a dense one why not in one launch."""
     match plan.strategy:
         case "persistent":
             by = PRODUCTS[plan.matrix_product]
-            return (f"  strategy   persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}",)
+            return f"persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}"
         case "decode":
-            return ("  strategy   decode: one step in one launch, the recurrent matrix read once by all SMs together",)
+            return "decode: one step in one launch, the recurrent matrix read once by all SMs together"
         case "stepwise" if plan.kernel_pass == "step":
-            return (f"  strategy   one step as a product and a pointwise kernel: {plan.passed_over}",)
+            return f"one step as a product and a pointwise kernel: {plan.passed_over}"
         case "stepwise":
-            return (f"  strategy   step by step, not persistent: {plan.passed_over}",)
+            return f"step by step, not persistent: {plan.passed_over}"
+        case "serial":
+            return "step by step: a thread takes all steps of its channels, since the cell is no scan"
         case _:
-            return ()
+            return ""
 
 
 def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -106,7 +115,7 @@ def _resources(built: BuiltKernel) -> str:
             f"    spilled bytes         0 / {kernel.spill_bytes}",
         ]
     if not reported:
-        lines.append("  not compiled: NVRTC is not installed; pip install 'minrnn-gen[cuda13]'")
+        lines.append(f"  not compiled: NVRTC is not installed; {INSTALL_CUDA}")
     return "\n".join(lines)
 
 

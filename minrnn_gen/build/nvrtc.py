@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, CompileFailed, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # -v makes ptxas report registers, shared memory and spills into the log. NVRTC before 13.4 takes a generic lambda for a host
@@ -104,9 +104,7 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
         from cupy.cuda import compiler as cupy_compiler
         from cupy_backends.cuda.libs import nvrtc
     except ImportError as missing:
-        raise ToolchainMissing(
-            "compiling needs NVRTC through CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
-        ) from missing
+        raise ToolchainMissing(f"compiling needs NVRTC through CuPy, which is not installed: {INSTALL_CUDA}") from missing
     log = io.StringIO()
     # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
     program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
@@ -119,7 +117,7 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
         raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.arch}: {first.strip()}") from refused
     except (RuntimeError, OSError) as missing:
         raise ToolchainMissing(
-            f"NVRTC cannot be loaded ({missing}): pip install 'minrnn-gen[cuda13]' brings it without a CUDA toolkit"
+            f"NVRTC cannot be loaded ({missing}): {INSTALL_CUDA}, brings it without a CUDA toolkit"
         ) from missing
     # CuPy hands the cubin over without its last byte.
     return CompiledSource(cubin + b"\0", parse_resources(log.getvalue(), plan.shared_bytes))

@@ -308,9 +308,10 @@ class _Reader:
                 node, f"{what} takes no argument, it always multiplies {multiplied}; write {what}.<gate>"
             )
         if function is None:
+            product = "" if isinstance(node.func, ast.Name) else ", unless a * is missing before the bracket"
             raise self.source.error_at(
                 node,
-                f"'{name[:40]}' is not a function of the language{nearest_name(name, FUNCTIONS)}; "
+                f"'{name[:40]}' is not a function of the language{nearest_name(name, FUNCTIONS)}{product}; "
                 f"use one of {', '.join(FUNCTIONS)}",
             )
         wanted = argument_count(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.,()\[\]+\-*/<>=! \t\n]")
 _WITHOUT_GATE = re.compile(r"\b([WR])\s*\.(?!\s*[A-Za-z_])")
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_TOKEN = re.compile(r"[A-Za-z_]\w*|\.?\d[\w.]*|\S")
 _WORD_WITH_DIGITS = re.compile(r"[A-Za-z_]\w*|(?:\d|\.\d)(?:[eE][+-]|[\w.])*")
 
 
@@ -139,13 +141,17 @@ def _check_characters(source: EquationText) -> None:
     operators = depth = 0
     for number, line in enumerate(source.lines, start=1):
         if foreign := _FOREIGN.search(line):
-            raise source.error(number, foreign.start() + 1, f"the character {foreign[0]!r} has no meaning in an equation")
+            instead = "; use ** for a power" if foreign[0] == "^" else ""
+            raise source.error(
+                number, foreign.start() + 1, f"the character {foreign[0]!r} has no meaning in an equation{instead}"
+            )
         if bare := _WITHOUT_GATE.search(line):
             raise source.error(number, bare.start() + 1, f"'{bare[1]}.' needs a gate's name; write {bare[1]}.<gate>")
         for word in _WORD_WITH_DIGITS.finditer(line):
             if not word[0][0].isalpha() and word[0][0] != "_" and not _NUMBER.fullmatch(word[0]):
                 shown = word[0][:40]
                 raise source.error(number, word.start() + 1, f"'{shown}' is neither a number (such as 0.5 or 1e-3) nor a name")
+        _refuse_missing_operator(source, number, line)
         for column, character in enumerate(line, start=1):
             operators += character in "+-*/("
             depth += (character in "([") - (character in ")]")
@@ -153,3 +159,16 @@ def _check_characters(source: EquationText) -> None:
                 raise source.error(number, column, f"brackets nest deeper than {DEPTH_LIMIT} levels; name the parts")
         if operators > 2 * OPERATION_LIMIT:  # ** counts twice
             raise source.error(number, 1, f"there are more than {OPERATION_LIMIT:,} operations, the most a cell may have")
+
+
+def _refuse_missing_operator(source: EquationText, number: int, line: str) -> None:
+    """Refuse two operands side by side, of which Python's parser says only that they are invalid."""
+    left = ""
+    for token in _TOKEN.finditer(line):
+        right = token[0]
+        is_operand = right[0].isalnum() or (right[0] in "_." and len(right) > 1) or right == "_"
+        follows = left in (")", "]") or (is_operand and bool(left) and (left[-1].isalnum() or left[-1] == "_"))
+        if follows and is_operand and not (keyword.iskeyword(left) or keyword.iskeyword(right)):
+            where = f"between {left[-40:]!r} and {right[:40]!r}"
+            raise source.error(number, token.start() + 1, f"a * is missing {where}; write it out")
+        left = right

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
-from minrnn_gen.cli.terminal import console, facts, print_json, progress_bar
-from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.cli.terminal import console, facts, print_json, progress, progress_bar
+from minrnn_gen.errors import INSTALL_CUDA, BadInput, ToolchainMissing, shown
 
 if TYPE_CHECKING:
+    from minrnn_gen.build.artifact import BuiltKernel
+    from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
 
 OutFolder = Annotated[
@@ -41,27 +43,26 @@ def compile(
     as_json: AsJson = False,
 ) -> None:
     """Plan, render, compile and check the kernels of a spec."""
-    from minrnn_gen.errors import ToolchainMissing
-
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
     kernel = request.compile(quiet=as_json)
     if kernel.resources is None:
         raise ToolchainMissing(
-            f"{spec}: planned and rendered, but not compiled, because NVRTC is missing: pip install 'minrnn-gen[cuda13]' "
-            "(or [cuda12]); 'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
+            f"{spec}: planned and rendered, but not compiled, because NVRTC is missing: {INSTALL_CUDA}; "
+            "'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
         )
     if sizes:
         wanted = [_sizes(text) for text in sizes]
         with progress_bar("compiling", quiet=as_json) as show:
             kernel.prepare(wanted, lambda done, of: show("compiling", done / of, f"{done} of {of}"))
-    files = _written(kernel, out)
+    built = kernel.built if out is None else _with_gradients(kernel, quiet=as_json)
+    files = _written(kernel.spec, built, out)
     seconds = time.perf_counter() - started
     if as_json:
-        print_json(_report(request, kernel, files, seconds))
+        print_json(_report(request, built, files, seconds))
     else:
         request.say_default()
-        _print(kernel, files if out else [], seconds)
+        _print(kernel, built, files if out else [], seconds)
 
 
 def _sizes(text: str) -> tuple[int, int]:
@@ -72,20 +73,34 @@ def _sizes(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _written(kernel: Kernel, out: str | None) -> list[str]:
+def _with_gradients(kernel: Kernel, quiet: bool) -> tuple[BuiltKernel, ...]:
+    """Return the kernels, and where the spec says `training` those of its gradients: compiled here, run on a GPU."""
+    from minrnn_gen.run.ahead import passes_of
+
+    builder, sizes = kernel.builder, kernel.builder.hinted_sizes
+    if not kernel.spec.training:
+        return kernel.built
+    keys = [builder.choose(kernel_pass, specialization, sizes) for kernel_pass, specialization in passes_of(builder, sizes)]
+    with progress("compiling the gradients", quiet):
+        gradients = builder.build_all(keys)
+    known = {built.digest for built in kernel.built}
+    return (*kernel.built, *(built for built in gradients if built.digest not in known))
+
+
+def _written(spec: Spec, built: tuple[BuiltKernel, ...], out: str | None) -> list[str]:
     """Return the files of the kernels: those just written to `out`, else those in the cache."""
     if out is not None:
         from minrnn_gen.cli.files import write_kernel
 
-        return [path for built in kernel.built for path in write_kernel(built, kernel.spec, out)]
-    folders = [built.folder for built in kernel.built if built.folder is not None]
+        return [path for kernel in built for path in write_kernel(kernel, spec, out)]
+    folders = [kernel.folder for kernel in built if kernel.folder is not None]
     return [str(path) for folder in folders for path in sorted(folder.iterdir())]
 
 
-def _report(request: Request, kernel: Kernel, files: list[str], seconds: float) -> dict[str, Any]:
-    from minrnn_gen.cli.report import kernel_entries
+def _report(request: Request, built: tuple[BuiltKernel, ...], files: list[str], seconds: float) -> dict[str, Any]:
+    from minrnn_gen.cli.report import facts_of, kernel_entries
 
-    forward = kernel.built[0]
+    forward = built[0]
     plan = forward.plan
     return {
         "model": plan.model,
@@ -93,25 +108,26 @@ def _report(request: Request, kernel: Kernel, files: list[str], seconds: float) 
         "gpu_chosen_by": request.target.origin,
         "arch": plan.arch,
         "digest": forward.digest,
-        "cached": all(built.cached for built in kernel.built),
+        "cached": all(kernel.cached for kernel in built),
         "seconds": round(seconds, 4),
         "candidates": plan.candidate_count,
         "rejected": dict(plan.rejected),
         "dropped": list(forward.dropped),
+        **facts_of(forward, request.target.profile),
         "plan": plan.to_json(),
-        "kernels": kernel_entries(kernel.built),
+        "kernels": kernel_entries(built),
         "files": files,
     }
 
 
-def _print(kernel: Kernel, files: list[str], seconds: float) -> None:
+def _print(kernel: Kernel, built: tuple[BuiltKernel, ...], files: list[str], seconds: float) -> None:
     from minrnn_gen.cli.report import decision, origin, resources, title
 
     screen = console()
-    screen.print(title(kernel.built[0]))
+    screen.print(title(built[0]))
     screen.print()
-    screen.print(facts([*decision(kernel.built[0]), ("kernels", origin(kernel.built, seconds))]))
+    screen.print(facts([*decision(built[0], kernel.builder.target.profile), ("kernels", origin(built, seconds))]))
     screen.print()
-    screen.print(resources(kernel.built))
+    screen.print(resources(built))
     for path in files:
         screen.print(f"wrote {path}", soft_wrap=True)

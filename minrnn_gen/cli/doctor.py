@@ -8,8 +8,11 @@ from importlib import metadata
 
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, print_json
+from minrnn_gen.errors import INSTALL_CUDA, INSTALL_TORCH
 
-_INSTALL = "pip install 'minrnn-gen[cuda13]', or [cuda12] for drivers before 580"
+# The smallest kernel; an architecture that every NVRTC of CUDA 12 and 13 knows.
+_PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = expf(y[threadIdx.x]); }'
+_PROBE_ARCH = "sm_80"
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,21 @@ class Finding:
     is_needed: bool = False
 
 
+@dataclass(frozen=True)
+class _Probe:
+    """What compiling needs of the smallest kernel."""
+
+    entry: str = "probe"
+    arch: str = _PROBE_ARCH
+    shared_bytes: int = 0
+
+
 def doctor(as_json: AsJson = False) -> int:
-    """Check Python, CuPy, NVRTC, driver, GPU, cache and what launches calls."""
+    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, a C++ compiler, cache and what launches calls."""
     nvrtc = _nvrtc()
-    findings = [_package(), _python(), _cupy(), nvrtc, _driver(nvrtc.state if nvrtc.is_well else ""), _gpu(), _cache(), _host()]
+    version = nvrtc.state if nvrtc.is_well else ""
+    of_gpu = [nvrtc, _driver(version), _gpu()]
+    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _cpp(), _cache(), _host()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -71,17 +85,46 @@ def _cupy() -> Finding:
             return Finding("CuPy", True, f"{metadata.version(name)} ({name})", is_needed=True)
         except metadata.PackageNotFoundError:
             continue
-    return Finding("CuPy", False, "not installed", _INSTALL, is_needed=True)
+    return Finding("CuPy", False, "not installed", INSTALL_CUDA, is_needed=True)
 
 
 def _nvrtc() -> Finding:
-    from minrnn_gen.build.nvrtc import nvrtc_version
-    from minrnn_gen.errors import ToolchainMissing
+    from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
+    from minrnn_gen.errors import MinrnnError, ToolchainMissing
 
     try:
-        return Finding("NVRTC", True, nvrtc_version(), is_needed=True)
+        version = nvrtc_version()
     except ToolchainMissing as missing:
-        return Finding("NVRTC", False, str(missing), _INSTALL, is_needed=True)
+        return Finding("NVRTC", False, str(missing), INSTALL_CUDA, is_needed=True)
+    # A library that can be loaded may lack the one it compiles by.
+    try:
+        compile_source(_PROBE, _Probe())
+    except MinrnnError as error:
+        state = f"{version} is here, but compiles nothing ({error})"
+        return Finding("NVRTC", False, state, f"install it anew: {INSTALL_CUDA}, with --force-reinstall", is_needed=True)
+    return Finding("NVRTC", True, version, is_needed=True)
+
+
+def _torch() -> Finding:
+    """Look for torch by its metadata alone: importing it takes seconds."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Finding("torch", False, "not installed, and minrnn_gen.torch needs it", INSTALL_TORCH)
+    serves = "for CPUs alone" if version.endswith("+cpu") else "minrnn_gen.torch can be imported"
+    return Finding("torch", True, f"{version}, {serves}")
+
+
+def _cpp() -> Finding:
+    from minrnn_gen.errors import ToolchainMissing
+    from minrnn_gen.interpret.toolchain import cpp_compiler
+
+    try:
+        compiler = cpp_compiler()
+    except (ToolchainMissing, OSError) as missing:
+        lost = "'minrnn-gen verify' runs kernels on a CPU by one; install g++ or clang++"
+        return Finding("C++ compiler", False, str(missing).partition(":")[0], lost)
+    return Finding("C++ compiler", True, f"{compiler.version or 'of unknown version'} ({compiler.program})")
 
 
 def _driver(nvrtc: str) -> Finding:
@@ -91,7 +134,7 @@ def _driver(nvrtc: str) -> Finding:
     if version is None:
         return Finding("driver", False, "no NVIDIA driver", "install it to run on a GPU; compiling does without")
     if nvrtc and int(version.split(".")[0]) < int(nvrtc.split(".")[0]):
-        mend = "update the driver, or pip install 'minrnn-gen[cuda12]'"
+        mend = "update the driver, or pip install 'cupy-cuda12x[ctk]' in the place of the one for CUDA 13"
         return Finding("driver", False, f"it serves CUDA {version}, kernels are compiled by {nvrtc}", mend)
     return Finding("driver", True, f"serves CUDA {version}")
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minrnn_gen.cli.request import Assignments, GpuName, Pass, Request, SpecPath, WhichPass, read_request
-from minrnn_gen.cli.terminal import progress
+from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Pass, Request, SpecPath, WhichPass, read_request
+from minrnn_gen.cli.terminal import print_json, progress
+from minrnn_gen.errors import BadInput
+
+if TYPE_CHECKING:
+    from minrnn_gen.build.artifact import BuiltKernel
 
 Batch = Annotated[
     int | None, typer.Option("--batch", min=1, metavar="B", help="Of a call of so many sequences.", show_default=False)
@@ -25,16 +29,20 @@ def explain(
     batch: Batch = None,
     time: Time = None,
     classes: Classes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what was decided, and why."""
-    from minrnn_gen.build.explain import explain as in_words
-
+    if as_json and classes:
+        raise BadInput("--json and --classes are given together; give one of them")
     request = read_request(spec, gpu, assignments)
+    if as_json:
+        print_json(_report(request, _built(request, which, batch, time)))
+        return
     if classes:
         sys.stdout.write(_classes(request, which) + "\n")
         return
     if batch is None and time is None:
-        sys.stdout.write(in_words(request.compile_pass(which), note=f", {request.gpu_choice}") + "\n")
+        sys.stdout.write(_in_words(request, request.compile_pass(which)) + "\n")
         return
     sys.stdout.write(_call(request, which, batch, time) + "\n")
 
@@ -53,14 +61,50 @@ def _classes(request: Request, which: Pass) -> str:
 def _call(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
     """Return the explanation of the kernel that a call of these sizes gets; what is not given is the spec's."""
     from minrnn_gen.api import builder_for
-    from minrnn_gen.build.explain import explain as in_words
     from minrnn_gen.build.explain_sizes import explain_sizes
     from minrnn_gen.plan.problem import Sizes
-    from minrnn_gen.run.ahead import build_plain, plain_specialization
+    from minrnn_gen.run.ahead import plain_specialization
+
+    built = _built(request, which, batch, time)
+    builder = builder_for(request.spec, request.target)
+    sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
+    why = explain_sizes(builder, which.value, plain_specialization(builder, which.value, sizes), sizes)
+    return _in_words(request, built) + "\n\n" + why
+
+
+def _built(request: Request, which: Pass, batch: int | None, time: int | None) -> BuiltKernel:
+    """Return the kernel that a call of these sizes gets; what is not given is the spec's."""
+    from minrnn_gen.api import builder_for
+    from minrnn_gen.plan.problem import Sizes
+    from minrnn_gen.run.ahead import build_plain
 
     builder = builder_for(request.spec, request.target)
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
     with progress(f"compiling for {request.target.profile.name}"):
-        built = build_plain(builder, which.value, sizes)
-    why = explain_sizes(builder, which.value, plain_specialization(builder, which.value, sizes), sizes)
-    return in_words(built, note=f", {request.gpu_choice}") + "\n\n" + why
+        return build_plain(builder, which.value, sizes)
+
+
+def _in_words(request: Request, built: BuiltKernel) -> str:
+    from minrnn_gen.build.explain import explain as in_words
+
+    return in_words(built, f", {request.gpu_choice}", request.target.profile.memory_bytes)
+
+
+def _report(request: Request, built: BuiltKernel) -> dict[str, Any]:
+    """Return all that the words say, as plain data."""
+    from minrnn_gen.build.overview import call_bytes
+    from minrnn_gen.cli.report import facts_of, kernel_entries
+
+    plan = built.plan
+    return {
+        **facts_of(built, request.target.profile),
+        "gpu_chosen_by": request.target.origin,
+        "call_bytes": call_bytes(plan, built.cell),
+        "predicted_us": {**plan.predicted_us, "total": plan.predicted_total_us},
+        "candidates": plan.candidate_count,
+        "rejected": dict(plan.rejected),
+        "dropped": list(built.dropped),
+        "chosen_because": built.chosen,
+        "plan": plan.to_json(),
+        "kernels": kernel_entries((built,)),
+    }

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.explain import variables_in_words
+from minrnn_gen.build.explain import strategy_in_words, variables_in_words
+from minrnn_gen.build.overview import memory_warning, overview
 from minrnn_gen.cli.terminal import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+    from minrnn_gen.config.gpu_profile import GpuProfile
 
 
 def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
@@ -32,6 +35,16 @@ def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
     ]
 
 
+def facts_of(built: BuiltKernel, profile: GpuProfile) -> dict[str, Any]:
+    """Return the class of the cell with its proof, what limits the time, and what does not fit the GPU."""
+    return {
+        "class": built.cell.kind,
+        "proof": built.cell.proof,
+        "limit": max(built.plan.predicted_us, key=lambda term: built.plan.predicted_us[term]),
+        "warnings": [warning for warning in [memory_warning(built.plan, built.cell, profile.memory_bytes)] if warning],
+    }
+
+
 def title(built: BuiltKernel) -> Text:
     """Return the line that says what was compiled for what."""
     from rich.text import Text
@@ -45,8 +58,8 @@ def title(built: BuiltKernel) -> Text:
     )
 
 
-def decision(built: BuiltKernel) -> list[tuple[str, str]]:
-    """Return the rows that say what the solver chose, and from what."""
+def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:
+    """Return the rows that say what the solver chose, and from what; what the cell is, and what limits it."""
     plan = built.plan
     rejected = sum(plan.rejected.values())
     rows = [
@@ -57,7 +70,9 @@ def decision(built: BuiltKernel) -> list[tuple[str, str]]:
         rows.append(("", f"{len(built.dropped)} better predicted ones broke their promise when compiled"))
     if plan.waits_are_bounded:
         rows.append(("build", "debug (MINRNN_DEBUG=1): every wait is bounded"))
-    return rows
+    if strategy := strategy_in_words(plan):
+        rows.append(("strategy", strategy))
+    return [*rows, *overview(plan, built.cell, profile.memory_bytes)]
 
 
 def resources(built: tuple[BuiltKernel, ...]) -> Table:

@@ -14,7 +14,7 @@ import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
 from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
-from minrnn_gen.errors import BadInput, MinrnnError, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, BadInput, MinrnnError, ToolchainMissing
 
 if TYPE_CHECKING:
     from minrnn_gen.cli.accuracy import Accuracy, Result
@@ -252,8 +252,8 @@ def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> 
     screen.print()
     compiled = origin(kernel.built, build_seconds)
     if kernel.resources is None:
-        compiled = "rendered, not compiled, because NVRTC is missing: pip install 'minrnn-gen[cuda13]'"
-    screen.print(facts([*decision(kernel.built[0]), ("kernels", compiled)]))
+        compiled = f"rendered, not compiled, because NVRTC is missing: {INSTALL_CUDA}"
+    screen.print(facts([*decision(kernel.built[0], kernel.builder.target.profile), ("kernels", compiled)]))
     screen.print()
     if kernel.resources is not None:
         screen.print(resources(kernel.built))

@@ -13,11 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName
+from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
 HINT_LIMIT = 2**40
+
+_NO_SPEC = (
+    "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
+    "dict {'model': …, 'hidden_size': …}"
+)
 
 _Size = Annotated[int, Field(ge=1, le=SIZE_LIMIT)]
 _Hint = Annotated[int, Field(ge=1, le=HINT_LIMIT)]
@@ -184,7 +189,10 @@ def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **ov
             raise BadInput(f"{shown(name)} overrides no key of a spec{nearest_name(name, known)}; allowed: {', '.join(known)}")
     if isinstance(source, Spec) and not overrides:
         return source
+    overrides = dict(_with_named_precision(overrides))
     document, folder = _origin(source)
+    if "equations" in document.data and "model" not in document.data:
+        raise document.error(("equations",), _NO_SPEC)
     replaced = document_from_mapping(overrides, document.where).data
     lines = {path: line for path, line in document.lines.items() if path[0] not in replaced}
     document = Document(document.where, {**document.data, **replaced}, lines)
@@ -207,10 +215,20 @@ def _origin(source: object) -> tuple[Document, Path]:
     if isinstance(source, Spec):
         return Document(source.where, source.model_dump(), source.document.lines), source.folder
     if isinstance(source, Mapping):
-        return document_from_mapping(source), Path.cwd()
+        return document_from_mapping(_with_named_precision(source)), Path.cwd()
     if not isinstance(source, str | os.PathLike):
         raise BadInput(f"{shown(source)} is given where a spec is needed: the path of a YAML file, a dict or a Spec")
     path = os.fsdecode(source)
     if "\n" in path:
         raise BadInput(f"{shown(path)} is given where a path is needed; save the text as a YAML file, or give a dict")
+    if path.isidentifier() and not Path(path).exists():
+        raise BadInput(
+            f"{shown(path)}: no such file; if it is a cell, give a spec: a YAML file, or a dict such as "
+            f"{{'model': {path[:60]!r}, 'hidden_size': 512}}"
+        )
     return read_document(path), Path(path).absolute().parent
+
+
+def _with_named_precision(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a spec, a precision that is a dtype of torch by its name."""
+    return {**mapping, "precision": named_precision(mapping["precision"])} if "precision" in mapping else mapping

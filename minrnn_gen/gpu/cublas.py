@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from minrnn_gen.call.array import Array
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
@@ -129,7 +129,7 @@ def _library() -> Any:
         library.cublasSetMathMode.argtypes = (_POINTER, ctypes.c_int)
         library.cublasGemmStridedBatchedEx.argtypes = _GEMM_ARGUMENTS
         return library
-    raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
+    raise ToolchainMissing(f"cuBLAS is not installed: {INSTALL_CUDA}")
 
 
 def functions() -> tuple[Any, Any, Any, Any]:
@@ -150,4 +150,4 @@ def _load_library() -> None:
     try:
         from cupy_backends.cuda.libs import cublas  # noqa: F401
     except ImportError as missing:
-        raise ToolchainMissing("cuBLAS is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])") from missing
+        raise ToolchainMissing(f"cuBLAS is not installed: {INSTALL_CUDA}") from missing

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from minrnn_gen.build.nvrtc import make_cupy_cache
 from minrnn_gen.call.array import Library
 from minrnn_gen.config.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
 from minrnn_gen.gpu.calibration import calibrated
 from minrnn_gen.gpu.driver import has_device
 
@@ -101,7 +101,5 @@ def cupy_module() -> Any:
     try:
         import cupy
     except ImportError as missing:
-        raise ToolchainMissing(
-            "running on a GPU needs CuPy, which is not installed: pip install 'minrnn-gen[cuda13]' (or [cuda12])"
-        ) from missing
+        raise ToolchainMissing(f"running on a GPU needs CuPy, which is not installed: {INSTALL_CUDA}") from missing
     return cupy

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from minrnn_gen.plan.many_sizes import Amount
+from minrnn_gen.plan.summary import html_table, limit_in_words
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({
@@ -187,7 +188,7 @@ class _PartValue(Generic[Value]):
         return self._read(plan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
 
@@ -250,6 +251,37 @@ class KernelPlan:
 
     def __post_init__(self) -> None:
         _freeze(self, "variables")
+
+    def __repr__(self) -> str:
+        """Return one line, of which the whole is in `to_json`."""
+        what = f"{self.entry} of {self.model}, hidden_size {self.hidden_size}, {self.precision}, for {self.gpu}"
+        return f"KernelPlan({what}: {self._chosen})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary)
+
+    @property
+    def summary(self) -> list[tuple[str, str]]:
+        """The decision in a few labelled phrases."""
+        what = f"{self.entry} of {self.model}, hidden_size {self.hidden_size}, {self.precision}, layout {self.layout}"
+        block = f"{self.threads} threads, {self.shared_bytes:,} bytes of shared memory; {self.blocks_per_sm} blocks per SM"
+        return [
+            ("kernel", what),
+            ("gpu", f"{self.gpu} ({self.arch})"),
+            ("chosen", self._chosen),
+            ("block", block),
+            ("predicted", f"{self.predicted_total_us:,.1f} us for batch {self.batch}, time {self.time}"),
+            ("limit", self.limit),
+        ]
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the predicted time, in words."""
+        return limit_in_words(self.predicted_us, self.predicted_total_us)
+
+    @property
+    def _chosen(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.variables.items())
 
     @property
     def template(self) -> str:

@@ -58,7 +58,7 @@ class CellShape:
 
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
     `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,
-    `recomputed_values` what it computes again.
+    `recomputed_values` what it computes again. `proof` says why the cell is of its class, for people; nothing is planned by it.
     """
 
     name: str
@@ -74,6 +74,7 @@ class CellShape:
     transcendental_count: int
     saved_values: tuple[str, ...] = ()
     recomputed_values: tuple[str, ...] = ()
+    proof: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,32 @@
 """Recurrent layers to train with, torch.nn's among them, and the kernels' recurrence and the raw scan with gradients."""
 
-from minrnn_gen.torch import nn
-from minrnn_gen.torch.functional import recurrence
-from minrnn_gen.torch.layer import RNN
-from minrnn_gen.torch.layers import (
-    GRU,
-    HGRN,
-    LSTM,
-    QRNN,
-    RGLRU,
-    SLSTM,
-    Elman,
-    IndRNN,
-    MinGRU,
-    MinGRULog,
-    MinGRUTanh,
-    MinLSTM,
-    MinLSTMLog,
-)
-from minrnn_gen.torch.raw_scan import scan
-from minrnn_gen.torch.replacement import replace
+from minrnn_gen.errors import INSTALL_TORCH, TorchMissing
+
+try:
+    from minrnn_gen.torch import nn
+    from minrnn_gen.torch.functional import recurrence
+    from minrnn_gen.torch.layer import RNN
+    from minrnn_gen.torch.layers import (
+        GRU,
+        HGRN,
+        LSTM,
+        QRNN,
+        RGLRU,
+        SLSTM,
+        Elman,
+        IndRNN,
+        MinGRU,
+        MinGRULog,
+        MinGRUTanh,
+        MinLSTM,
+        MinLSTMLog,
+    )
+    from minrnn_gen.torch.raw_scan import scan
+    from minrnn_gen.torch.replacement import replace
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    raise TorchMissing(f"minrnn_gen.torch needs torch, which is not installed: {INSTALL_TORCH}", name="torch") from None
 
 __all__ = [
     "GRU",

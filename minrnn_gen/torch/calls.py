@@ -40,6 +40,12 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
     return [y, *saved.final(), *extra]
 
 
+def step(kernel: Kernel, tensors: Tensors) -> list[Any]:
+    """Run one step and return y and the states after it; x is without an axis of time."""
+    result = kernel.executor.step(_arguments(kernel, tensors))
+    return [result.y, *result.final]
+
+
 def backward(
     kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
 ) -> list[Any]:

@@ -11,16 +11,15 @@ import torch
 from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.torch.architecture import Architecture
 from minrnn_gen.torch.dtypes import PRECISIONS
+from minrnn_gen.torch.options import OPTIONS, keywords_of
 from minrnn_gen.torch.tensors import check_tensor
-
-# The keys of a spec for which a layer has no arguments of its own.
-OPTIONS = ("functions", "fp32_product", "scan_arithmetic", "recurrent_gradient_clip", "gpu", "batch", "time")
 
 # Far more than anybody trains; each has kernels and parameters to be named.
 LAYERS_LIMIT = 4096
 
 
 def check_layer_arguments(
+    layer: type,
     model: Any,
     input_size: Any,
     num_layers: Any,
@@ -31,7 +30,11 @@ def check_layer_arguments(
     flags: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse what no spec says; `flags` are those of the arguments that are True or False."""
+    """Refuse what no spec says; `flags` are those of the arguments that are True or False, `options` further ones."""
+    for name in options:
+        if name not in OPTIONS:
+            known = keywords_of(layer)
+            raise BadInput(f"{name} is no argument of a layer{nearest_name(name, known)}; allowed are {', '.join(known)}")
     if not isinstance(model, str | os.PathLike | Mapping):
         raise BadInput(f"model is {shown(model)}; a cell's name, the path of a cell file or a cell file's mapping is expected")
     if input_size is None:
@@ -51,11 +54,6 @@ def check_layer_arguments(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):
         raise BadInput(f"dtype is {shown(dtype)}; one of {', '.join(map(str, PRECISIONS))} is expected, or None")
     _check_device(device)
-    for name in options:
-        if name not in OPTIONS:
-            raise BadInput(
-                f"{name} is no argument of a layer{nearest_name(name, OPTIONS)}; further ones are {', '.join(OPTIONS)}"
-            )
 
 
 def _check_device(device: Any) -> None:

@@ -19,6 +19,14 @@ _NO_TRACING = (
     "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
     "torch.compile record it"
 )
+_NO_ONNX = (
+    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; load the state_dict into the "
+    "layer of torch.nn and export that"
+)
+_NO_SCRIPT = (
+    "torch.jit.script was asked for over a layer of minrnn_gen, which TorchScript cannot read; torch.export and torch.compile "
+    "take it, and its state_dict fits the layer of torch.nn"
+)
 NO_FORWARD_MODE = (
     "a derivative in forward mode was asked for, which a recurrence of minrnn_gen does not have; torch.autograd.grad has its "
     "gradients"
@@ -74,7 +82,12 @@ def _has_tangent(tensor: Any) -> bool:
 def refuse_tracing() -> None:
     """Refuse to be traced by torch.jit, before sizes are asked for, which are tensors then."""
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
-        raise BadInput(_NO_TRACING)
+        raise BadInput(_NO_ONNX if torch.onnx.is_in_onnx_export() else _NO_TRACING)
+
+
+def refuse_scripting() -> NoReturn:
+    """Refuse TorchScript, which else stops at the first line that is not of its language."""
+    raise BadInput(_NO_SCRIPT)
 
 
 def dense_gradients(gradients: Sequence[Any]) -> list[Any]:

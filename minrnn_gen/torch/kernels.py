@@ -5,6 +5,7 @@ from __future__ import annotations
 from minrnn_gen.api import builder_for, compile
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.recipe import spec_from
+from minrnn_gen.gpu import driver
 from minrnn_gen.kernel import Kernel
 
 _KERNELS: dict[str, Kernel] = {}
@@ -13,7 +14,8 @@ _KERNELS: dict[str, Kernel] = {}
 def kernel_by(recipe: str) -> Kernel:
     """Return the kernel of a recipe, made where this process has none yet; raises what `compile` does.
 
-    Compiled ahead is what the recipe has typical sizes for; anything else when a call needs it.
+    Compiled ahead, where there is a GPU, is what the recipe has typical sizes for; anything else when a call needs it: of host
+    tensors alone, nothing.
     """
     kernel = _KERNELS.get(recipe)
     return kernel or _KERNELS.setdefault(recipe, _made(recipe))
@@ -21,7 +23,8 @@ def kernel_by(recipe: str) -> Kernel:
 
 def _made(recipe: str) -> Kernel:
     spec = spec_from(recipe)
-    return compile(spec) if spec.batch or spec.time else Kernel(builder_for(spec, target_of(spec)))
+    is_ahead = (spec.batch or spec.time) and driver.has_device()
+    return compile(spec) if is_ahead else Kernel(builder_for(spec, target_of(spec)))
 
 
 def known(kernel: Kernel) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 
+from minrnn_gen.precision import named_precision
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Names, architecture_of
+from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.initial import DRAW, draw
-from minrnn_gen.torch.stack import LayerStack
+from minrnn_gen.torch.options import SpecOptions, shows_options
 
 
-class RNN(LayerStack, torch.nn.Module):
+class RNN(DecodingStack, torch.nn.Module):
     """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
 
     model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`
@@ -30,6 +32,7 @@ class RNN(LayerStack, torch.nn.Module):
     Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
     """
 
+    @shows_options
     def __init__(
         self,
         model: str | os.PathLike[str] | Mapping[str, Any],
@@ -43,21 +46,24 @@ class RNN(LayerStack, torch.nn.Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        precision: str | None = None,
+        precision: str | torch.dtype | None = None,
         recurrent_bias: bool | None = None,
         forget_bias: float | None = None,
         device: Any = None,
         dtype: Any = None,
-        **options: Any,
+        **options: Unpack[SpecOptions],
     ) -> None:
         super().__init__()
+        precision = cast("str | None", named_precision(precision))
         flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
         flags |= {} if recurrent_bias is None else {"recurrent_bias": recurrent_bias}
-        checks.check_layer_arguments(model, input_size, num_layers, dropout, proj_size, device, dtype, flags, options)
+        checks.check_layer_arguments(
+            type(self), model, input_size, num_layers, dropout, proj_size, device, dtype, flags, options
+        )
         if dropout and num_layers == 1:
             warnings.warn(f"dropout={dropout} comes between layers, of which there is one: it does nothing", stacklevel=2)
         asked = {
-            **options,
+            **{name: value for name, value in options.items() if name != "fp32_product" or value is not None},
             "model": model if isinstance(model, Mapping) else os.fspath(model),
             "hidden_size": hidden_size,
             "heads": heads,

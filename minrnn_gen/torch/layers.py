@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.torch.layer import RNN
+from minrnn_gen.torch.options import LayerOptions, shows_options
 
 
 class _OfCell(RNN):
@@ -13,7 +14,8 @@ class _OfCell(RNN):
 
     cell: ClassVar[str]
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> None:
+    @shows_options
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[LayerOptions]) -> None:
         super().__init__(self.cell, input_size, hidden_size, num_layers, **options)
 
 
@@ -96,8 +98,15 @@ ELMAN_RELU = {"name": "elman_relu", "equations": "h[t] = relu(W.h + R.h)"}
 class Elman(RNN):
     """As torch.nn.RNN, whose state_dict fits; nonlinearity: "tanh" or "relu"."""
 
+    @shows_options
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, nonlinearity: str = "tanh", **options: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        nonlinearity: str = "tanh",
+        **options: Unpack[LayerOptions],
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise BadInput(f"nonlinearity is {shown(nonlinearity)}; tanh or relu is expected")

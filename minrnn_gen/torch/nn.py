@@ -18,6 +18,7 @@ from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Architecture, architecture_of
 from minrnn_gen.torch.autocast import layer_dtype, result_dtype
+from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.fp32_precision import Setting
 from minrnn_gen.torch.layers import ELMAN_RELU
 from minrnn_gen.torch.stack import LayerStack
@@ -93,7 +94,7 @@ class ByKernels(LayerStack):
         self.use_kernels()
 
 
-class _Layer(ByKernels):
+class _Layer(DecodingStack, ByKernels):
     """One of LSTM, GRU and RNN. With `proj_size` its call is torch's own: kernels multiply R and all units of the output."""
 
     proj_size: int
@@ -121,6 +122,16 @@ class _Layer(ByKernels):
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
         if self.proj_size:
             super().flatten_parameters()  # type: ignore[misc]
+
+    def step(self, x_t: Any, state: Any = None) -> tuple[Any, Any]:
+        """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
+        y, states = super().step(x_t, state)
+        return y, tuple(last.to(y.dtype) for last in states) if isinstance(states, tuple) else states.to(y.dtype)
+
+    def _check_steps(self) -> None:
+        super()._check_steps()
+        if self.proj_size:
+            raise BadInput("step has no kernel of a layer with proj_size; call the layer on a sequence of one step")
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """Return (output, h_n), of LSTM (output, (h_n, c_n)), all in the dtype in which torch.nn returns them."""

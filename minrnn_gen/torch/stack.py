@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -12,7 +12,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.architecture import Architecture, Names
-from minrnn_gen.torch.dispatch import refuse_tracing
+from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
@@ -57,15 +57,29 @@ class LayerStack:
         dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
         called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
         """
+        recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
+        for recipe in recipes:
+            kernel_by(recipe).prepare(wanted, watch)
+
+    def _precision_of(self, dtype: torch.dtype | None) -> str:
+        """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
         dtype = dtype or next(iter(self._parameters.values())).dtype
         precision = self.precision or PRECISIONS.get(dtype)
         if precision is None or precision not in self._made.recipes:
             raise BadInput(
                 f"dtype is {dtype}; one of {', '.join(str(STORAGE[name]) for name in self._made.recipes)} is expected"
             )
-        wanted = sizes_from(sizes)
-        for recipe in self._recipes(precision):
-            kernel_by(recipe).prepare(wanted, watch)
+        return precision
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which asks every module for this."""
+        refuse_scripting()
+
+    def _slow_forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Refuse what traces, before it hands over arguments of its own; torch calls this in no other case."""
+        if not getattr(self, "proj_size", 0):  # which torch computes
+            refuse_tracing()
+        return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
 
     def _call(
         self, input: Any, hx: Any, resets: Any = None, lengths: Any = None, cu_seqlens: Any = None

@@ -12,7 +12,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.environment import debug_build_is_asked_for
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, BadInput, ToolchainMissing
 from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.run.ahead import passes_of
 from minrnn_gen.tune.candidates import CandidatePool
@@ -87,7 +87,7 @@ def tune(
     Raises ToolchainMissing without NVRTC, BadInput in debug builds, Infeasible where nothing fits.
     """
     if toolchain_version() is None:
-        raise ToolchainMissing("tuning needs NVRTC to compile candidates: pip install 'minrnn-gen[cuda13]' (or [cuda12])")
+        raise ToolchainMissing(f"tuning needs NVRTC to compile candidates: {INSTALL_CUDA}")
     if builder.waits_are_bounded or debug_build_is_asked_for():
         raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to tune")
     wanted = kernels_of(builder)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minrnn_gen.bench.problems import dense_problems
 from minrnn_gen.bench.problems.scan_problems import problems_of
-from minrnn_gen.bench.report.plot import panels_of, svg_of
+from minrnn_gen.bench.report.plot import BEST_OF_TORCH, LIBRARY_COLORS, library_of, panels_of, spread, svg_of
 from minrnn_gen.bench.report.record import COPY, Record, Row
 from minrnn_gen.errors import BadInput
 
@@ -68,3 +71,34 @@ def test_the_drawing_is_an_svg_that_does_not_change() -> None:
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
     assert "minrnn-gen" in text
     assert svg_of(record()) == text
+
+
+def test_the_best_precision_of_torch_is_drawn() -> None:
+    """Whatever the precision of a sweep: what people would use."""
+    problems = dense_problems.problems_of("sweep")
+    by_precision = {"bf16": 13.7, "fp16": 2.16}
+    rows = [
+        Row(problem=problem, contender=f"torch.nn {problem.precision}", ms=by_precision[problem.precision])
+        for problem in (*problems, *(one.model_copy(update={"precision": "fp16"}) for one in problems))
+        if problem.precision in by_precision
+    ]
+    panels = panels_of(Record(command="", gpu="", versions={}, method={}, rows=tuple(rows)))
+    assert panels
+    for panel in panels:
+        curves = {curve.name: curve.values for curve in panel.curves}
+        assert set(curves[BEST_OF_TORCH]) == {2.16} and set(curves["torch.nn bf16"]) == {13.7}
+
+
+def test_a_library_has_one_colour_everywhere() -> None:
+    assert {library_of(name) for name in ("torch.nn bf16", "torch.associative_scan", BEST_OF_TORCH)} == {"torch"}
+    assert library_of("flashrnn.cuda") == library_of("flashrnn.cuda_fused") == "flashrnn"
+    assert len({color for library, color in LIBRARY_COLORS.items() if library != "GPU"}) == len(LIBRARY_COLORS) - 1
+
+
+@given(st.lists(st.floats(0, 1), max_size=12).map(sorted), st.floats(0.01, 0.2))
+def test_names_at_the_ends_of_lines_are_apart(places: list[float], distance: float) -> None:
+    moved = spread(places, distance)
+    assert len(moved) == len(places)
+    assert all(after - before >= distance - 1e-9 for before, after in itertools.pairwise(moved))
+    if all(after - before >= distance for before, after in itertools.pairwise(places)):
+        assert moved == pytest.approx(places)

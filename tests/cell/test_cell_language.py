@@ -377,3 +377,21 @@ def test_what_a_state_that_reaches_the_output_reads_is_read() -> None:
     """Through a state, a detached value and a condition, and for the products through the output itself."""
     cell = cell_of("u = W.u\nn[t] = max(n[t-1], W.n)\nh[t] = where(u > 0, detach(c[t-1]), R.u)\nc[t] = n[t]", output="h")
     assert cell.states == ("n", "h", "c")
+
+
+OPERANDS = st.sampled_from(("z", "W.h", "h[t-1]", "(1 - z)", "0.5", "tanh(W.h)", "long_name", ".25", "2"))
+
+
+@given(OPERANDS, OPERANDS.filter(lambda text: text[0] != "("), st.sampled_from((" ", "  ")))
+def test_operands_side_by_side_lack_a_product(left: str, right: str, space: str) -> None:
+    with pytest.raises(BadInput, match=r"a \* is missing between") as caught:
+        cell_of(f"z = sigmoid(W.z)\nlong_name = tanh(W.q)\nh[t] = z * {left}{space}{right}")
+    start = len("h[t] = z * ") + len(left) + len(space) + 1
+    assert f"column {start}: " in str(caught.value)
+
+
+def test_a_power_is_written_with_two_stars() -> None:
+    with pytest.raises(BadInput, match=r"use \*\* for a power"):
+        cell_of("h[t] = W.h^2 + h[t-1]")
+    with pytest.raises(BadInput, match=r"unless a \* is missing"):
+        cell_of("h[t] = (1 - W.z)(h[t-1])")

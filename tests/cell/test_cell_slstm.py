@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.cell_evaluation import built_in
 from support.one_step import lower_step, lower_step_backward
+
+torch = pytest.importorskip("torch")
 
 GATES, STATES = "ifzo", "hcnm"
 BATCH, UNITS = 3, 5

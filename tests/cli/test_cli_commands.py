@@ -63,7 +63,8 @@ def test_compile_reports_every_kernel_beside_its_plan(command: Command, example:
 def test_compile_writes_files_of_stable_names_and_bytes(command: Command, min_gru: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     report = command("compile", min_gru, "--gpu", "h100", "--out", out, "--json").json
-    expected = {f"min_gru_{one}_sm_90.{suffix}" for one in ("forward", "step") for suffix in ("cu", "cubin", "json")}
+    passes = ("forward", "backward", "step")
+    expected = {f"min_gru_{one}_sm_90.{suffix}" for one in passes for suffix in ("cu", "cubin", "json")}
     assert {path.name for path in out.iterdir()} == expected
     assert {Path(path).name for path in report["files"]} == expected
     assert (out / "min_gru_forward_sm_90.cu").read_text() == command("render", min_gru, "--gpu", "h100").out
@@ -77,10 +78,36 @@ def test_compile_writes_files_of_stable_names_and_bytes(command: Command, min_gr
 
 
 @pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("training", [True, False])
+def test_compile_writes_what_gradients_need(command: Command, min_gru: Path, tmp_path: Path, training: bool) -> None:
+    """A dense cell's forward for a backward is another kernel than that of a plain call."""
+    settings = ("--set", "model=lstm", "--set", "hidden_size=64", "--set", f"training={str(training).lower()}")
+    answer = command("compile", min_gru, "--gpu", "h100", "--out", tmp_path, "--json", *settings)
+    assert answer.status == 0
+    kinds = ("forward", "forward_saving", "backward") if training else ("forward",)
+    assert {path.name for path in tmp_path.glob("*.cu")} == {f"lstm_{kind}_sm_90.cu" for kind in kinds}
+    assert len(answer.json["kernels"]) == len(kinds)
+    if training:
+        shown = command("render", min_gru, "--gpu", "h100", "--pass", "backward", *settings).out
+        assert (tmp_path / "lstm_backward_sm_90.cu").read_text() == shown
+
+
+@pytest.mark.usefixtures("nvrtc")
 def test_compile_says_what_a_person_wants_to_know(command: Command, min_gru: Path) -> None:
     answer = command("compile", min_gru, "--gpu", "t4")
     assert (answer.status, answer.error) == (0, "")
-    for said in ("min_gru", "hidden_size 512", "bf16", "t4", "sm_75", "scan_forward", "registers per thread", "bytes"):
+    for said in (
+        "min_gru",
+        "hidden_size 512",
+        "bf16",
+        "t4",
+        "sm_75",
+        "scan_forward",
+        "registers per thread",
+        "bytes",
+        "class",
+        "limit",
+    ):
         assert said in answer.out
 
 
@@ -102,13 +129,26 @@ def test_a_profile_file_is_a_gpu_too(command: Command, min_gru: Path, tmp_path: 
     assert "mine.yaml" not in answer.out
 
 
-@pytest.mark.parametrize("which", ["forward", "step"])
+@pytest.mark.parametrize("which", ["forward", "step", "backward"])
 def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Path, which: str) -> None:
     source = command("render", min_gru, "--gpu", "h100", "--pass", which).out
     assert f"scan_{which}" in source.splitlines()[0]
     explained = command("explain", min_gru, "--gpu", "h100", "--pass", which).out
     for heading in ("constraints (used of limit)", "resources", "predicted time", "h100 (sm_90), as asked for"):
         assert heading in explained
+    data = command("explain", min_gru, "--gpu", "h100", "--pass", which, "--json").json
+    plan = KernelPlan.from_json(data["plan"])
+    assert (plan.kernel_pass, data["class"], data["warnings"]) == (which, "affine-diagonal", [])
+    assert data["proof"].rstrip(".") in explained and f"(term {data['limit']})" in explained
+
+
+def test_explain_of_sizes_is_json_too(command: Command, min_gru: Path) -> None:
+    sizes = ("--batch", 37, "--time", 300)
+    data = command("explain", min_gru, "--gpu", "h100", "--json", *sizes).json
+    words = command("explain", min_gru, "--gpu", "h100", *sizes).out
+    assert f"planned for batch {data['plan']['problem']['batch']}" in words
+    answer = command("explain", min_gru, "--gpu", "h100", "--json", "--classes")
+    assert answer.status == 2 and "--classes" in answer.json["error"]
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
     monkeypatch.setattr("minrnn_gen.build.nvrtc.nvrtc_version", missing)
     answer = command("compile", SPEC, "--gpu", "h100")
     assert (answer.status, answer.out) == (1, "")
-    assert "pip install 'minrnn-gen[cuda13]'" in answer.error
+    assert "pip install 'cupy-cuda13x[ctk]'" in answer.error
     assert "scan_forward" in command("render", SPEC, "--gpu", "h100").out
     assert "not compiled" in command("explain", SPEC, "--gpu", "h100").out
     run = command("run", SPEC, "--gpu", "h100", "--device", "cpu", "--batch", 1, "--time", 2)
@@ -100,6 +101,40 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
     doctor = command("doctor")
     assert doctor.status == 1
     assert any(line.startswith("missing  NVRTC") and "pip install" in line for line in doctor.out.splitlines())
+
+
+def test_doctor_compiles_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where libnvrtc is here and the library that it compiles by is not."""
+
+    def fails(*_: Any) -> None:
+        raise ToolchainMissing("NVRTC cannot be loaded (failed to open libnvrtc-builtins)")
+
+    monkeypatch.setattr("minrnn_gen.build.nvrtc.nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr("minrnn_gen.build.nvrtc.compile_source", fails)
+    answer = command("doctor", "--json")
+    row = {finding["name"]: finding for finding in answer.json["findings"]}["NVRTC"]
+    assert answer.status == 1 and not answer.json["can_compile"]
+    assert not row["is_well"] and "libnvrtc-builtins" in row["state"] and "pip install 'cupy-cuda13x[ctk]'" in row["mend"]
+
+
+def test_doctor_has_rows_for_torch_and_a_compiler(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> dict[str, Any]:
+        return {finding["name"]: finding for finding in command("doctor", "--json").json["findings"]}
+
+    here = rows()
+    assert not here["torch"]["is_needed"] and not here["C++ compiler"]["is_needed"]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    gone = rows()
+    assert not gone["torch"]["is_well"] and "download.pytorch.org/whl/cpu" in gone["torch"]["mend"]
+    assert not gone["C++ compiler"]["is_well"] and "g++" in gone["C++ compiler"]["mend"]
 
 
 def test_cuda_without_a_gpu_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

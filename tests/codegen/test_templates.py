@@ -137,19 +137,19 @@ def test_assembly_stays_in_its_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_every_wrapper_has_a_twin_for_the_host(name: str) -> None:
-    """`#ifdef __CUDACC_RTC__` assembly `#else` a function of minrnn_host `#endif`, and assembly nowhere else."""
+    """`#ifdef __CUDACC__` assembly `#else` a function of minrnn_host `#endif`, and assembly nowhere else."""
     branch, called_host = None, True
     for number, line in code_lines(TEMPLATES[name]):
         directive = line.strip()
         if directive.startswith("#"):
-            assert directive in ("#ifdef __CUDACC_RTC__", "#else", "#endif"), f"line {number}: {directive}"
-            expected = {None: "#ifdef __CUDACC_RTC__", "device": "#else", "host": "#endif"}[branch]
+            assert directive in ("#ifdef __CUDACC__", "#else", "#endif"), f"line {number}: {directive}"
+            expected = {None: "#ifdef __CUDACC__", "device": "#else", "host": "#endif"}[branch]
             assert directive == expected, f"line {number}: {directive}, expected {expected}"
             assert directive != "#endif" or called_host, f"line {number}: the host's branch calls nothing of minrnn_host"
             branch = {None: "device", "device": "host", "host": None}[branch]
             called_host = False
         if re.search(r"\basm\b", line):
-            assert branch == "device", f"line {number}: assembly outside #ifdef __CUDACC_RTC__"
+            assert branch == "device", f"line {number}: assembly outside #ifdef __CUDACC__"
         if "minrnn_host::" in line:
             assert branch == "host", f"line {number}: minrnn_host outside #else"
             called_host = True

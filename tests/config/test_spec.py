@@ -327,3 +327,25 @@ def test_the_documentation_has_every_key_with_its_default_and_description() -> N
         rows = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
         assert len(rows) == 1, f"docs/spec.md has no row for {name}"
         assert rows[0].endswith(f"| {default} | {schema['description']} |")
+
+
+def test_a_cell_in_the_place_of_a_spec_says_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = {"name": "own", "equations": "h[t] = W.z * h[t-1]"}
+    (tmp_path / "own.yaml").write_text(json.dumps(cell))
+    monkeypatch.chdir(tmp_path)
+    for source in ("own.yaml", cell):
+        with pytest.raises(BadInput, match=r"this is a cell, and a spec is needed; .* model, .* hidden_size"):
+            load_spec(source)
+    with pytest.raises(BadInput, match=r"\{'model': 'min_gru', 'hidden_size': 512\}"):
+        load_spec("min_gru")
+    assert load_spec({"model": cell, "hidden_size": 4}).model == cell
+
+
+def test_a_precision_may_be_a_dtype_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    names = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    for dtype, name in names.items():
+        assert load_spec({"model": "min_gru", "hidden_size": 4, "precision": dtype}).precision == name
+        assert load_spec({"model": "min_gru", "hidden_size": 4}, precision=dtype).precision == name
+    with pytest.raises(BadInput, match="precision"):
+        load_spec({"model": "min_gru", "hidden_size": 4}, precision=torch.int8)

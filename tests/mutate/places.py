@@ -122,7 +122,7 @@ def _masked(text: str) -> str:
     hide(r"\{%.*?%\}|\{#.*?#\}", GAP)
     hide(r"//[^\n]*", " ")
     hide(r'"[^"\n]*"', HIDDEN)
-    hide(r"#ifdef __CUDACC_RTC__.*?(?:#else|#endif)", " ")
+    hide(r"#ifdef __CUDACC__.*?(?:#else|#endif)", " ")
     hide(r"^ *(?:#|static_assert|constexpr|template|typedef)[^\n]*", " ")
     hide(r"^[^\n]*(?:minrnn_host::|check_timeout)[^\n]*", " ")
     for choice in re.finditer(r"if constexpr \(", code):

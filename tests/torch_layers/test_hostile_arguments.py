@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -314,12 +315,25 @@ def test_traces_of_torchscript_are_refused() -> None:
         one_sentence(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize("layer", [wing.Elman(HIDDEN, HIDDEN), wing.nn.LSTM(HIDDEN, HIDDEN)], ids=["of a cell", "of torch.nn"])
+def test_torchscript_and_onnx_are_refused(layer: torch.nn.Module, tmp_path: Path) -> None:
+    """Alone and within a model."""
+    for model in (layer, torch.nn.Sequential(layer)):
+        with pytest.raises(BadInput, match=r"torch\.jit\.script .* torch\.export") as caught:
+            torch.jit.script(model)
+        one_sentence(caught.value)
+        with pytest.raises(BadInput, match=r"ONNX has no operator; .* torch\.nn") as caught:
+            torch.onnx.export(model, (torch.rand(BATCH, TIME, HIDDEN),), str(tmp_path / "model.onnx"), dynamo=False)
+        one_sentence(caught.value)
+
+
 # By keyword, what is allowed of the values below; nothing else is.
 POSITIVE: Callable[[Any], bool] = lambda value: type(value) is int and 0 < value < 99  # noqa: E731
 FLAG: Callable[[Any], bool] = lambda value: type(value) is bool  # noqa: E731
 SPEC_KEYS: dict[str, Callable[[Any], bool]] = {
     "functions": lambda value: value is None,
-    "fp32_product": lambda _: False,
+    "fp32_product": lambda value: value is None,
     "scan_arithmetic": lambda _: False,
     "recurrent_gradient_clip": lambda value: value is None or (type(value) in (int, float) and 0 < value < 1e308),
     "gpu": lambda value: value is None or (type(value) is str and len(value) > 0),  # which the first call looks for
@@ -337,7 +351,7 @@ KEYWORDS: dict[str, Callable[[Any], bool]] = {
     "dropout": lambda value: type(value) in (int, float) and 0 <= value <= 1,
     "bidirectional": FLAG,
     "proj_size": lambda value: type(value) is int and value == 0,
-    "precision": lambda value: value is None,
+    "precision": lambda value: value is None or value is torch.bfloat16,
     "recurrent_bias": lambda value: value is None or FLAG(value),
     "forget_bias": lambda value: value is None or (type(value) in (int, float) and abs(value) < 1e38),
     "device": lambda value: value is None or type(value) is int,  # of which torch says whether it is there
@@ -352,7 +366,7 @@ HOSTILE = (
 
 def test_every_keyword_of_a_layer_is_in_the_table() -> None:
     parameters = inspect.signature(wing.RNN.__init__).parameters
-    assert set(KEYWORDS) == {name for name in parameters if name not in ("self", "options")}
+    assert set(KEYWORDS | SPEC_KEYS) == {name for name in parameters if name != "self"}
 
 
 @pytest.mark.parametrize("keyword", [*KEYWORDS, *SPEC_KEYS])

@@ -161,9 +161,7 @@ def open_gpu() -> Gpu:
     try:
         import torch
     except ImportError as missing:
-        raise ToolchainMissing(
-            "the benchmark needs torch, which is not installed: pip install 'minrnn-gen[bench]'"
-        ) from missing
+        raise ToolchainMissing("the benchmark needs torch, which is not installed: pip install torch") from missing
     if not torch.cuda.is_available():
         raise ToolchainMissing("the benchmark needs an NVIDIA GPU that torch can use; 'minrnn-gen doctor' looks for one")
     return Gpu(torch)

@@ -15,9 +15,24 @@ from minrnn_gen.bench.report.record import COPY, Record, Row
 from minrnn_gen.bench.report.tables import OURS, best_alternative, by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
-_PANEL_INCHES = (5.6, 4.2)
-# After ten curves matplotlib's colours begin anew.
-_LINE_STYLES = ("-", "--", ":")
+_PANEL_INCHES = (6.4, 4.2)
+# One colour for each library in every figure (Okabe and Ito's, distinct to people with colour blindness too); ways of one
+# library differ by their lines.
+LIBRARY_COLORS = {
+    "minrnn-gen": "#0072B2",
+    "GPU": "#0072B2",
+    "CPU": "#7F7F7F",
+    "torch": "#CC3311",
+    "flashrnn": "#E69F00",
+    "accelerated_scan": "#009E73",
+    "fla": "#CC79A7",
+    "jax": "#56B4E9",
+}
+_OTHER_COLORS = ("#000000", "#999933", "#882255", "#44AA99", "#AA4499")
+_LINE_STYLES = ("-", "--", ":", "-.")
+# The names at the ends of lines: the least distance of two, as a share of the height of a panel.
+_NAME_DISTANCE = 0.055
+BEST_OF_TORCH = "torch.nn, its fastest precision"
 
 
 @dataclass(frozen=True)
@@ -55,9 +70,35 @@ def panels_of(record: Record) -> tuple[Panel, ...]:
         panels.append(Panel(title, "share of the speed of a copy", False, _curves(rows, _time, _share_of_copy)))
     for (model,), rows in _grouped(record.of_table("classic"), lambda row: (row.problem.model,)).items():
         panels.append(Panel(f"{model} layer, one sequence, fp32", "ms", True, _curves(rows, _time, _ms)))
-    panels += _of_sweep([row for row in record.of_table("sweep") if row.problem.precision == "bf16"])
+    panels += _of_sweep(_with_best_of_torch(record))
     panels += _of_spread([row for row in record.of_table("spread") if row.problem.task == "forward + backward"])
     return tuple(panel for panel in panels if any(len(curve.sizes) > 1 for curve in panel.curves))
+
+
+def library_of(name: str) -> str:
+    """Return the library of a contender, which its name begins with."""
+    return next((library for library in LIBRARY_COLORS if name.startswith(library)), name)
+
+
+def _with_best_of_torch(record: Record) -> list[Row]:
+    """Return the rows of the sweep in bf16, and torch.nn's fastest row at each of its shapes that has several.
+
+    cuDNN's ways differ by precision: bf16 alone may take several times as long as fp16.
+    """
+    rows = [row for row in record.of_table("sweep") if row.problem.precision == "bf16"]
+    shapes = {_shape(row.problem): row.problem for row in rows}
+    of_torch = [row for row in record.rows if row.contender.startswith("torch.nn") and row.is_right and row.ms]
+    for (shape,), ways in _grouped(of_torch, lambda row: (_shape(row.problem),)).items():
+        if shape in shapes and len({row.contender for row in ways}) > 1:
+            fastest = min(ways, key=lambda row: row.ms or 0)
+            rows.append(fastest.model_copy(update={"contender": BEST_OF_TORCH, "problem": shapes[shape]}))
+    return rows
+
+
+def _shape(problem: Problem) -> tuple[object, ...]:
+    """Return the sizes of a problem without its precision."""
+    names = ("model", "task", "heads", "head_dim", "batch", "time")
+    return tuple(getattr(problem, name, None) for name in names)
 
 
 def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
@@ -117,7 +158,7 @@ def _ours_and_best(rows: Mapping[str, Row]) -> list[Row]:
 def need_matplotlib() -> None:
     """Raise ToolchainMissing where there is no matplotlib, before a measurement whose plot could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install 'minrnn-gen[bench]'")
+        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def svg_of(record: Record) -> str:
@@ -149,10 +190,9 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
             axes = figure.add_subplot(rows, columns, index + 1)
             if panel.is_scatter:
                 _scatter(axes, panel)
-            for number, curve in enumerate(() if panel.is_scatter else panel.curves):
-                ours = curve.name.startswith(("minrnn-gen", "GPU"))
-                (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, label=curve.name)
-                line.set(linewidth=2.2 if ours else 1.1, linestyle=_LINE_STYLES[number // 10 % len(_LINE_STYLES)])
+            for curve, color, style in _styled(() if panel.is_scatter else panel.curves):
+                (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, color=color, linestyle=style)
+                line.set(linewidth=2.2 if curve.name.startswith(("minrnn-gen", "GPU")) else 1.1)
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             if panel.is_size_log:
                 axes.set_xscale("log", base=10 if panel.is_scatter else 2)
@@ -161,12 +201,53 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
             else:
                 axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=7)
+            if panel.is_scatter:
+                axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+            else:
+                _name_lines(axes, panel)
         figure.suptitle(title)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     # matplotlib leaves blanks at the ends of lines.
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _styled(curves: Sequence[Curve]) -> list[tuple[Curve, str, str]]:
+    """Return curves with the colour of their library and the line of their way."""
+    ways: dict[str, int] = {}
+    others: dict[str, str] = {}
+    styled = []
+    for curve in curves:
+        library = library_of(curve.name)
+        color = LIBRARY_COLORS.get(library) or others.setdefault(library, _OTHER_COLORS[len(others) % len(_OTHER_COLORS)])
+        # Layouts of ours share a colour, and so do GPU and minrnn-gen, which are one library.
+        way = ways.get(color, 0)
+        ways[color] = way + 1
+        styled.append((curve, color, _LINE_STYLES[way % len(_LINE_STYLES)]))
+    return styled
+
+
+def _name_lines(axes: Any, panel: Panel) -> None:
+    """Write the name of each line beside its end, outside the panel, no two closer than can be read."""
+    named = []
+    for curve, color, _ in _styled(panel.curves):
+        end = (curve.sizes[-1], curve.values[-1])
+        x, y = axes.transLimits.transform(axes.transScale.transform(end))
+        named.append((float(y), float(x), curve.name, color))
+    named.sort()
+    places = spread([end[0] for end in named], _NAME_DISTANCE)
+    for (y, x, name, color), place in zip(named, places, strict=True):
+        axes.plot([x, 1.015], [y, place], transform=axes.transAxes, color=color, linewidth=0.6, alpha=0.5, clip_on=False)
+        axes.text(1.02, place, name, transform=axes.transAxes, color=color, fontsize=7, va="center")
+
+
+def spread(places: Sequence[float], distance: float) -> list[float]:
+    """Return ascending places, moved apart to at least `distance` and kept about their middle."""
+    apart: list[float] = []
+    for place in places:
+        apart.append(max(place, apart[-1] + distance) if apart else place)
+    shift = sum(new - old for new, old in zip(apart, places, strict=True)) / max(len(apart), 1)
+    return [place - shift for place in apart]
 
 
 def _scatter(axes: Any, panel: Panel) -> None:

@@ -1,0 +1,49 @@
+"""What a reader of a decision asks first: the class of the cell and its proof, what limits the time, and what does not fit."""
+
+from __future__ import annotations
+
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import CellShape
+
+_CLASSES = {
+    "affine-diagonal": "scan: steps are composed in parallel",
+    "diagonal": "diagonal: each channel goes step by step",
+    "dense": "dense: all channels go step by step, a product by R between two steps",
+}
+_GIB = 2**30
+
+
+def overview(plan: KernelPlan, cell: CellShape, memory_bytes: int | None = None) -> list[tuple[str, str]]:
+    """Return the rows class, proof and limit, and a warning where arrays exceed `memory_bytes`, those of the GPU."""
+    rows = [("class", _CLASSES[cell.kind])]
+    if cell.proof:
+        rows.append(("proof", cell.proof.rstrip(".")))
+    rows.append(("limit", plan.limit))
+    if warning := memory_warning(plan, cell, memory_bytes):
+        rows.append(("warning", warning))
+    return rows
+
+
+def memory_warning(plan: KernelPlan, cell: CellShape, memory_bytes: int | None) -> str:
+    """Return a sentence where the arrays of a call of the typical sizes exceed the GPU's memory, else nothing."""
+    matrix, total = matrix_bytes(plan, cell), call_bytes(plan, cell)
+    if memory_bytes is None or total <= memory_bytes:
+        return ""
+    has = f"{plan.gpu} has {memory_bytes / _GIB:,.1f} GiB"
+    if matrix > memory_bytes:
+        return f"R alone takes {matrix / _GIB:,.1f} GiB, and {has}; give fewer units, more heads or a smaller precision"
+    sizes = f"batch {plan.batch}, time {plan.time}"
+    return f"the arrays of a call of {sizes} take {total / _GIB:,.1f} GiB, and {has}; calls of these sizes fail"
+
+
+def matrix_bytes(plan: KernelPlan, cell: CellShape) -> int:
+    """Return the bytes of R, 0 where there is none."""
+    return len(cell.recurrent_gates) * plan.hidden_size * plan.head_dim * plan.storage_bytes
+
+
+def call_bytes(plan: KernelPlan, cell: CellShape) -> int:
+    """Return the bytes of the arrays of a call of the typical sizes: x, R, y and states, of a backward their gradients too."""
+    elements = plan.batch * plan.time * plan.hidden_size * (len(cell.gates) + 1)
+    states = plan.batch * plan.hidden_size * len(cell.states) * plan.arithmetic_bytes
+    once = elements * plan.storage_bytes + 2 * states + matrix_bytes(plan, cell)
+    return 2 * once if plan.kernel_pass == "backward" else once

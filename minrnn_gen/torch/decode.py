@@ -1,0 +1,110 @@
+"""Layers step by step and in words: single steps by the kernels of decoding, and the decision behind each layer's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minrnn_gen.build.explain import explain
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run.ahead import build_plain, sizes_from
+from minrnn_gen.torch import calls, checks
+from minrnn_gen.torch.dispatch import refuse_tracing
+from minrnn_gen.torch.dtypes import STATES
+from minrnn_gen.torch.kernels import kernel_by
+from minrnn_gen.torch.stack import LayerStack
+from minrnn_gen.torch.stack_operator import together
+from minrnn_gen.torch.tensors import check_tensor
+
+PASSES = ("forward", "backward", "step")
+
+
+class DecodingStack(LayerStack):
+    """Layers that can be called a step at a time, and explained."""
+
+    def step(self, x_t: Any, state: Any = None) -> tuple[Any, Any]:
+        """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
+
+        x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
+        over a prompt may come first; zeros where None. Cells with a kernel of decoding run it, others a forward of one step.
+        Raises BadInput for layers in both directions, which no single step has, and for what does not fit.
+        """
+        refuse_tracing()
+        self._check_steps()
+        check_tensor(x_t, "x_t")
+        if x_t.dim() not in (1, 2) or x_t.shape[-1] != self.input_size:
+            raise BadInput(
+                f"x_t has shape {list(x_t.shape)}, but input_size is {self.input_size}; [batch, {self.input_size}] is "
+                f"expected, or [{self.input_size}] without a batch"
+            )
+        batched = x_t.dim() == 2
+        x = x_t if batched else x_t.unsqueeze(0)
+        with torch.no_grad():
+            initial = () if state is None else self._states(state, x.shape[0], batched)
+            y, final = self._steps(x.detach(), initial)
+        states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
+        return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
+
+    def explain(
+        self,
+        which: KernelPass = "forward",
+        *,
+        batch: int | None = None,
+        time: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> str:
+        """Return the decision behind the kernels of a pass in words, layer by layer, equal ones once.
+
+        which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
+        inputs, by default that of the weights. Plans for the GPU here, or where there is none for the default one.
+        Raises BadInput for anything else.
+        """
+        if which not in PASSES:
+            raise BadInput(f"which is {shown(which)}; one of {', '.join(PASSES)} is expected")
+        sections: dict[str, list[int]] = {}
+        for layer, recipe in enumerate(self._recipes(self._precision_of(dtype))):
+            sections.setdefault(recipe, []).append(layer)
+        return "\n\n".join(
+            f"{_named(layers)} of {self.num_layers}\n\n{_explained(recipe, which, batch, time)}"
+            for recipe, layers in sections.items()
+        )
+
+    def _check_steps(self) -> None:
+        if self.bidirectional:
+            raise BadInput("step needs one direction, but the layer is bidirectional; call the layer on whole sequences")
+        if torch.compiler.is_compiling():
+            raise BadInput("step was asked for within torch.compile; call it outside, its kernels are compiled already")
+
+    def _steps(self, x: Any, initial: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Run one step of all layers, each over the outputs of the one below."""
+        dtype = x.dtype
+        x, precision, casts = self._in_precision(x)
+        if initial:
+            allowed = (STATES[precision], x.dtype, dtype)
+            checks.check_state_dtypes(initial, self._made.states, allowed)
+            initial = [state.to(STATES[precision]) for state in initial]
+        final: list[Any] = []
+        for layer, recipe in enumerate(self._recipes(precision)):
+            R, weight, bias, recurrent_bias, *own = (
+                parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
+            )
+            states = [state[layer] for state in initial] or [None] * len(self._made.states)
+            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states)
+            x, *last = calls.step(kernel_by(recipe), tensors)
+            final.append(last)
+        return x, [together(layers, False) for layers in zip(*final, strict=True)]
+
+
+def _named(layers: Sequence[int]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+
+
+def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None) -> str:
+    builder = kernel_by(recipe).builder
+    hinted = builder.hinted_sizes
+    (sizes,) = sizes_from([(hinted.batch if batch is None else batch, hinted.time if time is None else time)])
+    built = build_plain(builder, which, sizes)
+    return explain(built, memory_bytes=builder.target.profile.memory_bytes)
