@@ -143,16 +143,16 @@ def test_a_refusal_is_one_sentence(text: str, arch: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["cupy.cuda", "cupy_backends.cuda.libs"])
-def test_without_cupy_the_extra_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_package_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("cupy")  # whole: an import that ends halfway cannot be made again in this process
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ToolchainMissing, match=r"minrnn-gen\[cuda13\]"):
+    with pytest.raises(ToolchainMissing, match=r"pip install 'cupy-cuda13x\[ctk\]'"):
         compile_source(TINY, PLAN)
 
 
 @needs_nvrtc
-def test_without_nvrtc_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from cupy.cuda import compiler as cupy_compiler
 
     class Unloadable:
@@ -162,7 +162,7 @@ def test_without_nvrtc_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             raise RuntimeError("CuPy failed to load libnvrtc.so.13")
 
     monkeypatch.setattr(cupy_compiler, "_NVRTCProgram", Unloadable)
-    with pytest.raises(ToolchainMissing, match=r"libnvrtc\.so\.13.*minrnn-gen\[cuda13\]"):
+    with pytest.raises(ToolchainMissing, match=r"libnvrtc\.so\.13.*cupy-cuda13x\[ctk\]"):
         compile_source(TINY, PLAN)
 
 
