@@ -11,6 +11,7 @@
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make docs       the documentation site, in build/site       make docs-serve   the same at http://127.0.0.1:8000, as it is written
 #   make docs-check links, code blocks, spelling and size of the site
+#   make release    build wheel and sdist and check them in empty environments; TAG=yes writes the changelog's section and tags
 #   make clean      remove what the targets made
 #
 # CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all (as on macOS, for which there are none); TORCH= no torch,
@@ -39,9 +40,10 @@ DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)$(if $(TORCH),-$(TORCH))
 DEV := $(VENV)/installed-dev
 DOCS := $(VENV)/installed-docs
+RELEASE := $(VENV)/installed-release
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all fuzz mutate sanitize lint types docs docs-serve docs-check clean
+.PHONY: demo test test-all fuzz mutate sanitize lint types docs docs-serve docs-check release clean
 .DEFAULT_GOAL := test
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
@@ -85,6 +87,9 @@ docs-check: docs $(TEST)
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
 	$(BIN)/python -m pytest -q tests/docs
 
+release: $(RELEASE)
+	$(BIN)/python release/release.py$(if $(TAG), --tag)
+
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
@@ -127,4 +132,9 @@ $(DEV): $(INSTALLED_FROM) | $(BIN)/python
 $(DOCS): $(INSTALLED_FROM) | $(BIN)/python
 	@echo "installing into $(VENV): Material for MkDocs and others (installed 0.2 GB)"
 	$(INSTALL) ".[docs]"
+	touch $@
+
+$(RELEASE): pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV): build and hatchling (installed 0.01 GB)"
+	$(PIP) build "hatchling>=1.27"
 	touch $@
