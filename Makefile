@@ -84,7 +84,7 @@ docs-serve: $(DOCS)
 
 docs-check: docs $(TEST)
 	$(BIN)/python docs/site/check.py build/site
-	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
+	$(BIN)/codespell $(wildcard *.md) docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
 	$(BIN)/python -m pytest -q tests/docs
 
 release: $(RELEASE)

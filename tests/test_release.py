@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import minrnn_gen
 
@@ -83,3 +84,19 @@ def test_make_release_is_a_dry_run_unless_a_tag_is_asked_for() -> None:
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     tagged = subprocess.run([*command, "TAG=yes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "--tag" not in plain and "release/release.py --tag" in tagged
+
+
+def test_what_is_cited_is_this_version() -> None:
+    page = (ROOT / "docs" / "which-cell.md").read_text(encoding="utf-8")
+    assert f"version = {{{minrnn_gen.__version__}}}" in page
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert "version" not in citation and citation["license"] == release.LICENCE
+
+
+def test_issue_templates_are_forms_and_the_image_copies_what_is_there() -> None:
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        content = yaml.safe_load(form.read_text(encoding="utf-8"))
+        assert form.name == "config.yml" or {"name", "description", "body"} <= set(content)
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY "):
+            assert all((ROOT / name).exists() for name in line.split()[1:-1])
