@@ -25,6 +25,7 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 API = {
     "minrnn_gen": ("compile", "Kernel", "Spec", "scan", "scan_backward", "MinrnnError"),
     "minrnn_gen.torch": (
+        "RNN",
         "MinGRU",
         "MinGRULog",
         "MinGRUTanh",
@@ -38,7 +39,6 @@ API = {
         "GRU",
         "LSTM",
         "SLSTM",
-        "RNN",
         "nn",
         "recurrence",
         "scan",
@@ -46,6 +46,15 @@ API = {
     ),
     "minrnn_gen.compat": ("flashrnn", "accelerated_scan", "fla", "numpy_cells"),
 }
+# What a page says first, and what an entry shows beside its own members.
+FIRST_WORDS = {
+    "minrnn_gen.torch": (
+        "Layers of a built-in cell take the keywords of `RNN`, and have its methods. [PyTorch](../torch.md) shows them in use."
+    ),
+    "minrnn_gen": "[The Python interface](../python.md) shows these names in use.",
+    "minrnn_gen.compat": "[Coming from another library](../migration.md) shows these modules in use.",
+}
+INHERITED = {"minrnn_gen.torch.RNN": "[step, explain]"}
 FILES = {Kind.SPEC: "a spec", Kind.CELL: "a cell file", Kind.GPU: "a GPU profile"}
 
 
@@ -85,8 +94,12 @@ def with_links(markdown: str, source: str, page: str) -> str:
 
 def api_page(package: str, names: tuple[str, ...]) -> str:
     """Return the page of a package's public names, which docstrings fill."""
-    entries = "\n\n".join(f"::: {package}.{name}" for name in names)
-    return f"# {package}\n\n{entries}\n"
+    entries = [f"# {package}", FIRST_WORDS[package]]
+    for name in names:
+        path = f"{package}.{name}"
+        inherited = INHERITED.get(path, "[__init__]" if package == "minrnn_gen.torch" else "false")
+        entries.append(f"::: {path}\n    options:\n      inherited_members: {inherited}")
+    return "\n\n".join(entries) + "\n"
 
 
 def schema_page(kind: Kind) -> str:
