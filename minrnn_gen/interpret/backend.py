@@ -253,7 +253,7 @@ class WatchedKernel:
 
     def resident_blocks(self) -> int:
         """Return how many blocks are launched at once where they wait for each other."""
-        return GROUPS_AT_ONCE * self.plan.variables["grid_blocks"]
+        return GROUPS_AT_ONCE * self.plan.grid_blocks
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:
