@@ -41,7 +41,7 @@ svg.bar { width: 9rem; height: 0.7rem; vertical-align: middle; }
 svg.key { width: 0.8rem; height: 0.8rem; }
 svg text { fill: var(--soft); font: 13px system-ui, sans-serif; }
 svg text.pick { fill: var(--blue); font-weight: 600; }
-.grid { stroke: var(--line); } .other { fill: var(--other); } circle.other { fill-opacity: 0.55; }
+.grid { stroke: var(--line); } .other { fill: var(--other); } circle.other { fill-opacity: 0.8; }
 circle.pick { fill: var(--blue); stroke: var(--ground); stroke-width: 2; }
 .free { fill: var(--line); fill-opacity: 0.5; } .value { fill: var(--blue); } .full { fill: var(--red); }
 .part0 { fill: #0969da; } .part1 { fill: #1a7f37; } .part2 { fill: #bf8700; } .part3 { fill: #8250df; }
