@@ -44,6 +44,7 @@ API = {
         "scan",
         "replace",
     ),
+    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
     "minrnn_gen.compat": ("flashrnn", "accelerated_scan", "fla", "numpy_cells"),
 }
 # What a page says first, and what an entry shows beside its own members.
@@ -52,6 +53,7 @@ FIRST_WORDS = {
         "Layers of a built-in cell take the keywords of `RNN`, and have its methods. [PyTorch](../torch.md) shows them in use."
     ),
     "minrnn_gen": "[The Python interface](../python.md) shows these names in use.",
+    "minrnn_gen.jax": "[JAX](../jax.md) shows these names in use.",
     "minrnn_gen.compat": "[Coming from another library](../migration.md) shows these modules in use.",
 }
 INHERITED = {"minrnn_gen.torch.RNN": "[step, explain]"}

@@ -59,6 +59,15 @@ class EmulatedBackend:
         """Every kernel so far, in the order in which they were built."""
         return self._kernels.built
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether many steps are launched as a graph: none are here."""
+        return False
+
+    def without_graphs(self) -> EmulatedBackend:
+        """Return this backend: what it emulates is not recorded."""
+        return self
+
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
