@@ -13,6 +13,7 @@ from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_byt
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.executor import vectors_of
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred
@@ -37,6 +38,9 @@ def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | 
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
+    vectors_of(builder)  # sizes that do not fit the cell are refused before anything is compiled
+    if builder.cell_source.has_vectors:
+        return Kernel(builder)  # nothing is compiled of it: there are no GPU kernels
     spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.

@@ -15,7 +15,7 @@ from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, p
 from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
-from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors, spec_of_kernels
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
@@ -273,7 +273,7 @@ class Builder:
 
     def _spec_without_paths(self, plan: KernelPlan) -> str:
         """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
-        named = json.loads(self._kernel_spec.canonical()) | {"gpu": plan.gpu}
+        named = json.loads(self._kernel_spec) | {"gpu": plan.gpu}
         if isinstance(self.spec.model, str):
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
@@ -358,7 +358,7 @@ class Builder:
     @cached_property
     def _common_key(self) -> str:
         return digest(
-            self._kernel_spec.canonical(),
+            self._kernel_spec,
             self.cell_source.canonical,
             self.target.profile_bytes,
             package_digest(),
@@ -367,16 +367,16 @@ class Builder:
         )
 
     @cached_property
-    def _kernel_spec(self) -> Spec:
-        """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
-        return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
+    def _kernel_spec(self) -> str:
+        return spec_of_kernels(self.spec)
 
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         """Return the program of a pass: a step computes what a forward does."""
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def problem(self, key: KernelKey) -> Problem:
-        """Return the problem to plan for a kernel."""
+        """Return the problem to plan for a kernel; raises BadInput for a cell with vectors, which has no GPU kernels."""
+        refuse_vectors(self.spec, self.cell_source)
         parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
         if key.kernel_pass == "backward":
             return self.problem_of(backward_shape(*parts, self.lowered_backward), key)

@@ -18,6 +18,8 @@ from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, n
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
 HINT_LIMIT = 2**40
+# What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
+STATE_SIZE_LIMIT = 256
 
 _NO_SPEC = (
     "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
@@ -46,6 +48,14 @@ class Spec(BaseModel):
         default="fp32", description="Storage of x, R, weight and y; arithmetic and carried state are fp32 (fp64 for fp64)."
     )
     heads: _Size = Field(default=1, description="Blocks of the block-diagonal recurrent matrix; must divide hidden_size.")
+    state_size: Annotated[int, Field(ge=1, le=STATE_SIZE_LIMIT)] | None = Field(
+        default=None,
+        description="n, the values per channel of the states, parameters and inputs S.* that have this axis; null without any.",
+    )
+    groups: _Size | None = Field(
+        default=None,
+        description="Groups of channels that share inputs S.*; must divide hidden_size; null means 1, or that there are none.",
+    )
     input_size: _Size | None = Field(
         default=None,
         description="I, the features of the input; given, the kernel owns the input projection, else x is pre-activations.",
@@ -110,11 +120,11 @@ class Spec(BaseModel):
             raise ValueError(f"{shown(value)} is given; allowed: a name or a path in one line{hint}")
         return value
 
-    @field_validator("heads")
+    @field_validator("heads", "groups")
     @classmethod
-    def _heads_divide(cls, heads: int, info: ValidationInfo) -> int:
+    def _heads_divide(cls, heads: int | None, info: ValidationInfo) -> int | None:
         hidden_size = info.data.get("hidden_size")
-        if hidden_size is not None and hidden_size % heads:
+        if heads is not None and hidden_size is not None and hidden_size % heads:
             small = [divisor for divisor in range(1, math.isqrt(hidden_size) + 1) if hidden_size % divisor == 0]
             nearest = min(
                 {*small, *(hidden_size // divisor for divisor in small)}, key=lambda divisor: (abs(divisor - heads), divisor)

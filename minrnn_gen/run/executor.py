@@ -49,7 +49,32 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         takes_recurrent_bias=builder.takes_recurrent_bias,
+        **vectors_of(builder),
     )
+
+
+def vectors_of(builder: Builder) -> dict[str, Any]:
+    """Return what an interface has of a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
+    spec, name = builder.spec, builder.cell_source.name
+    if not builder.cell_source.has_vectors:
+        for key in ("state_size", "groups"):
+            if getattr(spec, key) is not None:
+                raise spec.error(
+                    key, f"{getattr(spec, key)} is given, but nothing of the cell {name} has the axis n; leave it out"
+                )
+        return {}
+    if spec.state_size is None:
+        raise spec.error("state_size", f"the cell {name} has n values per channel; give n, a whole number from 1 to 256")
+    vectors = builder.cell.vectors
+    if spec.groups is not None and not vectors.shared:
+        raise spec.error("groups", f"{spec.groups} is given, but the cell {name} has no inputs S.*; leave it out")
+    return {
+        "vector_states": vectors.states,
+        "vector_parameters": vectors.parameters,
+        "shared": vectors.shared,
+        "state_size": spec.state_size,
+        "groups": spec.groups or 1,
+    }
 
 
 class Run(Protocol):
@@ -248,7 +273,7 @@ class Executor:
 
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
         interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
-        layouts = [] if dtype is None else [(interface.y_shape(batch, time), dtype) for _ in interface.states]
+        layouts = [] if dtype is None else [(interface.states_shape(name, batch, time), dtype) for name in interface.states]
         if interface.input_size:
             layouts.append((interface.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
         return tuple(layouts)
