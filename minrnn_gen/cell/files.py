@@ -61,7 +61,7 @@ class CellFile(BaseModel):
                 raise ValueError(f"{shown(name)} is given; allowed: names, a letter, then at most 63 letters, digits or _")
             if axis != "n" and (axis != 1 or isinstance(axis, bool | float)):
                 raise ValueError(f"{shown(axis)} is given for {name}; allowed: n, for n values per channel, or 1")
-        return names
+        return tuple(names) if isinstance(names, list) else names
 
 
 def named_with_n(names: tuple[str, ...] | Mapping[str, object] | None) -> tuple[str, ...]:
