@@ -229,6 +229,19 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
 
 def test_there_is_no_gpu_kernel_yet() -> None:
     kernel = kernel_of("selective")
-    for ask in (lambda: kernel.plan, lambda: kernel.source, kernel.explain, lambda: kernel.prepare([(1, 1)])):
+    interpreted = CELLS["selective"].spec(hidden_size=4, state_size=3)
+    asked = (lambda: kernel.plan, lambda: kernel.source, kernel.explain, lambda: kernel.prepare([(1, 1)]))
+    for ask in (*asked, lambda: minrnn_gen.compile(interpreted, device="interpret")):
         with pytest.raises(BadInput, match="n values per channel, for which there are no GPU kernels yet"):
             ask()
+    assert (
+        kernel.built == () and not kernel.plans and kernel._repr_html_() is None and repr(kernel).startswith("Kernel(written")
+    )
+
+
+def test_torch_refuses_until_it_takes_them() -> None:
+    wing = pytest.importorskip("minrnn_gen.torch")
+    with pytest.raises(BadInput, match="selective has n values per channel, which layers do not take yet"):
+        wing.RNN("selective", 4, 4)
+    with pytest.raises(BadInput, match="recurrence does not take yet"):
+        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64))
