@@ -15,7 +15,7 @@ from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, p
 from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
-from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors, spec_of_kernels
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
@@ -145,10 +145,9 @@ class Builder:
 
     def specialization_at(self, sizes: Sizes) -> Specialization:
         """Return the specialization of contiguous arrays of these sizes."""
-        spec = self.spec
-        contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
-        alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
-        return Specialization(alignment_bytes, reverse=spec.direction == "reverse")
+        contiguous_length = self.spec.head_dim if self.spec.layout != "BDT" else sizes.time
+        alignment_bytes = alignment_of(contiguous_length * precision_of(self.spec.precision).storage_bytes)
+        return Specialization(alignment_bytes, reverse=self.spec.direction == "reverse")
 
     def key_of(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes | None = None) -> KernelKey:
         """Return the kernel that is planned for exactly these sizes, by default the spec's typical ones."""
@@ -273,7 +272,7 @@ class Builder:
 
     def _spec_without_paths(self, plan: KernelPlan) -> str:
         """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
-        named = json.loads(self._kernel_spec) | {"gpu": plan.gpu}
+        named = json.loads(self._kernel_spec.canonical()) | {"gpu": plan.gpu}
         if isinstance(self.spec.model, str):
             named["model"] = plan.model
         return json.dumps(named, sort_keys=True, separators=(",", ":"))
@@ -358,7 +357,7 @@ class Builder:
     @cached_property
     def _common_key(self) -> str:
         return digest(
-            self._kernel_spec,
+            self._kernel_spec.canonical(),
             self.cell_source.canonical,
             self.target.profile_bytes,
             package_digest(),
@@ -367,15 +366,16 @@ class Builder:
         )
 
     @cached_property
-    def _kernel_spec(self) -> str:
-        return spec_of_kernels(self.spec)
+    def _kernel_spec(self) -> Spec:
+        """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
+        return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
 
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
         """Return the program of a pass: a step computes what a forward does."""
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def problem(self, key: KernelKey) -> Problem:
-        """Return the problem to plan for a kernel; raises BadInput for a cell with vectors, which has no GPU kernels."""
+        """Return the problem to plan for a kernel; raises BadInput for a cell with n values per channel."""
         refuse_vectors(self.spec, self.cell_source)
         parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
         if key.kernel_pass == "backward":

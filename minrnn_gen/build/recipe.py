@@ -7,8 +7,6 @@ import json
 from minrnn_gen.cell.files import CellSource, find_cell, library_names
 from minrnn_gen.config.spec import Spec, load_spec
 
-_SIZES_OF_VECTORS = ("state_size", "groups")
-
 
 def cell_source_of(spec: Spec) -> CellSource:
     """Find the cell that a spec asks for, without parsing it; raises BadInput, with file and line, where there is none."""
@@ -26,16 +24,6 @@ def recipe_of(spec: Spec, cell: CellSource) -> str:
     if spec.gpu is not None:
         said["gpu"] = spec.gpu_asked
     return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def spec_of_kernels(spec: Spec) -> str:
-    """Return `spec` as JSON without what no kernel depends on: typical sizes, for which it compiles ahead, and the projection.
-
-    The sizes of vectors are there where they are given, and no trace of them elsewhere.
-    """
-    named = json.loads(spec.model_copy(update={"batch": None, "time": None, "input_size": None}).canonical())
-    named = {key: value for key, value in named.items() if key not in _SIZES_OF_VECTORS or value is not None}
-    return json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def refuse_vectors(spec: Spec, cell: CellSource) -> None:

@@ -51,7 +51,7 @@ def gradients_by_name(
     if call.parameters:
         rows = {name: raw.sums[:, row] for row, name in enumerate(interface.summed_parameters, parameters_from)}
         pairs = zip(interface.parameters, call.parameters, strict=True)
-        named["parameters"] = {name: in_form_of(vector, (rows | raw.vectors)[name]) for name, vector in pairs}
+        named["parameters"] = {name: in_form_of(vector, {**rows, **raw.vectors}[name]) for name, vector in pairs}
     if call.shared:
         named["shared"] = dict(zip(interface.shared, raw.shared, strict=True))
     return named

@@ -12,7 +12,7 @@ from minrnn_gen.cell.functions import Sum
 from minrnn_gen.cell.liveness import names_in_order
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.cell.syntax import Place
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, nearest_name
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Axes:
     """Which values have the axis n, as a cell is read from the top."""
 
     def __init__(self, file: CellFile) -> None:
-        self._states = named_with_n(file.states)
+        self._states, self._shared = named_with_n(file.states), file.shared or ()
         self._wide = {ex.named(name) for name in named_with_n(file.parameters)}
-        self._wide |= {ex.shared(name) for name in file.shared or ()}
+        self._wide |= {ex.shared(name) for name in self._shared}
         self._wide |= {symbol for name in self._states for symbol in (ex.previous(name), ex.current(name))}
 
     def is_wide(self, expression: Expr) -> bool:
@@ -62,6 +62,12 @@ class Axes:
                 f"{name} has n values per channel, but its expression is without the axis n; use what has it, such as "
                 f"{state}[t-1], a parameter of [H, n] or S.<name>, or list the state as `{state}: 1`"
             )
+
+    def why_not_shared(self, name: str) -> str | None:
+        """Return why S.name is no input; None where it is one."""
+        if name in self._shared:
+            return None
+        return f"S.{name} is not listed{nearest_name(name, self._shared)}; list it, `shared: [{name}]`"
 
     def why_no_sum(self, operand: Expr) -> str | None:
         """Return why there is no sum over n of `operand`; None where there is one."""

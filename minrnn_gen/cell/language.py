@@ -249,11 +249,8 @@ class _Reader:
             self.gate_uses.setdefault(node.attr, Place(self.source, node))
             return ex.gate(node.attr)
         if node.value.id == "S":
-            if node.attr not in (listed := self.file.shared or ()):
-                near = nearest_name(node.attr, listed)
-                raise self.source.error_at(
-                    node, f"S.{node.attr[:40]} is not listed{near}; list it, `shared: [{node.attr[:40]}]`"
-                )
+            if why := self.axes.why_not_shared(node.attr):
+                raise self.source.error_at(node, why)
             self.shared_uses.setdefault(node.attr, Place(self.source, node))
             return ex.shared(node.attr)
         self.product_uses.setdefault(node.attr, Place(self.source, node))

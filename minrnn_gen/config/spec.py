@@ -20,6 +20,7 @@ SIZE_LIMIT = 2**20
 HINT_LIMIT = 2**40
 # What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
 STATE_SIZE_LIMIT = 256
+_OF_VECTORS = ("state_size", "groups")
 
 _NO_SPEC = (
     "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
@@ -120,11 +121,11 @@ class Spec(BaseModel):
             raise ValueError(f"{shown(value)} is given; allowed: a name or a path in one line{hint}")
         return value
 
-    @field_validator("heads", "groups")
+    @field_validator("heads")
     @classmethod
-    def _heads_divide(cls, heads: int | None, info: ValidationInfo) -> int | None:
+    def _heads_divide(cls, heads: int, info: ValidationInfo) -> int:
         hidden_size = info.data.get("hidden_size")
-        if heads is not None and hidden_size is not None and hidden_size % heads:
+        if hidden_size is not None and hidden_size % heads:
             small = [divisor for divisor in range(1, math.isqrt(hidden_size) + 1) if hidden_size % divisor == 0]
             nearest = min(
                 {*small, *(hidden_size // divisor for divisor in small)}, key=lambda divisor: (abs(divisor - heads), divisor)
@@ -177,8 +178,12 @@ class Spec(BaseModel):
         return self._document.error((key,), message)
 
     def canonical(self) -> str:
-        """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine."""
-        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine.
+
+        Those of cells with n values per channel are there where they are given.
+        """
+        named = {key: value for key, value in self.model_dump().items() if key not in _OF_VECTORS or value is not None}
+        return json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     def __eq__(self, other: object) -> bool:
         return self.canonical() == other.canonical() if isinstance(other, Spec) else NotImplemented

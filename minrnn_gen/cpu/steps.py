@@ -158,7 +158,8 @@ def run_steps_backward(
                 write_shared(written[part], wide[f"gradient_S_{name}"])
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if product is not None and rows is not None:
-                passed = marked.cut_off(gradients[walk.of_products])
+                passed = gradients[walk.of_products]
+                passed = passed if cuts is None else numpy.where(cuts, zero, passed)
                 dR += product.to_matrix(passed.reshape(len(cell.recurrent_gates), *rows.shape), rows)
     return StepsGradients(arriving, sums, dR, vectors)
 

@@ -52,13 +52,13 @@ def of_names(interface: Interface, arrays: Sequence[Array | None]) -> dict[str, 
 
 def initial(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
     """Return the initial states {name: [B, H]}, zeros where none were given."""
-    given = of_names(interface, call.initial)
+    present = of_names(interface, call.initial)
     dtype, shape = numpy_dtype(arithmetic), (call.batch, interface.hidden_size)
     for name in interface.states:
-        if name not in given:
+        if name not in present:
             wide = name in interface.vector_states
-            given[name] = _state(interface, name, numpy.zeros((*shape, interface.state_size) if wide else shape, dtype))
-    return given
+            present[name] = _state(interface, name, numpy.zeros((*shape, interface.state_size) if wide else shape, dtype))
+    return present
 
 
 def vectors(interface: Interface, call: Call) -> dict[str, Any]:

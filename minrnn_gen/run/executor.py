@@ -68,6 +68,8 @@ def vectors_of(builder: Builder) -> dict[str, Any]:
     vectors = builder.cell.vectors
     if spec.groups is not None and not vectors.shared:
         raise spec.error("groups", f"{spec.groups} is given, but the cell {name} has no inputs S.*; leave it out")
+    if spec.groups is not None and spec.hidden_size % spec.groups:
+        raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
     return {
         "vector_states": vectors.states,
         "vector_parameters": vectors.parameters,
