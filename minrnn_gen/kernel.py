@@ -83,8 +83,13 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the learned vectors that a call needs, each [H]."""
+        """The names of the learned vectors that a call needs, each [H], or [H, n]."""
         return self._interface.parameters
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The names of the inputs S.* that a call needs, which all channels of a group share."""
+        return self._interface.shared
 
     @property
     def plan(self) -> KernelPlan:

@@ -64,7 +64,7 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("shared inputs", _with_axes(entry["shared"], cell.vectors.shared)),
         ("output", entry["output"]),
         ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters)),
-        *((kernel_pass, _work_text(entry["work"][kernel_pass])) for kernel_pass in PASSES),
+        *((kernel_pass, _work_text(entry["work"][kernel_pass], bool(cell.vectors))) for kernel_pass in PASSES),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -91,11 +91,12 @@ def _with_axes(names: list[str], wide: tuple[str, ...]) -> str:
     return ", ".join(f"{name} [n]" if name in wide else name for name in names)
 
 
-def _work_text(work: dict[str, int]) -> str:
-    return (
+def _work_text(work: dict[str, int], has_vectors: bool) -> str:
+    counts = (
         f"{work['words_read']} words read and {work['words_written']} written per element and step, "
         f"{work['operations']} operations, {work['special_functions']} special functions"
     )
+    return f"{counts}; what has the axis n counts once, and S.* not" if has_vectors else counts
 
 
 def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:

@@ -53,7 +53,7 @@ def selective_scan_fn(
     parameters = _parameters(kernel, u.dtype, a=A, b=B, c=C, d=D)
     shared = [of_steps[name.upper()].to(u.dtype).contiguous() for name in kernel.interface.shared]
     bias = _bias(kernel, delta_bias, u.dtype)
-    out, last = _SelectiveScan.apply(kernel, x, bias, initial, *parameters, *shared)  # type: ignore[no-untyped-call]
+    out, last = _SelectiveScan.apply(kernel, x, bias, initial, *parameters, *shared)
     return (out, last) if return_last_state else out
 
 

@@ -46,3 +46,5 @@ def test_cells_with_n_are_listed_and_shown_with_their_axes(command: Command) -> 
     assert (shown["states"], shown["shared"], shown["with_n"]) == (["h"], ["b", "c"], ["h", "a", "b", "c"])
     text = command("cells", "show", "selective").out
     assert "h [n]" in text and "a [n], d" in text and "b [n], c [n]" in text
+    assert "what has the axis n counts once, and S.* not" in " ".join(text.split())
+    assert "axis n" not in command("cells", "show", "min_gru").out

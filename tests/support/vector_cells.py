@@ -57,7 +57,8 @@ def one_of_many_step(w: Tensors, _: Tensors, p: Tensors, before: Tensors) -> tup
     v = w["x"] + p["a"]
     share = torch.exp(w["x"] * p["a"]) / torch.exp(w["x"] * p["a"]).sum(-1, keepdim=True)
     h = torch.exp(logsigmoid(w["f"])) * before["h"] + share * v
-    return (v * h).sum(-1, keepdim=True) + v.sum(-1, keepdim=True) * p["d"], {"h": h}
+    alone = (w["f"] + p["a"]).sum(-1, keepdim=True)
+    return (v * h).sum(-1, keepdim=True) + v.sum(-1, keepdim=True) * p["d"] - alone * w["x"], {"h": h}
 
 
 CELLS = {
@@ -111,7 +112,7 @@ CELLS = {
             "equations": (
                 "v = W.x + a\ne = exp(W.x * a)\nshare = e / sum(e)\nh[t] = exp(logsigmoid(W.f)) * h[t-1] + share * v"
             ),
-            "output": "sum(v * h[t]) + sum(v) * d",
+            "output": "sum(v * h[t]) + sum(v) * d - sum(W.f + a) * W.x",
         },
         one_of_many_step,
     ),
