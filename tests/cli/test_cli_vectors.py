@@ -32,7 +32,7 @@ def test_run_agrees_with_the_reference(command: Command, spec_of: Any, model: st
     assert text.status == 0 and f"Kernel({model}" in text.out
 
 
-@pytest.mark.parametrize("name", ["explain", "render", "compile", "verify"])
+@pytest.mark.parametrize("name", ["explain", "render", "compile"])
 def test_what_is_of_a_gpu_refuses_in_one_sentence(command: Command, spec_of: Any, name: str) -> None:
     answer = command(name, spec_of(model="selective"))
     (sentence,) = answer.error.splitlines()
