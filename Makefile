@@ -9,6 +9,9 @@
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make lint       ruff: rules and layout        make types    mypy --strict
+#   make docs       the documentation site, in build/site       make docs-serve   the same at http://127.0.0.1:8000, as it is written
+#   make docs-check links, code blocks, spelling and size of the site
+#   make release    build wheel and sdist and check them in empty environments; TAG=yes writes the changelog's section and tags
 #   make clean      remove what the targets made
 #
 # CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all (as on macOS, for which there are none); TORCH= no torch,
@@ -36,9 +39,11 @@ INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/nativ
 DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)$(if $(TORCH),-$(TORCH))
 DEV := $(VENV)/installed-dev
+DOCS := $(VENV)/installed-docs
+RELEASE := $(VENV)/installed-release
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all fuzz mutate sanitize lint types clean
+.PHONY: demo test test-all fuzz mutate sanitize lint types docs docs-serve docs-check release clean
 .DEFAULT_GOAL := test
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
@@ -70,12 +75,30 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy
 
+docs: $(DOCS)
+	$(MKDOCS) build --strict --quiet
+	@echo "build/site/index.html: $$(du -sk build/site | cut -f1) KB"
+
+docs-serve: $(DOCS)
+	$(MKDOCS) serve
+
+docs-check: docs $(TEST)
+	$(BIN)/python docs/site/check.py build/site
+	$(BIN)/codespell $(wildcard *.md) docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
+	$(BIN)/python -m pytest -q tests/docs
+
+release: $(RELEASE)
+	$(BIN)/python release/release.py$(if $(TAG), --tag)
+
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# What the theme prints of its successor is said in pyproject.toml.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 # What torch's own index has beside the default one.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
@@ -104,4 +127,14 @@ endif
 
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python
 	$(INSTALL) ".[dev]"
+	touch $@
+
+$(DOCS): $(INSTALLED_FROM) | $(BIN)/python
+	@echo "installing into $(VENV): Material for MkDocs and others (installed 0.2 GB)"
+	$(INSTALL) ".[docs]"
+	touch $@
+
+$(RELEASE): pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV): build and hatchling (installed 0.01 GB)"
+	$(PIP) build "hatchling>=1.27"
 	touch $@

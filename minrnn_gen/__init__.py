@@ -46,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return what completion offers: the names that are imported when they are asked for, and the fronts of other libraries."""
-    return sorted({*__all__, "compat", "torch", *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, "compat", "jax", "torch", *(name for name in globals() if name.startswith("__"))})

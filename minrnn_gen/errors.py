@@ -11,6 +11,8 @@ INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for driv
 # Without a GPU torch's own index has one of a tenth of the size.
 INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
+INSTALL_JAX = "pip install jax, or for NVIDIA GPUs pip install 'jax[cuda13]'"
+
 
 class MinrnnError(Exception):
     """Anything this package refuses or cannot do; `exit_status` is the command line's answer to it."""
@@ -34,6 +36,10 @@ class ToolchainMissing(MinrnnError):
 
 class TorchMissing(ToolchainMissing, ModuleNotFoundError):
     """torch is needed for this and is not installed."""
+
+
+class JaxMissing(ToolchainMissing, ModuleNotFoundError):
+    """jax is needed for this and is not installed."""
 
 
 class CompileFailed(MinrnnError):

@@ -19,6 +19,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
 
+# Before JAX starts: it would take three quarters of the GPU's memory from the other tests.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 # No deadline: on two busy cores the time of one example says nothing. In CI the same examples every time: a failure there is
 # a failure everywhere; elsewhere new ones, and in the whole matrix four times as many, which is how new failures are found.
 hypothesis.settings.register_profile("everyday", deadline=None, max_examples=50)

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "plan"))
 
 from golden_plans import CASES
-from support.small_problems import FAMILIES, STEPS, most_wanted
+from support.small_problems import FAMILIES, STEPS, most_wanted, solution_wanted
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.nvrtc import compile_source
@@ -88,7 +88,7 @@ def small_cases(kinds: Container[str] = ()) -> Iterator[Case]:
         plain = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[builder.spec.direction][0])
         for kernel_pass in passes:
             for label, specialization in _specializations(kernel_pass, plain):
-                solution = builder.solve(builder.key_of(kernel_pass, specialization))
+                solution = solution_wanted(builder.solutions(builder.key_of(kernel_pass, specialization)), wanted)
                 variables = solution.candidates[most_wanted(solution, wanted)]
                 yield Case(
                     f"{name} {kernel_pass} {label}", spec, gpu, kernel_pass, specialization, solution.family.name, variables

@@ -25,7 +25,7 @@ from minrnn_gen.interpret.toolchain import FOLDER, HEADER, MACHINE
 
 PACKAGE = Path(minrnn_gen.__file__).parent
 LINES_MOST = 400
-ARROWS_MOST = 150
+ARROWS_MOST = 160
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,11 @@ FLOORS = (
         Room("tune", "candidates measured on the GPU at hand, and the results kept"),
     ),
     (Room("api", "`compile()`"),),
-    (Room("torch", "layers, functions and operators of torch"),),
+    (Room("layers", "layers of a cell before they have numbers: kernels by recipe, names and shapes of parameters"),),
+    (
+        Room("torch", "layers, functions and operators of torch"),
+        Room("jax", "functions and layers of JAX, and the target of XLA's custom calls"),
+    ),
     (
         Room("calibrate", "microbenchmarks that give the cost model its numbers"),
         Room("compat", "the functions of other libraries, computed by kernels of this one"),
@@ -86,7 +90,7 @@ OWNERS = {
         "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.layers bench.contenders.raw_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm"
     ),
-    "jax": "bench.contenders.baselines",
+    "jax": "jax.* bench.contenders.baselines",
     "accelerated_scan": "bench.contenders.baselines",
     "fla": "bench.contenders.baselines",
     "flashrnn": "bench.contenders.flash bench.contenders.flash_build",
@@ -102,10 +106,10 @@ OWNERS = {
 }
 
 # Folders that are imported by their name alone.
-DOORS = {"torch"}
+DOORS = {"torch", "jax"}
 
 # What takes long to import stays out of the way of a request that is already in the cache.
-HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "torch"}
+HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "torch", "jax"}
 
 
 def name_of(path: Path) -> str:

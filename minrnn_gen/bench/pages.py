@@ -14,12 +14,16 @@ from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
 from minrnn_gen.bench.suites import CALLS, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
-# {command: path from the top of the checkout}; a command that was not measured yet has no file there.
+LAYER_SIZES = f"{LAYERS.command} sizes"
+# {command, and its table where that has a record of its own: path from the top of the checkout}; what was not measured yet has
+# no file there.
 PUBLISHED_RECORDS = {
     SCAN.command: "benchmarks/results/scan_h200.json",
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
     CALLS.command: "benchmarks/results/calls_h200.json",
     LAYERS.command: "benchmarks/results/layers_h200.json",
+    # Hundreds of problems, measured by themselves.
+    LAYER_SIZES: "benchmarks/results/layer_sizes_h200.json",
 }
 PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS.command: "docs/layers.svg"}
 PAGES = ("docs/performance.md", "docs/torch.md")
@@ -98,4 +102,6 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
     **{f"{LAYERS.command} {name}": (LAYERS.command, text) for name, text in _sections(LAYERS.command).items()},
+    LAYER_SIZES: (LAYER_SIZES, _sections(LAYERS.command)["sizes"]),
+    f"{LAYER_SIZES} provenance": (LAYER_SIZES, _sections(LAYERS.command)["provenance"]),
 }

@@ -110,9 +110,9 @@ LAYERS = Suite(
         "torch": "as it is installed: TF32 in cuDNN, none in other products; batch_first, biases in recurrent layers",
         "weights": "the same values for all; autocast: inputs and weights in fp32",
         "tolerance": "ours: for fp32 that of fp16, which has as many digits as TF32; torch's: that of bf16, whatever the kind",
-        "large batch": "waits for kernels of its own: batch from 64 with 1024 units, from 32 with 2048; fp32 from 512 units",
     },
     # Times of one call vary with the host's; and there are hundreds of problems.
     limits=Limits(rounds_most=21, seconds=0.6),
+    table_limits={"sizes": Limits(rounds_least=5, rounds_most=11, seconds=0.15)},
 )
 SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS, LAYERS)}

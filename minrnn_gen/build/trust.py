@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -52,6 +53,8 @@ def make_private_folder(folder: Path) -> None:
     """
     if folder.is_dir():
         return
+    if folder.parent == folder:
+        raise FileNotFoundError(errno.ENOENT, "there is no such drive", str(folder))
     make_private_folder(folder.parent)
     try:
         os.mkdir(folder, 0o700)

@@ -60,34 +60,31 @@ def gradients_by_name(
 def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
     """Return the gradients of tensors of torch by slot, each in the form of its tensor, None where there is none of it.
 
-    No two are in the same memory: autograd adds to it.
+    No two overlap, since autograd adds to them; parts of the sums over time lie side by side in one buffer.
     """
     x, R, weight, bias, recurrent_bias, *_ = tensors
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
     sums = raw.sums
-    has_others = gates < interface.summed_count
-    first_sums = None if bias is None else _own(sums[:, :gates] if has_others else sums, bias, not has_others)
-    gradients = [raw.x.view(x.shape), None if R is None else _own(raw.dR, R, True)]
-    gradients += [None if weight is None else _own(raw.weight, weight, True), first_sums]
-    gradients.append(None if recurrent_bias is None else _own(sums[:, gates:behind_gates], recurrent_bias))
+    gate_sums = sums[:, :gates] if gates < interface.summed_count else sums
+    gradients = [raw.x.view(x.shape), None if R is None else _in_form_of(R, raw.dR)]
+    gradients += [None if weight is None else _in_form_of(weight, raw.weight)]
+    gradients += [None if bias is None else _in_form_of(bias, gate_sums)]
+    gradients.append(None if recurrent_bias is None else _in_form_of(recurrent_bias, sums[:, gates:behind_gates]))
     gradients += [None] * (PARAMETERS_FROM - SEQUENCES_FROM)
     states_from = PARAMETERS_FROM + len(interface.parameters)
     vectors = tensors[PARAMETERS_FROM:states_from]
     gradients += [
-        None if vector is None else _own(sums[:, index], vector) for index, vector in enumerate(vectors, behind_gates)
+        None if vector is None else _in_form_of(vector, sums[:, index]) for index, vector in enumerate(vectors, behind_gates)
     ]
     pairs = zip(tensors[states_from:], raw.initial, strict=True)
     return gradients + [None if state is None else gradient for state, gradient in pairs]
 
 
-def _own(gradient: Any, tensor: Any, is_whole: bool = False) -> Any:
-    """Return a gradient in the form of a tensor, in memory of its own: copied unless it `is_whole` what is in its memory."""
-    dtype = tensor.dtype
-    if gradient.dtype is not dtype:
-        gradient = gradient.to(dtype)
-    elif not is_whole:
-        gradient = gradient.clone()
+def _in_form_of(tensor: Any, gradient: Any) -> Any:
+    """Return a gradient in the dtype and shape of a tensor, contiguous."""
+    if gradient.dtype is not tensor.dtype:
+        gradient = gradient.to(tensor.dtype)
     # Of R it has more axes, and with several heads gaps.
     if gradient.shape != tensor.shape:
         gradient = gradient.reshape(tensor.shape)

@@ -37,6 +37,7 @@ class DenseTable(StrEnum):
 
     CELLS = "cells"
     SWEEP = "sweep"
+    LARGE = "large"
     ACCURACY = "accuracy"
 
 
@@ -53,6 +54,7 @@ class LayerTable(StrEnum):
     HEADLINE = "headline"
     WEIGHTS = "weights"
     SPREAD = "spread"
+    SIZES = "sizes"
     TOKEN = "token"
     SCANS = "scans"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Pass, Request, SpecPath, WhichPass, read_request
-from minrnn_gen.cli.terminal import print_json, progress
-from minrnn_gen.errors import BadInput
+from minrnn_gen.cli.terminal import print_json, print_note, progress
+from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:
     from minrnn_gen.build.artifact import BuiltKernel
@@ -19,6 +19,10 @@ Batch = Annotated[
 ]
 Time = Annotated[int | None, typer.Option("--time", min=1, metavar="T", help="Of a call of so many steps.", show_default=False)]
 Classes = Annotated[bool, typer.Option("--classes", help="The kernels of the pass for all sizes, and which sizes each serves.")]
+
+AsHtml = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write the decision as a page to this file.", show_default=False)
+]
 
 
 def explain(
@@ -30,11 +34,15 @@ def explain(
     time: Time = None,
     classes: Classes = False,
     as_json: AsJson = False,
+    as_html: AsHtml = None,
 ) -> None:
     """Say what was decided, and why."""
-    if as_json and classes:
-        raise BadInput("--json and --classes are given together; give one of them")
+    if len(several := [name for name, is_asked in _forms(as_json, classes, as_html) if is_asked]) > 1:
+        raise BadInput(f"{' and '.join(several)} are given together; give one of them")
     request = read_request(spec, gpu, assignments)
+    if as_html is not None:
+        _write_page(request, which, batch, time, as_html)
+        return
     if as_json:
         print_json(_report(request, _built(request, which, batch, time)))
         return
@@ -45,6 +53,27 @@ def explain(
         sys.stdout.write(_in_words(request, request.compile_pass(which)) + "\n")
         return
     sys.stdout.write(_call(request, which, batch, time) + "\n")
+
+
+def _forms(as_json: bool, classes: bool, as_html: str | None) -> tuple[tuple[str, bool], ...]:
+    return ("--json", as_json), ("--classes", classes), ("--html", as_html is not None)
+
+
+def _write_page(request: Request, which: Pass, batch: int | None, time: int | None, path: str) -> None:
+    from minrnn_gen.api import builder_for
+    from minrnn_gen.build.decision_page import decision_page
+    from minrnn_gen.build.output_files import refused_by_option, write_output
+    from minrnn_gen.plan.problem import Sizes
+    from minrnn_gen.run.ahead import plain_specialization
+
+    built = _built(request, which, batch, time)
+    builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.batch, built.plan.time)
+    key = builder.key_of(which.value, plain_specialization(builder, which.value, sizes), sizes)
+    solution = next(solution for solution in builder.solutions(key) if solution.family.name == built.plan.name)
+    page = decision_page(built, solution, request.target.profile, f", {request.gpu_choice}")
+    with refused_by_option("--html", path):
+        write_output(path, page.encode())
+    print_note(f"written to {shown(path)}")
 
 
 def _classes(request: Request, which: Pass) -> str:

@@ -23,6 +23,7 @@ from minrnn_gen.cli import (
     doctor,
     explain,
     gpus,
+    new,
     render,
     run,
     schema,
@@ -42,7 +43,6 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     help="A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,6 +62,7 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 bench.app.command()(bench_tuner.tuner)
+app.add_typer(new.app, name="new")
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")

@@ -22,10 +22,11 @@ class Kind(StrEnum):
 
 def schema(kind: Annotated[Kind, typer.Argument(help="Of which file.")] = Kind.SPEC) -> None:
     """Print the JSON schema of a kind of file, for editors."""
-    print_json(_schema(kind))
+    print_json(schema_of(kind))
 
 
-def _schema(kind: Kind) -> dict[str, Any]:
+def schema_of(kind: Kind) -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a kind of file."""
     if kind is Kind.SPEC:
         from minrnn_gen.config.spec import spec_schema
 

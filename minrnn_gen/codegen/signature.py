@@ -77,7 +77,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     variables = plan.variables
     variant = _Variant(
         plan.layout, plan.specialization.resets, plan.specialization.states_out, bool(variables.get("lookback")),
-        variables.get("cluster_blocks", 1) > 1, variables.get("grid_blocks", 1) > 1,
+        variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
 
@@ -367,6 +367,8 @@ _KINDS: Mapping[tuple[str, str], Callable[[_Variant, ArrayNames], _Parameters]] 
     ("decode_step", ""): lambda _, names: _single_step(names, recurrent=True),
     ("persistent_forward", ""): _persistent_forward,
     ("persistent_backward", ""): _persistent_backward,
+    ("large_batch_forward", ""): _persistent_forward,
+    ("large_batch_backward", ""): _persistent_backward,
     ("stepwise_forward", BEGIN): _stepwise_forward,
     ("stepwise_forward", STEP): lambda *_: STEP_SIGNATURE,
     ("stepwise_backward", BEGIN): _stepwise_backward,

@@ -98,9 +98,10 @@ def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = Fal
     except FileNotFoundError:
         nearest = _nearest_file(os.fspath(path), neighbours_in)
         raise BadInput(f"{place}: no such file{nearest}; give the path of a YAML file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{place}: this is a folder; give the path of a YAML file in it") from None
     except (OSError, ValueError) as error:
+        # Windows refuses a folder for want of permission.
+        if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and os.path.isdir(path)):
+            raise BadInput(f"{place}: this is a folder; give the path of a YAML file in it") from None
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{place}: cannot be read ({reason}); give the path of a readable YAML file") from None
     if is_device:

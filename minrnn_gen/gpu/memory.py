@@ -142,6 +142,8 @@ def int64_beside(like: Array, array: Array) -> Array:
     """
     if array.device is None and gpu_stream.is_capturing(like):
         raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
+    if (array.dtype, array.library, array.device) == ("int64", like.library, like.device):
+        return array
     values = as_numpy(array) if array.device is None else array.owner
     if like.library == "torch":
         torch = sys.modules["torch"]

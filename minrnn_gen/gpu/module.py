@@ -71,8 +71,7 @@ class LoadedKernel:
         cupy = gpu_device.cupy_module()
         with self._lock, cupy.cuda.Device(device):
             capability = cupy.cuda.Device(device).compute_capability
-            compiled_for = self.arch.removeprefix("sm_")
-            if capability[:-1] != compiled_for[:-1] or int(capability[-1]) < int(compiled_for[-1]):
+            if not _runs_on(self.arch, capability):
                 raise BadInput(
                     f"the kernel was compiled for {self.arch} but the arrays are on a GPU of sm_{capability}; "
                     f"compile it without 'gpu' on this machine, or with a profile of sm_{capability}"
@@ -89,6 +88,14 @@ class LoadedKernel:
             return kernel.kernel
 
 
+def _runs_on(arch: str, capability: str) -> bool:
+    """Whether a kernel compiled for `arch`, as "sm_90" or "sm_90a", runs on a GPU of `capability`, as "90"."""
+    compiled_for = arch.removeprefix("sm_")
+    if not compiled_for[-1].isdigit():  # with instructions of one architecture alone
+        return compiled_for[:-1] == capability
+    return capability[:-1] == compiled_for[:-1] and int(capability[-1]) >= int(compiled_for[-1])
+
+
 def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKernel:
     """Return the kernel of `plan`, to be loaded on first use; `part` is the end of its name where the plan has several."""
     variables = plan.variables
@@ -98,5 +105,5 @@ def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKerne
         plan.arch,
         plan.shared_bytes,
         variables.get("cluster_blocks", 1),
-        is_cooperative=variables.get("grid_blocks", 1) > 1,
+        is_cooperative=plan.group_exchange_bytes > 0,
     )

@@ -59,6 +59,15 @@ class EmulatedBackend:
         """Every kernel so far, in the order in which they were built."""
         return self._kernels.built
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether many steps are launched as a graph: none are here."""
+        return False
+
+    def without_graphs(self) -> EmulatedBackend:
+        """Return this backend: what it emulates is not recorded."""
+        return self
+
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
         """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
@@ -253,7 +262,7 @@ class WatchedKernel:
 
     def resident_blocks(self) -> int:
         """Return how many blocks are launched at once where they wait for each other."""
-        return GROUPS_AT_ONCE * self.plan.variables["grid_blocks"]
+        return GROUPS_AT_ONCE * self.plan.grid_blocks
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -42,6 +42,7 @@ constexpr int LANES = 32;
 // ---- synchronization and shared memory (machine/) --------------------------------------------------------------------------
 void sync_threads();
 int sync_threads_or(int predicate);
+void sync_some(int number, int threads);
 void sync_warp(unsigned lanes);
 unsigned cluster_rank();
 void cluster_sync();
@@ -50,23 +51,41 @@ void exchange(unsigned lanes, void* value, int bytes, int from_lane);
 // The ballot of the lanes' predicates.
 unsigned vote(unsigned lanes, bool predicate);
 // `mbarrier` and `to` are addresses in shared memory of this block.
-void mbarrier_init(void* mbarrier);
+void mbarrier_init(void* mbarrier, unsigned arrivals);
+void mbarrier_arrive(void* mbarrier);
 void mbarrier_arrive_expect_tx(void* mbarrier, unsigned bytes);
 void mbarrier_wait(void* mbarrier, int phase);
 void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes);
+void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier);
+void fence_async_proxy();
 void copy_async(void* to, const void* from, int bytes);
 void copy_async_commit();
 void copy_async_wait(int pending);
 void store_relaxed(void* to, const void* value, int bytes);
 void load_relaxed(void* value, const void* from, int bytes);
+void store_piece(void* to, const unsigned (&word)[4]);
+void add_release(unsigned* counter);
+unsigned load_acquire(const unsigned* counter);
 unsigned atomic_add(unsigned* to, unsigned value);
 void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row);
 // mma.sync m16n8k16 of 16-bit values, m16n8k8 of tf32.
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high);
+// setmaxnreg: registers of each thread of this warpgroup.
+void set_registers(int registers);
+// wgmma, for the 16 rows of this warp: `left` is 4 words in registers or 64 rows in shared memory, `element` is bf16, f16 or tf32.
+void multiply_warpgroup(float* sum, int columns, const unsigned* left, const unsigned char* left_shared, const unsigned char* right_shared,
+                        const char* element);
+void fence_multiplications();
+void close_multiplications();
+void wait_multiplications(int pending);
 unsigned long long nanoseconds();
 void give_up(const char* awaited, long long iteration);
 
+// The descriptor of a matrix in shared memory is its address.
+MINRNN_INLINE unsigned long long matrix_descriptor(const void* matrix) { return reinterpret_cast<unsigned long long>(matrix); }
+MINRNN_INLINE unsigned long long matrix_descriptor_at(unsigned long long descriptor, int offset_bytes) { return descriptor + offset_bytes; }
+MINRNN_INLINE const unsigned char* matrix_of(unsigned long long descriptor) { return reinterpret_cast<const unsigned char*>(descriptor); }
 template <typename Value> MINRNN_INLINE Value shuffled(unsigned lanes, Value value, int from_lane) {
     exchange(lanes, &value, sizeof value, from_lane);
     return value;

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ MACHINE = tuple(
     f"machine/{name}"
     for name in (
         "memory.h", "state.h", "findings.h", "fibers.h", "happens_before.h", "race_detector.h", "warps.h", "tensor_cores.h",
-        "cp_async.h", "clusters.h", "relaxed_memory.h", "scheduler.h", "machine.cpp",
+        "cp_async.h", "mbarriers.h", "clusters.h", "relaxed_memory.h", "bulk_copies.h", "warpgroups.h", "scheduler.h",
+        "machine.cpp",
     )
 )  # fmt: skip
 COMPILERS = ("g++", "clang++", "c++")
@@ -81,6 +83,10 @@ def cpp_compiler() -> CppCompiler:
 
 @functools.cache
 def _compiler(asked: str) -> CppCompiler:
+    if sys.platform == "win32":
+        raise ToolchainMissing(
+            "emulating kernels on a CPU is not possible on Windows; do it in the Windows Subsystem for Linux"
+        )
     for name in (asked,) if asked else COMPILERS:
         if program := shutil.which(name):
             answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)

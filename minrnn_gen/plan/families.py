@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import diagonal, pointwise
-from minrnn_gen.plan.dense import decode, persistent, stepwise
+from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, time
 from minrnn_gen.plan.solver import Family, Solution, solve
@@ -18,6 +18,8 @@ FAMILIES: tuple[Family, ...] = (
     time.FORWARD,
     time.BACKWARD,
     pointwise.SCAN,
+    large_batch.FORWARD,
+    large_batch.BACKWARD,
     persistent.FORWARD,
     persistent.BACKWARD,
     decode.STEP,
@@ -32,28 +34,31 @@ FAMILIES: tuple[Family, ...] = (
 def solutions(problem: Problem) -> Iterator[Solution]:
     """Yield the solution of each family that serves `problem`, the best first; raises Infeasible where none does.
 
-    In the order of `families_of` every later one says why those before it were passed over.
+    The one for any size says why the others were passed over.
     """
     *preferred, last = families_of(problem)
     passed_over = _refusal(problem)
     at_last = solve(problem, last)
+    fused: list[Solution] = []
     for family in preferred:
         try:
-            solution = solve(problem, family)
+            fused.append(solve(problem, family))
         except Infeasible as why:
             passed_over = str(why)
-            continue
-        fused_us, last_us = solution.plan().predicted_total_us, at_last.plan().predicted_total_us
-        if last_us < fused_us:
-            slower = f"all steps in one launch would take {fused_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
-            if problem.kernel_pass == "step":
-                slower = f"a kernel of its own would take {fused_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
-            yield replace(at_last, passed_over=slower)
-            yield solution
-            return
-        yield solution
-        passed_over = "no candidate kept its promise when it was compiled"
-    yield replace(at_last, passed_over=passed_over)
+    if not fused:
+        yield replace(at_last, passed_over=passed_over)
+        return
+    fused.sort(key=lambda solution: solution.plan().predicted_total_us)
+    fused_us, last_us = fused[0].plan().predicted_total_us, at_last.plan().predicted_total_us
+    if last_us < fused_us:
+        slower = f"all steps in one launch would take {fused_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
+        if problem.kernel_pass == "step":
+            slower = f"a kernel of its own would take {fused_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
+        yield replace(at_last, passed_over=slower)
+        yield from fused
+        return
+    yield from fused
+    yield replace(at_last, passed_over="no candidate kept its promise when it was compiled")
 
 
 def families_of(problem: Problem) -> tuple[Family, ...]:
@@ -71,7 +76,10 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
             any_size = stepwise.BACKWARD if backward else stepwise.FORWARD
             if _refusal(problem):
                 return (any_size,)
-            return persistent.BACKWARD if backward else persistent.FORWARD, any_size
+            in_warps, in_warpgroups = persistent.FORWARD, large_batch.FORWARD
+            if backward:
+                in_warps, in_warpgroups = persistent.BACKWARD, large_batch.BACKWARD
+            return *(() if large_batch.refusal(problem) else (in_warpgroups,)), in_warps, any_size
 
 
 def _refusal(problem: Problem) -> str:

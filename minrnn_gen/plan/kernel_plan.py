@@ -294,9 +294,32 @@ class KernelPlan:
         return self.strategy == "persistent"
 
     @property
+    def grid_blocks(self) -> int:
+        """Blocks anywhere on the GPU that share a head and wait for each other; 1 where none do."""
+        return self.partition.get("grid_blocks") or self.variables.get("grid_blocks", 1)
+
+    @property
+    def group_sequences(self) -> int:
+        """Sequences of such blocks, or of a cluster or a block alone."""
+        return self.variables["batch_tile"] * self.variables.get("column_groups", 1)
+
+    @property
+    def group_exchange_bytes(self) -> int:
+        """Bytes of memory through which such blocks hand outputs on, 0 where none do."""
+        if "exchange_bytes" in self.partition:
+            return self.partition["exchange_bytes"] * self.variables["column_groups"]
+        # Two operands, of even and of odd steps, each word of 4 bytes with its step.
+        return 2 * self.shared_map["operand"] if self.grid_blocks > 1 else 0
+
+    @property
     def head_dim(self) -> int:
         """Units of a head."""
         return self.problem.hidden_size // self.problem.heads
+
+    @property
+    def sums_of_lane(self) -> range:
+        """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
+        return range(self.variables["batch_tile"] // 2)
 
     @property
     def packets_per_tile(self) -> int:

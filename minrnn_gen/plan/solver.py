@@ -23,6 +23,7 @@ from minrnn_gen.plan.kernel_plan import (
     total_us,
 )
 from minrnn_gen.plan.many_sizes import Amount
+from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
@@ -92,7 +93,8 @@ class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
     `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
-    reads next into shared memory, rather than loading it into registers.
+    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, where that is not the
+    GPU's own architecture, as for instructions that no later one has.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Family:
     constraints: Callable[[Problem], tuple[Constraint, ...]]
     resources: Callable[[Problem, Candidate], Resources]
     predicted_us: Callable[[Problem, Candidate], Mapping[str, Amount]]
+    arch: str = ""
 
     @property
     def template(self) -> str:
@@ -145,13 +148,14 @@ class Solution:
         """Return the plan of the candidate at `rank`, 0 for the best predicted."""
         problem, family, candidate = self.problem, self.family, self.candidates[rank]
         resources = family.resources(problem, candidate)
+        cluster_blocks = candidate.get("cluster_blocks", 1)
         others = [other for other in self.candidates[: RUNNERS_UP + rank + 1] if other is not candidate]
         return KernelPlan(
             name=family.name,
             entry=family.entry,
             family=problem.family,
             strategy=family.strategy,
-            problem=problem.in_plan(),
+            problem=problem.in_plan(family.arch),
             variables=candidate,
             launch=LaunchShape(
                 threads=resources.threads,
@@ -160,7 +164,7 @@ class Solution:
                 group_tiles=resources.group_tiles,
                 copy_bytes=problem.specialization.alignment_bytes,
                 copies_are_asynchronous=family.copies and can_copy_asynchronously(problem),
-                resident_blocks=resources.blocks_per_sm * problem.gpu.sm_count,
+                resident_blocks=cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, resources.blocks_per_sm),
                 partition=resources.partition,
             ),
             budget=Budget(

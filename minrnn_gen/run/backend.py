@@ -109,6 +109,13 @@ class Backend(Protocol):
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
         """Every kernel so far, in the order in which they were built."""
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether many steps are launched as a graph of the backend's own, which no trace has."""
+
+    def without_graphs(self) -> Backend:
+        """Return a backend of the same kernels whose runs are recorded whole."""
+
     def takes(self, call: Call) -> bool:
         """Say whether a call is executed here, else by NumPy; raises BadInput where it is by neither."""
 

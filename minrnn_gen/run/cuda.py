@@ -51,8 +51,8 @@ class CudaBackend:
     Everything runs on the stream that is current in the library of x, and is not waited for.
     """
 
-    def __init__(self, kernels: KernelLoader) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: KernelLoader, has_graphs: bool = True) -> None:
+        self._kernels, self.has_graphs = kernels, has_graphs
         self._graphs: dict[Hashable, CapturedGraph] = {}
         self._graphs_lock = threading.Lock()
 
@@ -60,6 +60,10 @@ class CudaBackend:
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
         """Every kernel so far, in the order in which they were built."""
         return self._kernels.built
+
+    def without_graphs(self) -> CudaBackend:
+        """Return a backend of the same kernels whose runs are recorded whole, however many steps they have."""
+        return CudaBackend(self._kernels, has_graphs=False)
 
     def takes(self, call: Call) -> bool:
         """Say whether a call is executed here: where its arrays are on a GPU."""

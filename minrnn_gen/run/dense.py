@@ -191,7 +191,7 @@ class DenseRun:
             return
         kernel = recorder.load(key)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))
-        resident = kernel.resident_blocks() if kernel.plan.variables["grid_blocks"] > 1 else 0
+        resident = kernel.resident_blocks() if kernel.plan.group_exchange_bytes else 0
         for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident):
             kernel.launch(launch)
 

@@ -37,11 +37,8 @@ class NamedArguments:
 
 
 def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
-    """Return the bytes, all ones before the launch, through which the blocks of a grid hand outputs on; 0 where none do.
-
-    A group of blocks has two operands, of even and of odd steps, each word of 4 bytes with its step.
-    """
-    return 2 * plan.shared_map["operand"] * _groups(plan, batch) if plan.variables["grid_blocks"] > 1 else 0
+    """Return the bytes, all ones before the launch, through which the blocks of a grid hand outputs on; 0 where none do."""
+    return plan.group_exchange_bytes * _groups(plan, batch)
 
 
 def persistent_launches(
@@ -54,10 +51,11 @@ def persistent_launches(
     """
     if call.time > PERSISTENT_STEPS_MAX:
         raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
-    groups, grid_blocks = _groups(plan, call.batch), plan.variables["grid_blocks"]
-    if grid_blocks == 1:
+    groups, grid_blocks = _groups(plan, call.batch), plan.grid_blocks
+    if not plan.group_exchange_bytes:
         return [Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))]
-    at_once = resident_blocks // grid_blocks
+    # Of blocks in clusters the GPU holds fewer than it has room for.
+    at_once = min(resident_blocks, plan.resident_blocks) // grid_blocks
     if not at_once:
         raise BadInput(
             f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
@@ -94,7 +92,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:
-    return plan.heads * -(-batch // plan.variables["batch_tile"])
+    return plan.heads * -(-batch // plan.group_sequences)
 
 
 def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:

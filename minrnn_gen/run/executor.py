@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import RawGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, keyed
-from minrnn_gen.call.results import ForwardResult, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
@@ -22,6 +23,7 @@ from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
+from minrnn_gen.run.replay import Trace
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
@@ -49,27 +51,17 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         takes_recurrent_bias=builder.takes_recurrent_bias,
-        **vectors_of(builder),
+        **_vectors_of(builder),
     )
 
 
-def vectors_of(builder: Builder) -> dict[str, Any]:
+def _vectors_of(builder: Builder) -> dict[str, Any]:
     """Return what an interface has of a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
-    spec, name = builder.spec, builder.cell_source.name
+    spec = builder.spec
+    check_sizes_of_vectors(spec, builder.cell_source)
     if not builder.cell_source.has_vectors:
-        for key in ("state_size", "groups"):
-            if getattr(spec, key) is not None:
-                raise spec.error(
-                    key, f"{getattr(spec, key)} is given, but nothing of the cell {name} has the axis n; leave it out"
-                )
         return {}
-    if spec.state_size is None:
-        raise spec.error("state_size", f"the cell {name} has n values per channel; give n, a whole number from 1 to 256")
     vectors = builder.cell.vectors
-    if spec.groups is not None and not vectors.shared:
-        raise spec.error("groups", f"{spec.groups} is given, but the cell {name} has no inputs S.*; leave it out")
-    if spec.groups is not None and spec.hidden_size % spec.groups:
-        raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
     return {
         "vector_states": vectors.states,
         "vector_parameters": vectors.parameters,
@@ -239,6 +231,37 @@ class Executor:
             projected = replace(call, x=written.pop(), x_axes=run.preactivation_axes, weight=None)
         forward = Forward(call, projected, Outputs(y, tuple(written), ()))
         return Saved(self, forward.result, forward)
+
+    @cached_property
+    def recorded(self) -> GpuRun:
+        """What records runs whole, for callers who replay traces in memory of their own, such as a program of XLA."""
+        return GpuRun(self.interface, self._builder, self.backend.without_graphs())
+
+    def record_forward(self, arguments: CallArguments, all_states: bool) -> ForwardReplay | None:
+        """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed."""
+        states_out = self._states_out(all_states, saves=False)
+        call_key = keyed(("forward", states_out), arguments.flat(self.interface))
+        call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
+        return self.recorded.forward(call, states_out, saves=False).replay
+
+    def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
+        """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
+        call_key = self._keyed("step", arguments)
+        self.recorded.step(self.checked(arguments, single_step=True).with_slots(call_key))
+        return self.recorded.steps.find(call_key)
+
+    def record_backward(
+        self, forward: ForwardReplay, dy: Any, dstate: Mapping[str, Any]
+    ) -> tuple[KeyedArrays, Trace[BackwardResult, Call]] | None:
+        """Run the backward of a recorded forward, and return its arrays by slot and its trace; None as above."""
+        arriving = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
+        if arriving is None:
+            return None
+        call_key, checked = arriving.behind(forward.arrays, forward.addresses), forward.metadata()
+        incoming = check_gradient(self.interface, memory.inspect, checked.outputs.y, dy, dstate, checked.call.batch)
+        self.recorded.backward(checked, incoming.with_slots(call_key))
+        trace = self.recorded.backwards.find(call_key)
+        return None if trace is None else (call_key, trace)
 
     def saved_layouts(self, batch: int, time: int, *, on_cpu: bool, all_states: bool = False) -> tuple[Layout, ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""

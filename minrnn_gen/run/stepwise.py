@@ -47,7 +47,7 @@ class StepwiseRun:
         steps, is_backward = part.time + 1, _is_backward(kernel)
         sizes = scratch_sizes(self.interface, part.batch, is_backward)
         graph = None
-        if steps >= GRAPH_STEPS:
+        if steps >= GRAPH_STEPS and self.backend.has_graphs:
             # Graphs are as fast as a replay of their launches, and one of many steps would be held for each length.
             recorder.stop()
             enqueue = partial(self._enqueue, kernel, part.batch, range(GRAPH_STEPS), range(GRAPH_STEPS))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.torch.architecture import Architecture
+from minrnn_gen.layers.architecture import Architecture
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.options import OPTIONS, keywords_of
 from minrnn_gen.torch.tensors import check_tensor

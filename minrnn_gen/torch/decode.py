@@ -9,12 +9,12 @@ import torch
 
 from minrnn_gen.build.explain import explain
 from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch import calls, checks
 from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import STATES
-from minrnn_gen.torch.kernels import kernel_by
 from minrnn_gen.torch.stack import LayerStack
 from minrnn_gen.torch.stack_operator import together
 from minrnn_gen.torch.tensors import check_tensor

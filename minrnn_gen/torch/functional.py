@@ -9,9 +9,9 @@ import torch
 
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.calls import storage_dtype
 from minrnn_gen.torch.kernel_operator import run
-from minrnn_gen.torch.kernels import known
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 

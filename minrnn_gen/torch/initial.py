@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 
-# Of rg_lru: the coefficient exp(-8 softplus(decay)) that a step has with an open gate is drawn from here, as its paper does,
-# arXiv 2402.19427 section 2.4.
-_RG_LRU_RANGE = (0.9, 0.999)
-_RG_LRU_SHARPNESS = 8
+from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
 
 
 def draw(parameter: Any, hidden_size: int) -> None:
@@ -21,8 +18,8 @@ def draw(parameter: Any, hidden_size: int) -> None:
 
 
 def _draw_decay(parameter: Any) -> None:
-    coefficient = torch.empty_like(parameter, dtype=torch.float64).uniform_(*_RG_LRU_RANGE)
-    parameter.copy_(torch.log(torch.expm1(-torch.log(coefficient) / _RG_LRU_SHARPNESS)))
+    coefficient = torch.empty_like(parameter, dtype=torch.float64).uniform_(*RG_LRU_RANGE)
+    parameter.copy_(torch.log(torch.expm1(-torch.log(coefficient) / RG_LRU_SHARPNESS)))
 
 
 # Vectors of built-in cells that start otherwise: cell, vector.

@@ -11,10 +11,10 @@ import torch
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.backward_operator import define_backward, in_order
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
-from minrnn_gen.torch.kernels import kernel_by
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
 _CALL = (

@@ -9,9 +9,9 @@ from typing import Any, Unpack, cast
 
 import torch
 
+from minrnn_gen.layers.architecture import Names, architecture_of
 from minrnn_gen.precision import named_precision
 from minrnn_gen.torch import checks
-from minrnn_gen.torch.architecture import Names, architecture_of
 from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.initial import DRAW, draw
 from minrnn_gen.torch.options import SpecOptions, shows_options

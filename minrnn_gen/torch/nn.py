@@ -15,8 +15,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.layers.architecture import Architecture, architecture_of
 from minrnn_gen.torch import checks
-from minrnn_gen.torch.architecture import Architecture, architecture_of
 from minrnn_gen.torch.autocast import layer_dtype, result_dtype
 from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.fp32_precision import Setting

@@ -9,14 +9,14 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput
+from minrnn_gen.layers.architecture import Architecture, Names
+from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
-from minrnn_gen.torch.architecture import Architecture, Names
 from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
-from minrnn_gen.torch.kernels import kernel_by
 from minrnn_gen.torch.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 

@@ -211,7 +211,8 @@ def read_results(path: Path, *words: str) -> Iterator[Result]:
 def append_results(path: Path, results: Sequence[Result]) -> None:
     """Write results at the end of a file, each in a line of its own whatever was there; raises OSError where it cannot be."""
     data = "".join(result.line() + "\n" for result in results).encode()
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    # Without O_BINARY Windows would end lines with two characters.
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
     try:
         # The last writer may have been killed within a line, or the disk was full: ours begins on the next line.
         end = os.lseek(file, 0, os.SEEK_END)

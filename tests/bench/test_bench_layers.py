@@ -16,7 +16,7 @@ from minrnn_gen.bench.contenders.torch_layers import COMPILED, LOG_SPACE, OURS, 
 from minrnn_gen.bench.harness.rounds import Arrays, Contender, Limits, run_rounds
 from minrnn_gen.bench.pages import filled
 from minrnn_gen.bench.problems import layer_problems
-from minrnn_gen.bench.problems.layer_problems import GOAL, Shape
+from minrnn_gen.bench.problems.layer_problems import GOAL, SIZES_GOAL, Shape
 from minrnn_gen.bench.problems.scan_problems import Problem, Task
 from minrnn_gen.bench.reference.layer_inputs import LayerInputs
 from minrnn_gen.bench.report.plot import panels_of
@@ -97,18 +97,9 @@ def test_problems_are_distinct_and_labels_tell_them_apart(quick: bool) -> None:
         problems = layer_problems.problems_of(table, quick)
         assert len({problem.label for problem in problems}) == len(problems) > 0
         assert {problem.table for problem in problems} == {table}
-        assert {problem.goal for problem in problems} == {GOAL}
-
-
-@given(
-    st.sampled_from([1, 16, 31, 32, 63, 64, 256]), st.sampled_from([128, 511, 512, 1023, 1024, 2047, 2048]),
-    st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 5),
-)  # fmt: skip
-def test_large_batches_are_marked(batch: int, units: int, precision: Any, time: int) -> None:
-    problem = problem_of(Shape("lstm", batch, time, units, units), (precision, False))
-    waits = any([batch >= 64 and units >= 1024, batch >= 32 and units >= 2048, precision == "fp32" and units >= 512])
-    assert problem.mark == ("large batch" if waits and time > 1 else None)
-    assert problem.model_copy(update={"table": "scans"}).label == problem.label
+        assert {problem.goal for problem in problems} == {
+            SIZES_GOAL if problem.table == "sizes" else GOAL for problem in problems
+        }
 
 
 @pytest.mark.parametrize(
@@ -236,7 +227,7 @@ def rows_of(problem: Problem, ms: dict[str, float], **more: Any) -> list[Row]:
     return [Row(problem=problem, contender=name, ms=value, **more) for name, value in ms.items()]
 
 
-def test_a_layer_is_a_line_with_both_tasks_the_share_of_the_best_and_the_mark() -> None:
+def test_a_layer_is_a_line_with_both_tasks_the_share_of_the_best() -> None:
     shape, kind = Shape("lstm", 64, 256, 1024, 1024, 2), ("bf16", True)
     forward, step = (problem_of(shape, kind, task) for task in layer_problems.TRAINING)
     cell = Shape("gru", 16, 8, 4, 64)
@@ -250,14 +241,38 @@ def test_a_layer_is_a_line_with_both_tasks_the_share_of_the_best_and_the_mark() 
     assert text == layers_text(rows)
     lines = text.splitlines()
     assert lines[0] == (
-        "| batch x time, inputs to units: forward / training step | minrnn-gen | torch.nn | of the best | goal | waits for |"
+        "| batch x time, inputs to units: forward / training step | minrnn-gen | torch.nn | of the best | goal |"
     )
     assert lines[2] == (
         "| lstm 64 x 256, 1024 to 1024, 2 layers, bf16 autocast | 1.00 (4e-04) / 3.00 (5e-04) | 2.00 (4e-04) / 4.00 (5e-04) "
-        "| 0.50 / 0.75 | 0.7 | large batch |"
+        "| 0.50 / 0.75 | 0.7 |"
     )
-    assert lines[3] == "| gru 16 x 8, 4 to 64, fp32 | 0.100 / 0.300 | 0.500 | 0.20 / - | 0.7 |  |"
-    assert lines[-1] == "Within the goal: 1 of 2 times that wait for large batch, and 1 of 1 times."
+    assert lines[3] == "| gru 16 x 8, 4 to 64, fp32 | 0.100 / 0.300 | 0.500 | 0.20 / - | 0.7 |"
+    assert lines[-1] == "Within the goal: 2 of 3 times."
+
+
+def test_layers_over_batch_and_units_are_a_table_of_shares() -> None:
+    def row(batch: int, task: Task, contender: str, ms: float) -> Row:
+        shape = Shape("gru", batch, 256, 64, 64)
+        (problem,) = (
+            problem
+            for problem in layer_problems.problems_of("sizes")
+            if (problem.batch, problem.channels) == (shape.batch, shape.units)
+            and (problem.model, problem.precision, problem.task) == (shape.model, "fp32", task)
+        )
+        return Row(problem=problem, contender=contender, ms=ms)
+
+    times = ((1, "forward", 1.0, 2.0), (1, "forward + backward", 3.0, 4.0), (64, "forward", 5.0, 4.0))
+    rows = [
+        row(batch, task, name, ms)
+        for batch, task, *both in times
+        for name, ms in zip(("minrnn-gen", "torch.nn"), both, strict=True)
+    ]
+    text = whole_text(rows)
+    assert "| units, precision | batch 1 | batch 64 |" in text
+    assert "| gru 64 fp32 | 0.50 / 0.75 | 1.25 |" in text
+    assert "Within the goal: 2 of 3 times." in text
+    assert "Slower than the best of the others: gru 64 x 256, 64 to 64, fp32 (1.25)." in text
 
 
 @given(st.floats(0.01, 100), st.lists(st.floats(0.01, 100), min_size=1, max_size=3))
@@ -277,8 +292,8 @@ def test_a_step_is_shown_in_microseconds_on_the_page() -> None:
     record = Record(command="minrnn-gen bench layers", gpu="none", versions={}, method={})
     record = record.with_rows(rows_of(problem, {OURS: 0.012, TORCH_NN: 0.048}))
     text = filled("<!-- measured: layers token -->\n<!-- end of measured -->\n", {"layers": record}, "page.md")
-    assert "| us: batch x time, inputs to units | minrnn-gen | torch.nn | of the best | goal | waits for |" in text
-    assert "| lstm cell 1, 512 to 512, fp32 | 12.0 | 48.0 | 0.25 | 0.7 |  |" in text
+    assert "| us: batch x time, inputs to units | minrnn-gen | torch.nn | of the best | goal |" in text
+    assert "| lstm cell 1, 512 to 512, fp32 | 12.0 | 48.0 | 0.25 | 0.7 |" in text
 
 
 def test_the_spread_is_drawn_over_each_size_beside_the_best_of_torch() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from support.rendered_kernels import builder_of
+from support.small_problems import solution_wanted
 from test_templates import TEMPLATES, code_lines
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -36,17 +37,20 @@ class Way:
     def built(self, kernel_pass: KernelPass, is_debug: bool) -> BuiltKernel:
         builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
         builder = replace(builder, waits_are_bounded=is_debug)
-        solution = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization))
+        key = builder.key_of(kernel_pass, builder.hinted_specialization)
+        solution = solution_wanted(builder.solutions(key), dict(self.variables))
         ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
         return builder.build_candidate(solution, next(ranks))
 
 
 CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("lookback", 1),)
+WARPGROUPS = (("row_tiles", 1), ("column_groups", 1))
 # What waits for mail, for memory, and for tiles, with lanes along the channels and along time.
 WAITING = (
     Way("lstm", "h100", "bf16", "BTD", CLUSTER),
     Way("gru", "rtx5090", "fp16", "TBD", CLUSTER),
     Way("lstm", "a100", "bf16", "BTD", GRID),
+    Way("lstm", "h200", "bf16", "BTD", WARPGROUPS),
     Way("slstm", "rtx4090", "fp32", "TBD", GRID),
     Way("min_lstm", "h100", "fp32", "BTD", CLUSTER),
     Way("min_gru", "h200", "bf16", "BDT", TICKETS),
@@ -105,7 +109,16 @@ def test_every_loop_without_a_count_is_bounded() -> None:
     """The templates that wait in a loop, and no others, have an end for it."""
     looping = {name for name in TEMPLATES if any("while" in line for _, line in code_lines(TEMPLATES[name]))}
     bounded = {name for name, text in TEMPLATES.items() if "check_timeout(since" in text}
-    assert looping == bounded == {"ptx/cluster.cuh.j2", "parts/tile_state.cuh.j2", "parts/grid_exchange.cuh.j2"}
+    assert (
+        looping
+        == bounded
+        == {
+            "ptx/mbarrier.cuh.j2",
+            "parts/tile_state.cuh.j2",
+            "parts/grid_exchange.cuh.j2",
+            "parts/large_batch_tile.cuh.j2",
+        }
+    )
 
 
 @pytest.mark.parametrize(("value", "is_asked_for"), [(None, False), ("", False), ("0", False), ("1", True)])

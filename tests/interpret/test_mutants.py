@@ -17,7 +17,9 @@ TEMPLATES = templates()
 MUTANTS = [mutant for name, text in TEMPLATES.items() for mutant in mutants_of(name, text)]
 # Statements that must not go, wherever they are called.
 WAITING = re.compile(
-    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|cluster_sync|wait_copy_groups|mbarrier_wait|close_copy_group)\b.*;"
+    r"^\s*(?:\S.*\) )?(__syncthreads|__syncwarp|sync_some|sync_warpgroup|cluster_sync|wait_copy_groups|wait_multiplications"
+    r"|mbarrier_wait|mbarrier_arrive|close_copy_group|close_multiplications|fence_async_proxy|fence_multiplications"
+    r"|announce|store_operand)\b.*;"
 )
 
 

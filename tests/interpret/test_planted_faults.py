@@ -32,6 +32,8 @@ CHANNEL_LANES = SCAN | {"wanted": {"channel_lanes": 8, "cluster_blocks": 1}}
 LOOKBACK = {"channel_lanes": 16, "time_warps": 2, "lookback": 1}
 LONG = SCAN | {"batch": 1, "time": 65536, "wanted": LOOKBACK}
 GRID = {"model": "lstm", "hidden_size": 40, "precision": "bf16", "gpu": "a100", "training": False, "wanted": {"grid_blocks": 2}}
+LARGE = {"row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8}
+WARPGROUPS = {"model": "elman", "hidden_size": 128, "precision": "bf16", "training": False, "wanted": LARGE}
 # A long time without any write.
 SLOWLY = "const volatile unsigned* slow = shared.tile_number; for (int n = 0; n < 40000; ++n) (void)slow[n % 2]; "
 PUBLISH = "if (segment == 0 && place + 1 < GROUP_TILES && !is_last) publish("
@@ -87,6 +89,35 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         300,
         without("__syncthreads();", "if (warp) __syncthreads();", after=PUBLISHED),
         "divergence",
+    ),
+    "no wait for a chunk": (WARPGROUPS, 2, 4, without("mbarrier_wait(&shared.full[column_group][slot], round);"), "race"),
+    "no fence behind the flags of a chunk": (
+        WARPGROUPS,
+        2,
+        4,
+        without("fence_async_proxy();", after="is_complete = lane"),
+        "proxy",
+    ),
+    "a chunk that is not announced": (
+        WARPGROUPS,
+        2,
+        4,
+        without("if (t + 1 < steps && thread == 0)", "if (t + 2 < steps && thread == 0)"),
+        "deadlock",
+    ),
+    "an arrival too many for a slot": (
+        WARPGROUPS,
+        2,
+        6,
+        without("], ROW_TILES * WARPGROUP_WARPS);", "], ROW_TILES * WARPGROUP_WARPS + 1);"),
+        "deadlock",
+    ),
+    "no fence before a product": (
+        WARPGROUPS,
+        2,
+        4,
+        without("fence_multiplications();", after="struct WarpgroupMatrix"),
+        "registers",
     ),
     "a shuffle for some": (CHANNEL_LANES, 2, 300, without(SHUFFLE, "if (lane > 30) continue; " + SHUFFLE), ""),
 }

@@ -21,7 +21,7 @@ FIRST = (
     "scan_forward_channels", "parts/channels", "parts/tile_state",
     "persistent_forward", "parts/persistent", "parts/exchange", "parts/grid", "ptx/",
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
-    "persistent_backward",
+    "persistent_backward", "large_batch", "parts/large_batch",
 )  # fmt: skip
 
 
@@ -29,13 +29,14 @@ def main() -> int:
     """Run the mutants without a result."""
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
     parser.add_argument("--only", default="", help="templates whose names contain this")
+    parser.add_argument("--family", default="", help="problems of families whose names contain this, and no others")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
     parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
     known = {result["key"]: result for result in results}
-    bench = Bench([] if arguments.page else _prepared())
+    bench = Bench([] if arguments.page else _prepared(arguments.family))
     if bench.prepared:
         started = time.perf_counter()
         bench.control()
@@ -59,9 +60,9 @@ def main() -> int:
     return 0
 
 
-def _prepared() -> list[Prepared]:
+def _prepared(name_part: str) -> list[Prepared]:
     prepared = []
-    for family in (*FAMILIES, "step"):
+    for family in (name for name in (*FAMILIES, "step") if name_part in name):
         for problem in problems_of(family):
             try:
                 prepared.append(prepare(problem))

@@ -17,16 +17,29 @@ OUT_OF_SCOPE = ("microbenchmarks/", "ptx/bounded_wait.cuh.j2")
 REMOVED = {
     "__syncthreads": "no barrier",
     "__syncwarp": "no barrier",
+    "sync_some": "no barrier",
+    "sync_warpgroup": "no barrier",
     "cluster_sync": "no barrier",
     "wait_copy_groups": "no wait",
     "mbarrier_wait": "no wait",
+    "counter_wait_for": "no wait",
     "all_gather_wait": "no wait",
+    "wait_multiplications": "no wait",
     "close_copy_group": "no commit",
+    "close_multiplications": "no commit",
+    "fence_async_proxy": "no fence",
+    "fence_multiplications": "no fence",
     "mbarrier_init": "no init",
+    "mbarrier_arrive": "no arrival",
     "mbarrier_arrive_expect_tx": "no expect_tx",
+    "announce": "no store",
+    "add_release": "no store",
+    "store_operand": "no store",
+    "store_piece": "no store",
     "publish": "no store",
     "store_unit": "no store",
     "st_async": "no store",
+    "bulk_copy": "no copy",
     "copy_piece": "no copy",
     "copy_piece_where": "no copy",
     "load_units": "no load",
@@ -37,6 +50,10 @@ PLAIN = {
     "load_unit": "*({0})",
     "load_units": "({0}[0] = *({1}), {0}[1] = *({1} + 1))",
     "store_unit": "(*({0}) = {1})",
+    "load_piece": "*reinterpret_cast<const Piece*>({0})",
+    "store_piece": "(*reinterpret_cast<Piece*>({0}) = {1})",
+    "add_release": "(++*({0}))",
+    "load_acquire": "*({0})",
     "atomicAdd": "((*({0}) += {1}) - {1})",
 }
 LANES = "ALL_LANES"
@@ -138,7 +155,7 @@ def _calls(code: str) -> Iterator[tuple[str, int, int, str]]:
         if not re.match(r"\s*;", code[end:]) or re.search(r"\bvoid\s+$", code[: call.start()]):
             continue
         yield REMOVED[call[1]], call.start(), end, "(void)0"
-        if call[1] == "wait_copy_groups":
+        if call[1] in ("wait_copy_groups", "wait_multiplications"):
             yield "weaker wait", call.end() - 2, call.end() - 2, " + 1"
         if call[1] == "mbarrier_arrive_expect_tx":
             yield "weaker expect_tx", end - 1, end - 1, " - 4"

@@ -71,6 +71,7 @@ class Plan:
     threads: int = 32
     channels_per_block: int = 8
     variables: dict[str, int] = field(default_factory=dict)
+    group_exchange_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,14 @@ def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_cal
         kernel_pass, specialization, _ = key
         kept.append((kernel_pass, specialization.states_out))
         sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
-        plan = SimpleNamespace(entry=f"scan_{kernel_pass}", layout="BTD", specialization=specialization, variables={}, **sizes)
+        plan = SimpleNamespace(
+            entry=f"scan_{kernel_pass}",
+            layout="BTD",
+            specialization=specialization,
+            variables={},
+            group_exchange_bytes=0,
+            **sizes,
+        )
         return SimpleNamespace(launch=lambda *_: None), plan
 
     # Nothing is written, and what is in new memory may be anything.

@@ -120,6 +120,7 @@ def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str,
     def plan_of(entry: str) -> Any:
         return SimpleNamespace(
             entry=entry, layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2},
+            group_exchange_bytes=0,
             specialization=Specialization(16, resets=sequences == "resets", states_out="storage" if kept else "none"),
         )  # fmt: skip
 
@@ -161,8 +162,16 @@ def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str,
     assert backward.blocks == 2 * count
 
 
-@given(heads=st.integers(1, 4), batch=st.integers(1, 300), at_once=st.integers(1, 9), spare=st.integers(0, 7))
-def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch: int, at_once: int, spare: int) -> None:
+@given(
+    heads=st.integers(1, 4),
+    batch=st.integers(1, 300),
+    at_once=st.integers(1, 9),
+    spare=st.integers(0, 20),
+    planned_spare=st.integers(0, 7),
+)
+def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(
+    heads: int, batch: int, at_once: int, spare: int, planned_spare: int
+) -> None:
     """Every group once, in launches of whole groups; each has the numbers of its first group behind the arguments."""
     grid_blocks, batch_tile = 8, 4
     plan: Any = SimpleNamespace(
@@ -170,7 +179,11 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch:
         layout="BTD",
         heads=heads,
         specialization=Specialization(16),
-        variables={"grid_blocks": grid_blocks, "cluster_blocks": 1, "batch_tile": batch_tile},
+        variables={"cluster_blocks": 1},
+        grid_blocks=grid_blocks,
+        group_sequences=batch_tile,
+        group_exchange_bytes=1024,
+        resident_blocks=at_once * grid_blocks + planned_spare,
     )
     call: Any = SimpleNamespace(batch=batch, time=5)
     names = ArrayNames(("h",), ())
@@ -187,7 +200,7 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(heads: int, batch:
 
 
 def test_a_gpu_that_does_not_hold_a_grid_is_said() -> None:
-    plan: Any = SimpleNamespace(heads=1, variables={"grid_blocks": 64, "cluster_blocks": 1, "batch_tile": 4})
+    plan: Any = SimpleNamespace(heads=1, grid_blocks=64, group_sequences=4, group_exchange_bytes=1024, resident_blocks=132)
     call: Any = SimpleNamespace(batch=1, time=5)
     with pytest.raises(BadInput, match="needs 64 blocks at once, but the GPU here holds 63"):
         persistent_launches(plan, call, NamedArguments(ArrayNames((), ()), {}), None, 63)

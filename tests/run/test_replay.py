@@ -250,7 +250,13 @@ def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: s
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
     plan = SimpleNamespace(
-        entry="scan_step", layout="BTD", hidden_size=HIDDEN, threads=32, specialization=Specialization(16), variables={}
+        entry="scan_step",
+        layout="BTD",
+        hidden_size=HIDDEN,
+        threads=32,
+        specialization=Specialization(16),
+        variables={},
+        group_exchange_bytes=0,
     )
     seen = []
     for seed in range(2):
@@ -530,7 +536,9 @@ def test_a_call_costs_the_host_little() -> None:
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
     sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
     loaded = Launched()
-    plan = SimpleNamespace(entry="scan_forward", layout="BTD", specialization=Specialization(16), variables={}, **sizes)
+    plan = SimpleNamespace(
+        entry="scan_forward", layout="BTD", specialization=Specialization(16), variables={}, group_exchange_bytes=0, **sizes
+    )
     with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")
         for _ in range(20):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
+PAGES = [ROOT / name for name in AT_THE_TOP] + sorted((ROOT / "docs").rglob("*.md"))
 
 _FENCE = re.compile(r"^```(\w*)$")
 

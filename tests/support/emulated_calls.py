@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from support.small_problems import solution_wanted
 
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
@@ -16,6 +17,7 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution
 
 
@@ -24,6 +26,10 @@ class HavingBuilder(EmulatedBuilder):
     """Builds, of each pass, the best candidate of those with most of the variables wanted."""
 
     wanted: tuple[tuple[str, int], ...] = ()
+
+    def solve(self, key: KernelKey) -> Solution:
+        """Return the candidates of the family that has most of the variables wanted."""
+        return solution_wanted(self.solutions(key), dict(self.wanted)) if self.wanted else super().solve(key)
 
     def _chosen(self, solution: Solution) -> KernelPlan:
         having = [len(set(self.wanted) & set(one.items())) for one in solution.candidates]

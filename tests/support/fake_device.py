@@ -231,6 +231,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
             specialization=specialization,
             threads=32,
             variables={"cluster_blocks": 2 if specialization.reverse else 1},
+            group_exchange_bytes=0,
         )
         cell = SimpleNamespace(
             parsed=reference_loops.cell_named(spec.model),

@@ -68,7 +68,7 @@ class Kind:
     @property
     def has_R(self) -> bool:
         """Whether it is a dense cell."""
-        return self.name.startswith(("recurrent", "alternating", "own dense"))
+        return self.name.startswith(("recurrent", "large", "alternating", "own dense"))
 
     @property
     def is_raw(self) -> bool:
@@ -97,6 +97,7 @@ EVERYDAY = {
     "time reverse": False, "diagonal channels": True, "diagonal time": False, "recurrent block": True,
     "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
     "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True, "recurrent shared cells": False,
+    "large four products": True, "large tf32": False, "large groups of columns": False, "large cluster": False,
     "alternating fp64": False, "alternating fp16": True, "own scan of channels": False, "own scan of time": True,
     "own diagonal cell": True, "own dense cell": False, "raw": False, "raw complex": False, "raw complex tickets": False,
 }  # fmt: skip

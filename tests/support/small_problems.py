@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -44,14 +44,30 @@ class WantedBuilder(EmulatedBuilder):
             kernel_pass, specialization, Sizes(self.hinted_sizes.batch, max(self.hinted_sizes.time, ASSUMED_TIME))
         )
 
+    def solve(self, key: KernelKey) -> Solution:
+        """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
+        return solution_wanted(self.solutions(key), dict(self.wanted))
+
     def _chosen(self, solution: Solution) -> KernelPlan:
         return solution.plan(most_wanted(solution, dict(self.wanted)))
+
+
+def solution_wanted(solutions: Iterable[Solution], wanted: Mapping[str, int]) -> Solution:
+    """Return the candidates of the family that has most of the variables wanted, of several the first one's."""
+    return max(solutions, key=lambda solution: len(wanted.keys() & solution.candidates[0].keys()))
 
 
 def most_wanted(solution: Solution, wanted: Mapping[str, int]) -> int:
     """Return the rank of the candidate with most of the variables wanted, and of these the one with the fewest threads."""
     # Which blocks work together matters most.
-    weight = {"lookback": 10, "cluster_blocks": 10, "grid_blocks": 10, "split_k_warps": 3}
+    weight = {
+        "lookback": 10,
+        "cluster_blocks": 10,
+        "grid_blocks": 10,
+        "split_k_blocks": 10,
+        "split_k_warps": 3,
+        "split_k_warpgroups": 3,
+    }
     having = [sum(weight.get(name, 1) for name, _ in wanted.items() & candidate.items()) for candidate in solution.candidates]
     best = [rank for rank, count in enumerate(having) if count == max(having)][:24]
     plans = {rank: solution.plan(rank) for rank in best}
@@ -70,12 +86,13 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or
-    # of a "part" of a second one, half of it and a step; or it has "resets", less than two rounds, and sequences that end
-    # early or have no steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside
-    # 16-bit storage; or R is NaN, with resets before every step ("cut"); or in "pieces": every row begins at a multiple of
-    # 16 bytes; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or
-    # sequences, one of them without steps, are "packed" one behind the other.
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or,
+    # of a dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it
+    # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
+    # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
+    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the
+    # states of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
+    # behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -190,8 +207,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
-        if problem.call == "packed":
-            return Case(tile + 1, DENSE_STEPS)
+        if problem.call in ("packed", "whole"):
+            return Case(tile + (problem.call == "packed"), DENSE_STEPS)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call == "pieces":
         return Case(1, 2 * plan.tile_steps + PIECE_STEPS)
@@ -302,6 +319,10 @@ CHANNELS = {
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
+# Of products by warpgroups.
+LARGE = {"cluster_blocks": 1, "split_k_blocks": 1, "row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8}
+HALVES, FOUR_TILES, BLOCKS_THAT_SUM = {"split_k_warpgroups": 2}, {"row_tiles": 4}, {"split_k_blocks": 2}
+TWO_THAT_SUM, FOUR_THAT_SUM = {"cluster_blocks": 2, "split_k_blocks": 2}, {"cluster_blocks": 4, "split_k_blocks": 4}
 
 # Warps that share the cells, of two sequences each.
 SHARED_CELLS = {"row_warps": 1, "split_k_warps": 2, "batch_tile": 4}
@@ -341,6 +362,11 @@ LEAKY: dict[str, Any] = {
     "hidden_size": 24,
 }
 
+# A dense cell of two products, one of which is no sum with a gate.
+TWO_PRODUCTS: dict[str, Any] = {
+    "model": {"name": "two_products", "equations": "z = sigmoid(W.z + R.z)\nh[t] = z * h[t-1] + (1 - z) * tanh(W.n * R.n)"},
+}
+
 # A diagonal cell whose backward sums nothing, where there is no bias.
 LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
 
@@ -367,6 +393,7 @@ TWO_STATES: dict[str, Any] = {
 # (name, spec, wanted, calls, passes)
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
+BACKWARD: tuple[KernelPass, ...] = ("backward",)
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
@@ -505,6 +532,61 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
+    ),
+    "large": (
+        ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole bare mixed cut-resets", BOTH),
+        ("three products", FP16 | {"model": "gru", "hidden_size": 24}, LARGE | {"batch_tile": 16}, "long resets whole", BOTH),
+        ("two products", BF16 | TWO_PRODUCTS | {"hidden_size": 40}, LARGE, "long resets whole", BOTH),
+        ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets", BOTH),
+        ("tf32", ONCE | {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
+        ("groups of columns", LSTM, LARGE | {"column_groups": 2, "row_tiles": 2}, "resets", BOTH),
+        ("halves", ONCE | {"model": "elman", "hidden_size": 40}, LARGE | HALVES | {"batch_tile": 16}, "long resets", BOTH),
+        (
+            "cluster",
+            BF16 | {"model": "elman", "hidden_size": 72},
+            LARGE | TWO_THAT_SUM | {"batch_tile": 16},
+            "long resets",
+            BACKWARD,
+        ),
+        # A kernel that reads every value, so that shared memory is full.
+        (
+            "full cluster",
+            BF16 | TWO_PRODUCTS | {"hidden_size": 72},
+            LARGE | TWO_THAT_SUM | {"batch_tile": 16},
+            "resets",
+            BACKWARD,
+        ),
+        ("cluster of four", LSTM | {"hidden_size": 40}, LARGE | FOUR_THAT_SUM | {"batch_tile": 32}, "resets", BACKWARD),
+        (
+            "cluster of halves",
+            ONCE | {"model": "lstm", "hidden_size": 24},
+            LARGE | TWO_THAT_SUM | HALVES | {"batch_tile": 32},
+            "resets",
+            BACKWARD,
+        ),
+        ("shared", BF16 | {"model": "elman", "hidden_size": 200}, LARGE | FOUR_TILES | {"batch_tile": 32}, "resets", FORWARD),
+        ("grid of sums", LSTM | {"hidden_size": 40}, LARGE | BLOCKS_THAT_SUM | {"batch_tile": 16}, "long resets", BOTH),
+        (
+            "grid of halves",
+            ONCE | {"model": "elman", "hidden_size": 40},
+            LARGE | BLOCKS_THAT_SUM | HALVES | {"batch_tile": 32},
+            "resets",
+            BOTH,
+        ),
+        ("shared backward", ONCE | {"model": "lstm", "hidden_size": 100}, LARGE, "long", BACKWARD),
+        # The ring has no room for all chunks of two steps.
+        ("short ring", ONCE | {"model": "elman", "hidden_size": 256}, LARGE | {"batch_tile": 128}, "long", FORWARD),
+        ("heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, LARGE, "resets bare", BOTH),
+        ("parameter", LEAKY | BF16, LARGE, "long resets bare mixed", BOTH),
+        ("packed", LSTM | {"hidden_size": 24}, LARGE | FOUR_TILES, "packed", BOTH),
+        ("all", LSTM | {"hidden_size": 24}, LARGE | FOUR_TILES, "all", FORWARD),
+        (
+            "clipped",
+            BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
+            LARGE,
+            "long resets whole",
+            BACKWARD,
+        ),
     ),
     "alternating": (
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),

@@ -59,8 +59,8 @@ def compiled_again() -> Iterator[None]:
 
 
 def _forget_kernels_of_torch() -> None:
-    if "minrnn_gen.torch.kernels" in sys.modules:
-        sys.modules["minrnn_gen.torch.kernels"]._KERNELS.clear()
+    if "minrnn_gen.layers.kernels" in sys.modules:
+        sys.modules["minrnn_gen.layers.kernels"]._KERNELS.clear()
 
 
 def compiled_for_host(spec: Mapping[str, Any], plans_sizes: bool = False) -> minrnn_gen.Kernel:

@@ -15,7 +15,7 @@ from minrnn_gen.cell.files import library_names
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.torch.kernels")
+kernels = pytest.importorskip("minrnn_gen.layers.kernels")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 NAMED = {

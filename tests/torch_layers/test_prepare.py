@@ -12,7 +12,7 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.torch.kernels")
+kernels = pytest.importorskip("minrnn_gen.layers.kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.torch.kernels")
+kernels = pytest.importorskip("minrnn_gen.layers.kernels")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 OPERATORS = torch.ops.minrnn_gen

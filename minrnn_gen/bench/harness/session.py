@@ -23,7 +23,8 @@ class Suite:
     `titles` are the tables in their order. `problems` returns those of a table, or few and small problems where its second
     argument says so. `baselines` are the names of other libraries. `refusals` tries the chosen baselines on the problems to be
     measured, for so many seconds, and returns {name: reason} of those that fail. `contenders` returns all contenders at a
-    problem, those of that mapping as refused. `method` is said in the record besides what is true of every run.
+    problem, those of that mapping as refused. `method` is said in the record besides what is true of every run. `table_limits`
+    are those of tables that have limits of their own.
     """
 
     command: str
@@ -34,6 +35,7 @@ class Suite:
     contenders: Callable[[Problem, Gpu, Collection[str], Mapping[str, str]], list[Contender]]
     method: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
+    table_limits: Mapping[TableName, Limits] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[TableName, ...]:
@@ -60,7 +62,7 @@ class Session:
     def measure(self, problem: Problem) -> tuple[Row, ...]:
         """Return the rows of one problem; raises MinrnnError where the device itself has failed."""
         contenders = self.suite.contenders(problem, self.gpu, self.baselines, self.refused)
-        rows = run_rounds(problem, contenders, self.gpu, self.suite.limits)
+        rows = run_rounds(problem, contenders, self.gpu, self.suite.table_limits.get(problem.table, self.suite.limits))
         self.refused |= too_slow(rows, set(self.baselines))
         try:
             self.gpu.release()
@@ -88,6 +90,7 @@ def new_record(command: str, gpu: Gpu, suite: Suite) -> Record:
         versions=versions(),
         method={
             "time": f"median of {suite.limits.in_words}; the spread is the quartiles",
+            **{f"time of {table}": f"median of {limits.in_words}" for table, limits in suite.table_limits.items()},
             "order": "everyone in turn, round after round, in one process",
             "clock": "device events around each run; the host's clock for what works on a stream or a processor of its own",
             "cache": f"{FLUSH_BYTES} bytes written before each run, outside the time",

@@ -10,6 +10,7 @@ from minrnn_gen.precision import PrecisionName
 TITLES: dict[TableName, str] = {
     "cells": "Dense cells, from pre-activations; those of torch.nn from x of the width of the cell, projection included",
     "sweep": "Dense cells over head_dim, batch, time and precision",
+    "large": "Dense cells with many sequences, one head in 16 bits",
     "accuracy": "Errors of y and of the last states after many steps with forget gates near 1",
 }
 TABLES = tuple(TITLES)
@@ -44,6 +45,18 @@ _LIMITS_MS: dict[_Cell, tuple[float, float | None]] = {
     ("lstm", 1, 512, 16): (0.736, 0.782),
     ("lstm", 1, 768, 16): (1.67, None),
 }
+# {(model, head_dim, batch, time): ms of the forward} (LIMIT_SOURCE), in bf16.
+_LARGE: dict[tuple[str, int, int, int], float | None] = {
+    ("lstm", 1024, 256, 128): 0.69,
+    ("lstm", 512, 256, 256): 0.78,
+    ("lstm", 1024, 64, 256): 0.87,
+    ("lstm", 256, 1024, 64): 0.19,
+    ("lstm", 512, 128, 128): 0.35,
+    ("lstm", 2048, 32, 256): 1.34,
+    ("gru", 1024, 256, 128): None,
+    ("gru", 512, 128, 256): None,
+    ("slstm", 768, 64, 256): None,
+}
 # One shape for every cell, table and library, so that a library compiles once; torch.nn has one head.
 _QUICK: _Cell = ("lstm", 1, 64, 16)
 _QUICK_TIME = 64
@@ -56,7 +69,12 @@ ACCURACY_TIME = 4096
 
 def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
     """Return the problems of `table`, in the order in which they are measured; `quick`: one or two small ones."""
-    problems: dict[TableName, Callable[[bool], tuple[Problem, ...]]] = {"cells": _cells, "sweep": _sweep, "accuracy": _accuracy}
+    problems: dict[TableName, Callable[[bool], tuple[Problem, ...]]] = {
+        "cells": _cells,
+        "sweep": _sweep,
+        "large": _large,
+        "accuracy": _accuracy,
+    }
     return problems[table](quick)
 
 
@@ -102,6 +120,18 @@ def _sweep(quick: bool) -> tuple[Problem, ...]:
         problems += [_problem("sweep", both, centre, time) for time in (256, 4096)]
         problems += [_problem("sweep", both, centre, TIME, precision) for precision in ("fp16", "fp32")]
     return tuple(problems)
+
+
+def _large(quick: bool) -> tuple[Problem, ...]:
+    if quick:
+        return tuple(_problem("large", task, _QUICK, _QUICK_TIME) for task in _TRAINING)
+    precisions: tuple[PrecisionName, ...] = ("bf16", "fp16")
+    return tuple(
+        _problem("large", task, (model, 1, head_dim, batch), time, precision, limit if task == "forward" else None)
+        for (model, head_dim, batch, time), limit in _LARGE.items()
+        for precision in precisions
+        for task in _TRAINING
+    )
 
 
 def _accuracy(quick: bool) -> tuple[Problem, ...]:

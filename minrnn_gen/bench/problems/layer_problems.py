@@ -12,12 +12,15 @@ TITLES: dict[TableName, str] = {
     "headline": "Layers of torch.nn at its defaults, and the same classes here: forward without gradients / training step",
     "weights": "The same layers, their weights and inputs in 16 bits",
     "spread": "Recurrent layers over batch, time, units, layers and directions",
+    "sizes": "One layer of torch.nn's over batch and units, 256 steps, as a share of torch's time",
     "token": "One step of a layer over time, and of a cell, forward without gradients",
     "scans": "Layers of minGRU and minLSTM, log-space model, and the forms in which torch computes them",
 }
 TABLES = tuple(TITLES)
 # The share of the time of torch's best way that a layer is to take at most.
 GOAL = 0.7
+# The same wherever the sizes are, those that are nobody's included.
+SIZES_GOAL = 0.8
 TRAINING: tuple[Task, ...] = ("forward", "forward + backward")
 
 # (precision, whether autocast brings it)
@@ -71,6 +74,7 @@ _CORNERS = (
     Shape("gru", 32, 512, 512, 512, 3, bidirectional=True),
     Shape("elman", 16, 256, 256, 256),
 )
+_ALL_BATCHES, _ALL_UNITS = (1, 4, 16, 64, 256, 1024), (64, 128, 256, 512, 1024, 2048)
 _DECODED_UNITS, _DECODED_BATCHES = 512, (1, 16)
 _SCANS = (
     Shape("min_gru_log", 8, 4096, 1024, 1024),
@@ -94,6 +98,7 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
         ),
         "weights": lambda: _problems("weights", SWAPPED, WEIGHTS),
         "spread": lambda: _problems("spread", spread(), (*AT_DEFAULTS, *WEIGHTS)),
+        "sizes": lambda: _problems("sizes", sizes(), AT_DEFAULTS),
         "token": lambda: _problems("token", _decoded(), (*AT_DEFAULTS, *WEIGHTS), ("forward",)),
         "scans": lambda: _problems("scans", _SCANS, (*AT_DEFAULTS, *WEIGHTS)),
     }
@@ -119,12 +124,10 @@ def spread() -> tuple[Shape, ...]:
     return (*star, *_CORNERS)
 
 
-def waits_for_large_batch(shape: Shape, precision: PrecisionName) -> bool:
-    """Return whether the products with R of a layer over time are bound by the tensor cores rather than by latency."""
-    if shape.time == 1:
-        return False
-    is_wide = (shape.batch >= 64 and shape.units >= 1024) or (shape.batch >= 32 and shape.units >= 2048)
-    return is_wide or (precision == "fp32" and shape.units >= 512)
+def sizes() -> tuple[Shape, ...]:
+    """Return one layer of LSTM and of GRU at all batches and units, its input of the same width."""
+    models, time = ("lstm", "gru"), CENTRE.time
+    return tuple(Shape(model, batch, time, units, units) for model in models for units in _ALL_UNITS for batch in _ALL_BATCHES)
 
 
 def _decoded() -> tuple[Shape, ...]:
@@ -145,7 +148,6 @@ def _problems(
 
 def _problem(table: TableName, shape: Shape, kind: Kind, task: Task) -> Problem:
     precision, autocast = kind
-    is_marked = table != "scans" and waits_for_large_batch(shape, precision)
     return Problem(
         table=table,
         task=task,
@@ -159,6 +161,5 @@ def _problem(table: TableName, shape: Shape, kind: Kind, task: Task) -> Problem:
         bidirectional=shape.bidirectional,
         is_cell=shape.is_cell,
         autocast=autocast,
-        goal=GOAL,
-        mark="large batch" if is_marked else None,
+        goal=SIZES_GOAL if table == "sizes" else GOAL,
     )

@@ -10,8 +10,8 @@ import pydantic
 from minrnn_gen.precision import PrecisionName
 
 TableName = Literal[
-    "raw", "cells", "layers", "classic", "sweep", "accuracy", "host", "decode",
-    "headline", "weights", "spread", "token", "scans",
+    "raw", "cells", "layers", "classic", "sweep", "large", "accuracy", "host", "decode",
+    "headline", "weights", "spread", "sizes", "token", "scans",
 ]  # fmt: skip
 # The table `host` has besides a forward that is recorded for a backward.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
@@ -56,7 +56,6 @@ class Problem(pydantic.BaseModel):
     is_cell: bool = False
     autocast: bool = False
     goal: float | None = None
-    mark: Literal["large batch"] | None = None
 
     @property
     def head_dim(self) -> int:

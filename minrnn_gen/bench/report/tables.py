@@ -43,6 +43,8 @@ def table_text(rows: Sequence[Row]) -> str:
 
 def whole_text(rows: Sequence[Row]) -> str:
     """Return the table of `rows`, followed by the shares of kernels and the first calls where rows have them."""
+    if rows and rows[0].problem.table == "sizes":
+        return sizes_text(rows)
     if any(row.problem.layers is not None for row in rows):
         return layers_text(rows)
     return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
@@ -61,7 +63,7 @@ def layers_text(rows: Sequence[Row]) -> str:
         layers.setdefault(problem.model_copy(update={"task": "forward"}), []).append((problem, by_name))
     shares = {problem: share_of_best(by_name) for problem, by_name in by_problem(rows).items()}
     sizes = rows[0].problem.heading + (": forward / training step" if len(shares) > len(layers) else "")
-    lines = [heading(sizes, (*names, BEST, "goal", "waits for"))]
+    lines = [heading(sizes, (*names, BEST, "goal"))]
     for layer, tasks in layers.items():
         cells = [
             " / ".join(cell_text(by_name[name], by_name.get(COPY), notes) for _, by_name in tasks if name in by_name)
@@ -69,10 +71,30 @@ def layers_text(rows: Sequence[Row]) -> str:
         ]
         compared = [shares[problem] for problem, _ in tasks]
         cells.append(" / ".join("-" if share is None else f"{share:.2f}" for share in compared) if any(compared) else "")
-        cells += ["" if layer.goal is None else f"{layer.goal:g}", layer.mark or ""]
+        cells.append("" if layer.goal is None else f"{layer.goal:g}")
         lines.append(f"| {layer.label} | {' | '.join(cells)} |")
     below = [*_notes(notes), *_goals(shares)]
     return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+
+
+def sizes_text(rows: Sequence[Row]) -> str:
+    """Return a table of our shares of the time of the best of the others, forward / training step, over batch and units.
+
+    Below stand how many are within the goal, and those that take longer than the best of the others.
+    """
+    shares = {problem: share_of_best(by_name) for problem, by_name in by_problem(rows).items()}
+    batches = sorted({problem.batch for problem in shares})
+    lines = [heading("units, precision", [f"batch {batch}" for batch in batches])]
+    layers: dict[tuple[str, int, str], dict[int, list[float | None]]] = {}
+    for problem, share in shares.items():
+        cells = layers.setdefault((str(problem.model), problem.channels, problem.arithmetic), {})
+        cells.setdefault(problem.batch, []).append(share)
+    for (model, units, arithmetic), cells in layers.items():
+        texts = (" / ".join("-" if share is None else f"{share:.2f}" for share in cells.get(batch, ())) for batch in batches)
+        lines.append(f"| {model} {units} {arithmetic} | {' | '.join(texts)} |")
+    slower = [f"{problem.label} ({share:.2f})" for problem, share in shares.items() if share is not None and share > 1.0]
+    below = [*_goals(shares), f"Slower than the best of the others: {'; '.join(slower) if slower else 'none'}."]
+    return "\n".join([*lines, "", *below]) + "\n"
 
 
 def share_of_best(rows: Mapping[str, Row]) -> float | None:
@@ -90,15 +112,9 @@ def best_alternative(rows: Mapping[str, Row]) -> Row | None:
 
 
 def _goals(shares: Mapping[Problem, float | None]) -> list[str]:
-    """Return how many of the times with a share reach their goal, those that wait for something by themselves."""
-    reached: dict[str | None, list[bool]] = {}
-    for problem, share in shares.items():
-        if share is not None and problem.goal is not None:
-            reached.setdefault(problem.mark, []).append(share <= problem.goal)
-    counts = [
-        f"{sum(flags)} of {len(flags)} times{f' that wait for {mark}' if mark else ''}" for mark, flags in reached.items()
-    ]
-    return [f"Within the goal: {', and '.join(counts)}."] if counts else []
+    """Return how many of the times with a share reach their goal."""
+    reached = [share <= problem.goal for problem, share in shares.items() if share is not None and problem.goal is not None]
+    return [f"Within the goal: {sum(reached)} of {len(reached)} times."] if reached else []
 
 
 def _notes(notes: Mapping[str, int]) -> list[str]:

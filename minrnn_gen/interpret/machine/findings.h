@@ -6,8 +6,8 @@
 
 namespace minrnn_host {
 constexpr int FINDINGS_MOST = 16;
-// A kind of finding, and what threads wait for other than barriers.
-static const char *const DIVERGENCE = "divergence", *const MBARRIER_PHASE = "an mbarrier phase", *const STORE = "a store";
+// Kinds of findings (the second: the asynchronous proxy accesses what no fence shows it), and what threads wait for other than barriers.
+static const char *const DIVERGENCE = "divergence", *const PROXY = "proxy", *const MBARRIER_PHASE = "an mbarrier phase", *const STORE = "a store";
 
 struct Finding { char kind[32]; char text[400]; uint64_t pc, other_pc; uint32_t block, thread, step; };
 static std::vector<Finding> findings;

@@ -61,6 +61,8 @@ int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned 
     clusters.clear();
     runnable.clear();
     remote_stores.clear();
+    bulk_copies.clear();
+    counters.clear();
     store_buffer.clear();
     return int(findings.size());
 }

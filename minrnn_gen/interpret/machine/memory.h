@@ -9,8 +9,9 @@
 namespace minrnn_host {
 // A cell is 2 bytes, the smallest that kernels write by themselves.
 constexpr int CELL_BYTES = 2;
-// Flags in `writer`, beside the thread's id: a relaxed write, which other relaxed accesses may meet; a write in flight.
-constexpr uint32_t RELAXED = 1u << 31, IN_FLIGHT = 1u << 30, THREAD_ID = IN_FLIGHT - 1;
+// Flags in `writer`, beside the thread's id: a relaxed write, which other relaxed accesses may meet; a write in flight; a write by
+// the asynchronous proxy.
+constexpr uint32_t RELAXED = 1u << 31, IN_FLIGHT = 1u << 30, BY_PROXY = 1u << 29, THREAD_ID = BY_PROXY - 1;
 // Flag in `reader`, beside the number of a row of `Region::read_rows`: several concurrent readers.
 constexpr uint32_t READ_SHARED = 1u << 31;
 

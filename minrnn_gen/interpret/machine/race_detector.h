@@ -7,6 +7,7 @@
 namespace minrnn_host {
 constexpr unsigned ACCESSES_AT_ONCE_MOST = 128;   // of one fiber, before it yields
 
+static Event event_now(const void* caller) { return {current->id, current->tick, code_offset(caller)}; }
 static Region* region_of(const void* address) {
     Region* shared = current->block->region.get();
     if (shared && shared->has(address)) return shared;
@@ -98,7 +99,15 @@ static uint32_t concurrent_reader(const Region& region, const ShadowCell& cell) 
     }
     return 0;
 }
-enum Access { READ, WRITE, ASYNC_WRITE, RELAXED_READ, RELAXED_WRITE };
+enum Access { READ, WRITE, ASYNC_WRITE, PROXY_WRITE, RELAXED_READ, RELAXED_WRITE };     // of the asynchronous ones, the latter by the proxy
+static uint32_t flags_of(Access access) {
+    switch (access) {
+        case RELAXED_WRITE: return RELAXED;
+        case ASYNC_WRITE: return IN_FLIGHT;
+        case PROXY_WRITE: return IN_FLIGHT | BY_PROXY;
+        default: return 0;
+    }
+}
 static void check_cells(Region& region, const void* address, std::size_t bytes, Access access, uint64_t pc) {
     const Fiber& fiber = *current;
     const std::size_t first = (static_cast<const unsigned char*>(address) - region.begin) / CELL_BYTES;
@@ -128,7 +137,7 @@ static void check_cells(Region& region, const void* address, std::size_t bytes, 
             }
             region.clear_readers(cell);
         }
-        cell.writer = fiber.id | (access == RELAXED_WRITE ? RELAXED : 0) | (access == ASYNC_WRITE ? IN_FLIGHT : 0);
+        cell.writer = fiber.id | flags_of(access);
         cell.write_tick = fiber.tick;
         cell.write_pc = uint32_t(pc);
     }

@@ -3,10 +3,11 @@
 #include <string>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include "bulk_copies.h"
 #include "clusters.h"
 #include "cp_async.h"
 #include "relaxed_memory.h"
-#include "tensor_cores.h"
+#include "warpgroups.h"
 
 MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
 // The reference of cuda_on_host.h, as it lies in memory.
@@ -29,8 +30,8 @@ static void run_fiber() {
         }
     }
     free_stacks.push_back(fiber.stack);
-    ++fiber.warp->ended;
-    --block.fibers_left;
+    if (++fiber.warp->ended == int(fiber.warp->lanes.size())) check_multiplications(*fiber.warp);
+    if (!--block.fibers_left) check_warpgroups(block);
     --block.cluster->fibers_left;
     ++steps;
     switch_to(scheduler);
@@ -134,9 +135,16 @@ static void report_deadlock() {
     }
     is_over = true;
 }
+// Stores and copies that arrive in shared memory by themselves, in any order.
+static bool has_arrivals() { return !remote_stores.empty() || !bulk_copies.empty(); }
+static void deliver_one(bool may_wait) {
+    const auto stores = unsigned(remote_stores.size()), copies = unsigned(bulk_copies.size());
+    if (!copies || (stores && random_below(stores + copies) < stores)) deliver_remote_store(may_wait);
+    else deliver_bulk_copy();
+}
 // Remove clusters whose threads have ended; says whether there were any.
 static bool dismiss_clusters() {
-    if (!remote_stores.empty()) return false;
+    if (has_arrivals()) return false;
     auto is_done = [](const auto& cluster) { return !cluster->fibers_left; };
     const auto left = std::remove_if(clusters.begin(), clusters.end(), is_done);
     const bool are_some = left != clusters.end();
@@ -153,7 +161,7 @@ static void run_grid(unsigned blocks, bool is_cooperative) {
             admit_cluster(admitted);
             admitted += blocks_of_cluster;
         }
-        if (!remote_stores.empty() && (runnable.empty() || !random_below(4))) deliver_remote_store(!runnable.empty());
+        if (has_arrivals() && (runnable.empty() || !random_below(4))) deliver_one(!runnable.empty());
         else if (!store_buffer.empty() && (runnable.empty() || !random_below(4))) drain_store(random_below(unsigned(store_buffer.size())));
         else if (!runnable.empty()) run_next();
         else if (clusters.empty()) break;
@@ -164,7 +172,7 @@ static void run_grid(unsigned blocks, bool is_cooperative) {
         if (!runnable.empty() && store_buffer.empty() && iterations > POLLS_MOST * runnable.size()) {
             iterations = 0;
             if (!std::all_of(runnable.begin(), runnable.end(), [](const Fiber* fiber) { return spins_without_progress(*fiber); })) continue;
-            if (!remote_stores.empty()) deliver_remote_store(false);
+            if (has_arrivals()) deliver_one(false);
             else if (!dismiss_clusters()) report_deadlock();
         }
     }

@@ -28,24 +28,27 @@ static void multiply_add_tiles(const Warp& warp, ValueOf value_of, Rounded round
         }
     }
 }
+// The numbers in a word of an operand. The hardware ignores the low 13 bits of tf32, and rounds sums of products towards 0.
+static unsigned short half(unsigned word, int which) { return static_cast<unsigned short>(which ? word >> 16 : word & 0xffffu); }
+static float bfloat16_value(unsigned word, int which) { return __uint_as_float(unsigned(half(word, which)) << 16); }
+static float float16_value(unsigned word, int which) { return float_from_float16(half(word, which)); }
+static float tf32_value(unsigned word) { return __uint_as_float(word & ~0x1fffu); }
+static float towards_zero(double value) {
+    const float nearest = float(value);
+    return __builtin_fabsf(nearest) > __builtin_fabs(value) ? __builtin_nextafterf(nearest, 0.0f) : nearest;
+}
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16) {
     MmaOperands operands = {sum, left, {low, high}};
     collective(~0u, "mma.sync", &operands, CALLER, [=](Warp& warp) {
-        auto half = [](unsigned word, int which) { return static_cast<unsigned short>(which ? word >> 16 : word & 0xffffu); };
         auto nearest = [](double total) { return float(total); };
-        if (are_bfloat16) multiply_add_tiles<16>(warp, [=](unsigned word, int which) { return __uint_as_float(unsigned(half(word, which)) << 16); }, nearest);
-        else multiply_add_tiles<16>(warp, [=](unsigned word, int which) { return float_from_float16(half(word, which)); }, nearest);
+        if (are_bfloat16) multiply_add_tiles<16>(warp, bfloat16_value, nearest);
+        else multiply_add_tiles<16>(warp, float16_value, nearest);
     });
 }
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high) {
     MmaOperands operands = {sum, left, {low, high}};
     collective(~0u, "mma.sync", &operands, CALLER, [](Warp& warp) {
-        // The hardware ignores the low 13 bits of a tf32 operand, and rounds sums towards 0.
-        auto towards_zero = [](double value) {
-            const float nearest = float(value);
-            return __builtin_fabsf(nearest) > __builtin_fabs(value) ? __builtin_nextafterf(nearest, 0.0f) : nearest;
-        };
-        multiply_add_tiles<8>(warp, [](unsigned word, int) { return __uint_as_float(word & ~0x1fffu); }, towards_zero);
+        multiply_add_tiles<8>(warp, [](unsigned word, int) { return tf32_value(word); }, towards_zero);
     });
 }
 // PTX ISA, ldmatrix: lane 8 m + r has the address of row r of matrix m.

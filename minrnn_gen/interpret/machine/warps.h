@@ -1,5 +1,6 @@
 // Barriers of a block, and collectives of a warp.
 #pragma once
+#include <string>
 #include "race_detector.h"
 
 namespace minrnn_host {
@@ -27,6 +28,49 @@ int sync_threads_or(int predicate) {
     barrier.any[phase] |= predicate != 0;
     arrive_in_block("__syncthreads_or", CALLER);
     return barrier.any[phase];
+}
+// Barrier of whole warps of a block (barrier.sync with a number and a count), which orders these and no others.
+static const char* name_of_barrier(int number) {
+    static std::string names[NAMED_BARRIERS];
+    if (names[number].empty()) names[number] = "barrier " + std::to_string(number) + " of its block";
+    return names[number].c_str();
+}
+static std::vector<Warp*> whole_warps(const std::vector<Fiber*>& fibers, int number, const void* caller) {
+    std::map<Warp*, std::size_t> lanes;
+    for (Fiber* fiber : fibers) ++lanes[fiber->warp];
+    std::vector<Warp*> warps;
+    for (const auto& [warp, count] : lanes) {
+        warps.push_back(warp);
+        if (count == warp->lanes.size()) continue;
+        report(DIVERGENCE, code_offset(caller), 0, current, "completes %s, at which only %zu lanes of warp %d are", name_of_barrier(number), count, warp->number);
+        abort_launch();
+    }
+    return warps;
+}
+void sync_some(int number, int threads) {
+    ++steps;
+    if (number < 1 || number >= NAMED_BARRIERS) {
+        report("out of bounds", code_offset(CALLER), 0, current, "waits at barrier %d; those of some warps are 1 to %d", number, NAMED_BARRIERS - 1);
+        abort_launch();
+    }
+    if (threads < 1 || threads % LANES || threads > int(block_threads)) {
+        report(DIVERGENCE, code_offset(CALLER), 0, current, "waits at %s for %d threads, which are no whole warps of the %u threads", name_of_barrier(number),
+               threads, block_threads);
+        abort_launch();
+    }
+    NamedBarrier& barrier = current->block->named_barriers[number];
+    if (!barrier.fibers.empty() && barrier.threads != threads) {
+        report(DIVERGENCE, code_offset(CALLER), 0, current, "waits at %s for %d threads while others wait there for %d", name_of_barrier(number), threads,
+               barrier.threads);
+        abort_launch();
+    }
+    barrier.threads = threads;
+    if (int(barrier.fibers.size()) + 1 < threads) return wait_in(barrier, name_of_barrier(number), CALLER);
+    std::vector<Fiber*> arrived = barrier.fibers;
+    arrived.push_back(current);
+    order_all(whole_warps(arrived, number, CALLER));
+    wake_all(barrier);
+    yield();
 }
 
 // A collective of a warp: the last lane to arrive performs it for all.

@@ -1,4 +1,4 @@
-"""The kernels of this process by their recipes: what a graph of torch, which holds text and numbers, calls a kernel by."""
+"""The kernels of this process by their recipes: what a graph, which holds text and numbers, calls a kernel by."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Arguments that have to be arrays of JAX: converted without a cast, described by their shapes, read where they have values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy
+
+from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.call.sequences import listed_integers
+from minrnn_gen.errors import BadInput
+
+# The device of an array without values here, which is neither host memory nor one of CUDA.
+_NO_DEVICE = -1
+
+
+def is_traced(value: Any) -> bool:
+    """Say whether a value is a tracer: known when the program runs, not now."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def as_array(value: Any, name: str) -> Any:
+    """Return an array of JAX; refused is what would be cast, such as float64 without x64, and what is no array."""
+    if isinstance(value, jax.Array):
+        return value
+    if not isinstance(value, numpy.ndarray | numpy.generic):
+        raise BadInput(f"{name} is a {type(value).__name__}; a JAX or NumPy array is expected")
+    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype and value.dtype.kind != "i":
+        raise BadInput(
+            f"{name} has dtype {value.dtype}, which JAX casts while its x64 mode is off; cast it yourself, or call "
+            f"jax.config.update('jax_enable_x64', True)"
+        )
+    return jnp.asarray(value)
+
+
+def as_integers(value: Any, name: str) -> Any:
+    """Return lengths or boundaries as int32, those in a list too; None stays None."""
+    if value is None:
+        return None
+    array = jnp.asarray(listed_integers(value, name)) if isinstance(value, list | tuple) else as_array(value, name)
+    if array.dtype not in (jnp.int32, jnp.int64):
+        raise BadInput(f"{name} has dtype {array.dtype}; int32 or int64 is expected and nothing is cast silently")
+    return array.astype(jnp.int32)
+
+
+def described(value: Any, name: str) -> Array:
+    """Describe an array of JAX: without gaps, and nowhere."""
+    shape = tuple(value.shape)
+    return Array(name, "numpy", value, 0, shape, contiguous_strides(shape), value.dtype.name, _NO_DEVICE)
+
+
+def values_of(array: Array) -> Any:
+    """Return the values of a described array, None where they are not known yet."""
+    return None if is_traced(array.owner) else numpy.asarray(array.owner)
+
+
+def check_static(value: Any, name: str) -> None:
+    """Refuse a tracer where a value decides what is computed."""
+    if is_traced(value):
+        raise BadInput(f"{name} is a tracer, but decides what is computed; make it static, for jax.jit by static_argnames")

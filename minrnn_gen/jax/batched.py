@@ -1,0 +1,136 @@
+"""Requests under vmap: more rows of the batch, or more heads, or one after another.
+
+Without a mapped weight, the mapped axis joins the batch. With one, and in a backward, whose gradients of weights are those of
+each element, elements are heads of one wider call. Elements with boundaries and weights of their own are run one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.call.arguments import CU_SEQLENS, PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
+from minrnn_gen.jax.request import Request
+
+Bind = Callable[[Request, Sequence[Any]], Sequence[Any]]
+
+
+def batched(bind: Bind, request: Request, operands: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Return the results of a request for each element of the mapped `axes` of its operands, None where there is none.
+
+    The results have the mapped axis first.
+    """
+    count = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
+    mapped = [axis is not None for axis in axes]
+    first = [operand if axis is None else jnp.moveaxis(operand, axis, 0) for operand, axis in zip(operands, axes, strict=True)]
+    whole = [
+        array if is_mapped else jnp.broadcast_to(array, (count, *array.shape))
+        for array, is_mapped in zip(first, mapped, strict=True)
+    ]
+    if not request.recipe:
+        return list(bind(replace(request, axis=request.axis + 1), whole))
+    slots = request.slots
+    weights = [place for place, slot in enumerate(slots) if _is_weight(request, slot)]
+    boundaries = [place for place, slot in enumerate(slots) if SEQUENCES_FROM <= slot < PARAMETERS_FROM]
+    is_packed = request.present[CU_SEQLENS]
+    sums_weights = request.kind == "backward" and bool(weights)
+    if not is_packed and not sums_weights and not any(mapped[place] for place in weights):
+        arrays = [array if place in weights else whole[place] for place, array in enumerate(first)]
+        return _folded(bind, request, request, arrays, "b", set(weights), count)
+    wider = None if any(mapped[place] for place in boundaries) else _with_heads(request, count)
+    if wider is not None:
+        arrays = [array if place in boundaries else whole[place] for place, array in enumerate(first)]
+        return _folded(bind, request, wider, arrays, "hn", set(boundaries), count)
+    return [*jax.lax.map(lambda element: tuple(bind(request, element)), tuple(whole))]
+
+
+def _is_weight(request: Request, slot: int) -> bool:
+    """Say whether a slot has an array that all sequences share."""
+    states_from = PARAMETERS_FROM + len(request.interface.parameters)
+    return 0 < slot < SEQUENCES_FROM or PARAMETERS_FROM <= slot < states_from
+
+
+def _with_heads(request: Request, count: int) -> Request | None:
+    """Return the request with so many times the heads, or None where no spec has so many channels."""
+    spec = spec_from(request.recipe)
+    if spec.hidden_size * count > SIZE_LIMIT or not count:
+        return None
+    wider = load_spec(json.loads(request.recipe), hidden_size=spec.hidden_size * count, heads=spec.heads * count)
+    return replace(request, recipe=recipe_of(wider, cell_source_of(wider)))
+
+
+def _folded(
+    bind: Bind, request: Request, wider: Request, arrays: Sequence[Any], into: str, shared: set[int], count: int
+) -> list[Any]:
+    """Run a `wider` request on arrays whose mapped axis, their first, is folded into an axis, one of the letters `into`.
+
+    `shared`: the places of those arrays that have no mapped axis.
+    """
+    operand_axes, result_axes = _axes_of(request)
+    pairs = enumerate(zip(arrays, operand_axes, strict=True))
+    folded = [array if place in shared else _fold(array, axes, into) for place, (array, axes) in pairs]
+    results = bind(wider, folded)
+    return [_unfold(result, axes, into, count) for result, axes in zip(results, result_axes, strict=True)]
+
+
+def _axes_of(request: Request) -> tuple[list[str], list[str]]:
+    """Return a letter for each axis of the operands and of the results; those of channels of both directions have two."""
+    interface = request.interface
+    directions = "d" if interface.directions else ""
+    state, y = f"{directions}bh", _y_axes(interface) if request.kind != "step" else "bh"
+    x = f"b{interface.gate_axes}" if request.kind == "step" else interface.x_axes
+    vectors = (f"{directions}gnoi", "", interface.gate_axes, f"{directions}gno")
+    by_slot = [
+        x,
+        *vectors,
+        "bt",
+        "b",
+        "s",
+        *(f"{directions}h" for _ in interface.parameters),
+        *(state for _ in interface.states),
+    ]
+    of_call, states = [by_slot[slot] for slot in request.slots], [state for _ in interface.states]
+    kept = [y for _ in (interface.states if request.keeps else ())]
+    if request.kind == "backward":
+        return [*of_call, y, *kept, y, *states], [by_slot[slot] for slot in request.gradient_slots]
+    return of_call, [y, *states, *kept]
+
+
+def _y_axes(interface: Interface) -> str:
+    return Y_AXES[interface.layout].replace("h", "dh" if interface.directions else "h")
+
+
+def _fold(array: Any, axes: str, into: str) -> Any:
+    """Merge the first axis with the one of the letter, in front of it; both directions' channels are merged again."""
+    at = _place(axes, into)
+    if array.ndim == len(axes):  # one axis of channels for two directions
+        channels = axes.index("d") + 1
+        array = array.reshape(*array.shape[:channels], 2, -1, *array.shape[channels + 1 :])
+        merged = _fold(array, axes, into)
+        return merged.reshape(*merged.shape[: channels - 1], -1, *merged.shape[channels + 1 :])
+    moved = jnp.moveaxis(array, 0, at)
+    return moved.reshape(*moved.shape[:at], moved.shape[at] * moved.shape[at + 1], *moved.shape[at + 2 :])
+
+
+def _unfold(array: Any, axes: str, into: str, count: int) -> Any:
+    """Undo `_fold`."""
+    at = _place(axes, into)
+    if array.ndim < len(axes):
+        channels = axes.index("d")
+        array = array.reshape(*array.shape[:channels], 2, -1, *array.shape[channels + 1 :])
+        split = _unfold(array, axes, into, count)
+        return split.reshape(*split.shape[: channels + 1], -1, *split.shape[channels + 3 :])
+    split = array.reshape(*array.shape[:at], count, array.shape[at] // count, *array.shape[at + 1 :])
+    return jnp.moveaxis(split, at, 0)
+
+
+def _place(axes: str, into: str) -> int:
+    return next(axes.index(letter) for letter in into if letter in axes)

@@ -1,0 +1,92 @@
+"""Requests with gradients: for each array of a call that has one, by the kernels' backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax.primitive import bind
+from minrnn_gen.jax.request import Request
+from minrnn_gen.layers.kernels import kernel_by
+
+Arrays = tuple[Any, ...]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run(request: Request, operands: Arrays) -> Arrays:
+    """Return the results of a forward or a step. Gradients go through y and the final states, not through those it keeps."""
+    return tuple(bind(request, operands))
+
+
+def _forward(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays]]:
+    kernel = kernel_by(request.recipe)
+    if not kernel.spec.training:
+        raise BadInput("the spec says training: false; leave it out for gradients")
+    if request.kind == "step":
+        whole = replace(request, kind="forward")
+        axis = kernel.interface.x_axes.index("t")
+        (y, *final), (saved, kept) = _forward(whole, (jnp.expand_dims(operands[0], axis), *operands[1:]))
+        return (y.squeeze(_time_of_y(request)), *final), (saved, kept)
+    saving = replace(request, keeps=request.keeps or _backward_reads_states(request.recipe))
+    results = tuple(bind(saving, operands))
+    count = 1 + len(kernel.states)
+    returned = results if request.keeps else results[:count]
+    return returned, (operands, (results[0], *results[count:]))
+
+
+def _backward(request: Request, residuals: tuple[Arrays, Arrays], incoming: Arrays) -> tuple[Arrays]:
+    operands, saved = residuals
+    dy, *dstate = incoming[: 1 + len(request.interface.states)]
+    if request.kind == "step":
+        dy = jnp.expand_dims(dy, _time_of_y(request))
+    backward = replace(request, kind="backward", keeps=len(saved) > 1)
+    gradients = dict(zip(request.gradient_slots, bind(backward, (*operands, *saved, dy, *dstate)), strict=True))
+    if request.kind == "step":
+        gradients[0] = gradients[0].squeeze(request.interface.x_axes.index("t"))
+    return (tuple(gradients.get(slot) for slot in request.slots),)
+
+
+run.defvjp(_forward, _backward)
+
+
+def _time_of_y(request: Request) -> int:
+    return {"BTD": 1, "TBD": 0, "BDT": 2}[request.interface.layout]
+
+
+def _backward_reads_states(recipe: str) -> bool:
+    """Say whether the backward of a kernel reads states after every step, on a CPU or on a GPU."""
+    layouts = kernel_by(recipe).executor.saved_layouts
+    return bool(layouts(1, 1, on_cpu=True) or layouts(1, 1, on_cpu=False))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run_scan(request: Request, operands: Arrays) -> Arrays:
+    """Return y and the final state of a raw scan."""
+    return tuple(bind(request, operands))
+
+
+def _forward_scan(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Any]]:
+    y, final = bind(request, operands)
+    return (y, final), (operands, y)
+
+
+def _backward_scan(request: Request, residuals: tuple[Arrays, Any], incoming: Sequence[Any]) -> tuple[Arrays]:
+    (a, _, *h0), y = residuals
+    backward = replace(request, kind="scan_backward", present=(True, bool(h0)))
+    # Gradients of complex numbers are the conjugates of torch's, which the kernels compute.
+    dy, dfinal = map(_conjugate, incoming)
+    da, db, dh0 = map(_conjugate, bind(backward, (a, *h0, y, dy, dfinal)))
+    return ((da, db, dh0) if h0 else (da, db),)
+
+
+run_scan.defvjp(_forward_scan, _backward_scan)
+
+
+def _conjugate(array: Any) -> Any:
+    return jnp.conj(array) if jnp.iscomplexobj(array) else array

@@ -1,0 +1,202 @@
+"""`minrnn_gen.jax.recurrence` and `step`: the recurrence of a spec, with gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.call.arguments import PARAMETERS_FROM, CallArguments
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.validate import check_call
+from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
+from minrnn_gen.jax.differentiable import run
+from minrnn_gen.jax.request import Request
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by, known
+
+SpecLike = str | os.PathLike[str] | Mapping[str, Any] | Spec | Kernel
+
+
+def recurrence(
+    spec: SpecLike,
+    x: Any,
+    R: Any = None,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    recurrent_bias: Any = None,
+    parameters: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
+    resets: Any = None,
+    lengths: Any = None,
+    cu_seqlens: Any = None,
+    all_states: bool = False,
+) -> tuple[Any, ...]:
+    """Return (y, final state) of a spec's recurrence over time, with gradients for every floating-point array.
+
+    `spec` is what `minrnn_gen.compile` takes, or a kernel. With `all_states` a third value follows: the states after every
+    step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call
+    (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
+    known, and those of tracers are clipped to what x has. There is no derivative in forward mode and none of a gradient.
+    Raises BadInput for what does not fit.
+    """
+    check_static(all_states, "all_states")
+    if not isinstance(all_states, bool):
+        raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+    sequences = (None if resets is None else as_array(resets, "resets"), lengths, cu_seqlens)
+    arguments = CallArguments(x, R, weight, bias, recurrent_bias, *sequences, parameters, state)
+    recipe, interface, flat, rows_and_time = _operands(spec, arguments)
+    rows, time, sequences_count = rows_and_time
+    if not (rows and time):
+        return _of_nothing(interface, flat, rows, time, sequences_count, all_states)
+    request = Request("forward", tuple(array is not None for array in flat), recipe, keeps=all_states)
+    y, *states = run(request, tuple(array for array in flat if array is not None))
+    count = len(interface.states)
+    final = dict(zip(interface.states, states[:count], strict=True))
+    if not all_states:
+        return y, final
+    return y, final, dict(zip(interface.states, map(jax.lax.stop_gradient, states[count:]), strict=True))
+
+
+def step(
+    spec: SpecLike,
+    x_t: Any,
+    R: Any = None,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    recurrent_bias: Any = None,
+    parameters: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return (y_t, state) of one step, with gradients; x_t is x without its axis of time. Raises what `recurrence` does."""
+    arguments = CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state)
+    recipe, interface, flat, (rows, _, count) = _operands(spec, arguments, single_step=True)
+    if interface.directions:
+        raise BadInput("step needs one direction, but the spec is bidirectional; call recurrence on whole sequences")
+    if not rows:
+        y, state_after = _of_nothing(interface, flat, rows, 0, count, False)
+        return y.reshape(interface.state_shape(0)), state_after
+    request = Request("step", tuple(array is not None for array in flat), recipe)
+    y, *states = run(request, tuple(array for array in flat if array is not None))
+    return y, dict(zip(interface.states, states, strict=True))
+
+
+def _operands(
+    spec: SpecLike, arguments: CallArguments, single_step: bool = False
+) -> tuple[str, Interface, list[Any], tuple[int, int, int]]:
+    """Return the recipe of the kernel, its interface, the arrays by slot, and rows, steps and sequences of the call.
+
+    x is projected there, and all have the shapes and dtypes that kernels take.
+    """
+    kernel = kernel_by(_recipe(spec))
+    if kernel.interface.has_vectors:
+        raise BadInput(
+            f"{kernel.builder.cell_source.name} has n values per channel, which JAX's functions do not take yet; call its "
+            "kernel, minrnn_gen.compile(…), with arrays in host memory"
+        )
+    arrays = arguments._replace(
+        x=as_array(arguments.x, "x_t" if single_step else "x"),
+        **{
+            name: as_array(array, name)
+            for name in ("R", "weight", "bias", "recurrent_bias")
+            if (array := getattr(arguments, name)) is not None
+        },
+        lengths=as_integers(arguments.lengths, "lengths"),
+        cu_seqlens=as_integers(arguments.cu_seqlens, "cu_seqlens"),
+        parameters=_named(arguments.parameters, "parameters"),
+        state=_named(arguments.state, "state"),
+    )
+    interface = kernel.interface
+    _check_x64(interface)
+    call = check_call(interface, described, values_of, arrays, single_step=single_step)
+    own = kernel_by(_projected(kernel.recipe))
+    carried = jnp.dtype(interface.precision.arithmetic_dtype)
+    R, bias, recurrent_bias = arrays.R, arrays.bias, arrays.recurrent_bias
+    shaped = arrays._replace(
+        x=arrays.x if arrays.weight is None else _project(interface, arrays.x, arrays.weight, single_step),
+        R=None if R is None else R.reshape(interface.R_shape),
+        weight=None,
+        bias=None if bias is None else bias.astype(carried).reshape(interface.shape(interface.gate_axes, 0, 0)),
+        recurrent_bias=None
+        if recurrent_bias is None
+        else recurrent_bias.astype(carried).reshape(interface.recurrent_bias_shape),
+        lengths=_within(arrays.lengths, call.time),
+        cu_seqlens=_rising(arrays.cu_seqlens, call.time),
+        parameters=None
+        if arrays.parameters is None
+        else {name: vector.astype(carried) for name, vector in arrays.parameters.items()},
+        state=arrays.state or None,
+    )
+    flat = shaped.flat(interface)
+    assert flat is not None
+    return own.recipe, own.interface, flat, (call.rows, call.time, call.batch)
+
+
+def _recipe(spec: SpecLike) -> str:
+    """Return the recipe of a spec."""
+    if isinstance(spec, Kernel):
+        return known(spec)
+    check_static(spec, "spec")
+    loaded = load_spec(spec)
+    return recipe_of(loaded, cell_source_of(loaded))
+
+
+@lru_cache(maxsize=256)
+def _projected(recipe: str) -> str:
+    """Return the recipe of the same kernel on pre-activations."""
+    spec = spec_from(recipe)
+    if not spec.input_size:
+        return recipe
+    return recipe_of(load_spec(spec, input_size=None), cell_source_of(spec))
+
+
+def _project(interface: Interface, x: Any, weight: Any, single_step: bool) -> Any:
+    """Return the pre-activations of x, in its dtype and layout."""
+    gates = interface.shape(interface.gate_axes, 0, 0)
+    if interface.layout == "BDT" and not single_step:
+        product = jnp.einsum("ri,bit->brt", weight, x)
+        return product.reshape(x.shape[0], *gates, x.shape[2])
+    return jnp.dot(x, weight.T).reshape(*x.shape[:-1], *gates)
+
+
+def _named(mapping: Any, what: str) -> Any:
+    if not isinstance(mapping, Mapping):
+        return mapping
+    return {name: as_array(array, f"{what}['{name}']") for name, array in mapping.items()}
+
+
+def _check_x64(interface: Interface) -> None:
+    if interface.precision.name == "fp64" and not jax.config.jax_enable_x64:
+        raise BadInput(
+            "precision is fp64, but JAX's x64 mode is off; call jax.config.update('jax_enable_x64', True), or take fp32"
+        )
+
+
+def _within(lengths: Any, time: int) -> Any:
+    return jnp.clip(lengths, 0, time) if is_traced(lengths) else lengths
+
+
+def _rising(ends: Any, total: int) -> Any:
+    """Return boundaries that a kernel may follow whatever values they have; unchanged where they are right."""
+    if not is_traced(ends):
+        return ends
+    return jax.lax.cummax(jnp.clip(ends, 0, total).at[0].set(0).at[-1].set(total))
+
+
+def _of_nothing(interface: Interface, flat: list[Any], rows: int, time: int, count: int, all_states: bool) -> tuple[Any, ...]:
+    """Return the results of a call without steps: the initial states, and arrays without elements."""
+    carried = jnp.dtype(interface.precision.arithmetic_dtype)
+    initial = flat[PARAMETERS_FROM + len(interface.parameters) :]
+    states = [jnp.zeros(interface.state_shape(count), carried) if state is None else state for state in initial]
+    y, final = jnp.zeros(interface.y_shape(rows, time), flat[0].dtype), dict(zip(interface.states, states, strict=True))
+    kept = {name: y.astype(carried) for name in interface.states}
+    return (y, final, kept) if all_states else (y, final)

@@ -1,0 +1,51 @@
+"""Requests executed on host memory, by what executes calls with NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.jax.request import Request
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.raw_scan.scan import scan, scan_backward
+
+
+def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of a request on NumPy arrays; raises BadInput for values of lengths that do not fit."""
+    if request.kind in ("scan", "scan_backward"):
+        return _run_scan(request, operands)
+    kernel = kernel_by(request.recipe)
+    interface, executor = kernel.interface, kernel.executor
+    count = len(request.slots)
+    arguments = CallArguments.from_flat(interface, by_slot(request, operands[:count]))
+    if request.kind == "step":
+        step = executor.step(arguments)
+        return (step.y, *step.final)
+    if request.kind == "forward":
+        forward, _ = executor.forward(arguments, request.keeps, saves=False)
+        return (forward.y, *forward.final, *(forward.states if request.keeps else ()))
+    y, *others = operands[count:]
+    kept = len(interface.states) if request.keeps else 0
+    saved = executor.restore(arguments, y, others[:kept], request.keeps)
+    dy, *dstate = others[kept:]
+    gradients = kernel.backward(saved, dy, dict(zip(kernel.states, dstate, strict=True)))
+    flat = [gradients.get(name) for name in CallArguments._fields[: -len(("parameters", "state"))]]
+    flat += [gradients["parameters"][name] for name in kernel.parameters]
+    flat += [gradients["state"][name] for name in kernel.states]
+    return [flat[slot] for slot in request.gradient_slots]
+
+
+def by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:
+    """Return the first operands in their slots, None where there is none."""
+    in_order = iter(operands)
+    return [next(in_order) if is_there else None for is_there in request.present]
+
+
+def _run_scan(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
+    keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
+    if request.kind == "scan":
+        a, b, h0 = by_slot(request, operands)
+        return scan(a, b, h0, **keywords)
+    a, h0, y, dy, dfinal = *by_slot(request, operands[:-3]), *operands[-3:]
+    return scan_backward(a, y, dy, h0, dfinal, **keywords)

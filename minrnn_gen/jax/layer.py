@@ -1,0 +1,241 @@
+"""`minrnn_gen.jax.RNN`: layers of any cell as a pair of functions, `init` and `apply`, over a flat dict of parameters."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.jax.arrays import as_array, check_static
+from minrnn_gen.jax.functional import recurrence, step
+from minrnn_gen.layers.architecture import Names, architecture_of
+from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.precision import PRECISION_NAMES, precision_of
+
+Parameters = Mapping[str, Any]
+
+# The keywords of a layer, and the keys of a spec for which it has no arguments of its own (docs/spec.md).
+KEYWORDS = ("heads", "bias", "dropout", "bidirectional", "precision", "recurrent_bias", "forget_bias", "dtype")
+OPTIONS = ("functions", "fp32_product", "scan_arithmetic", "recurrent_gradient_clip", "gpu", "batch", "time")
+# Where the cell's own vectors begin among the parameters of a layer.
+_VECTORS_FROM = len(Names._fields) - 1
+_PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES}
+
+
+class RNN:
+    """`num_layers` recurrent layers of one cell, in one direction or both, batch first.
+
+    model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters have the names and shapes of
+    `minrnn_gen.torch.RNN`, and so those of torch for lstm, gru and elman. precision: fp64, fp32, fp16 or bf16, by default that
+    of the input; given, weights of another dtype are cast in every call. recurrent_bias: by default as `bias` where there is a
+    recurrent product. forget_bias: what the input-side biases of gate f start with. dropout is between layers, where `apply` is
+    called with a key. options: further keys of the spec. Raises BadInput where the spec is wrong.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Mapping[str, Any],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        precision: str | None = None,
+        recurrent_bias: bool | None = None,
+        forget_bias: float | None = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        for name in options:
+            if name not in OPTIONS:
+                allowed = (*KEYWORDS, *OPTIONS)
+                raise BadInput(
+                    f"{name} is no argument of a layer{nearest_name(name, allowed)}; allowed are {', '.join(allowed)}"
+                )
+        _check_numbers(num_layers, dropout)
+        self.num_layers, self.bidirectional, self.dropout, self.hidden_size = num_layers, bidirectional, dropout, hidden_size
+        self.precision, self.forget_bias = precision, forget_bias
+        self.dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
+        asked = {
+            **{name: value for name, value in options.items() if value is not None},
+            "model": model if isinstance(model, Mapping) else os.fspath(model),
+            "hidden_size": hidden_size,
+            "heads": heads,
+            "direction": "bidirectional" if bidirectional else "forward",
+        }
+        self._made = architecture_of(
+            asked,
+            input_size=input_size,
+            num_layers=num_layers,
+            directions=2 if bidirectional else 1,
+            bias=bias,
+            recurrent_bias=recurrent_bias,
+            precision=precision,
+        )
+        if forget_bias is not None and ("f" not in self._made.gates or not bias):
+            raise BadInput(f"forget_bias was given, but {self._made.name} has no bias of a gate f; leave it out")
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states."""
+        return self._made.states
+
+    def init(self, key: Any) -> dict[str, Any]:
+        """Return parameters drawn as torch's recurrent layers draw them, uniform over ±1/sqrt(hidden_size)."""
+        drawn: dict[str, Any] = jax.jit(self._draw)(key)  # one program instead of one for each parameter
+        return drawn
+
+    def _draw(self, key: Any) -> dict[str, Any]:
+        bound, made = 1 / math.sqrt(self.hidden_size), self._made
+        keys = jax.random.split(key, len(made.shapes))
+        drawn = {}
+        for (name, shape), own_key in zip(made.shapes.items(), keys, strict=True):
+            if (made.name, made.own_names.get(name)) == ("rg_lru", "decay"):
+                low, high = RG_LRU_RANGE
+                coefficient = jax.random.uniform(own_key, shape, jnp.float32, low, high)
+                drawn[name] = jnp.log(jnp.expm1(-jnp.log(coefficient) / RG_LRU_SHARPNESS)).astype(self.dtype)
+            else:
+                drawn[name] = jax.random.uniform(own_key, shape, self.dtype, -bound, bound)
+        if self.forget_bias is not None:
+            start = made.gates.index("f") * self.hidden_size
+            for names in (names for directed in made.names for names in directed):
+                name = str(names.bias_ih)
+                drawn[name] = drawn[name].at[start : start + self.hidden_size].set(self.forget_bias)
+        return drawn
+
+    def apply(
+        self,
+        params: Parameters,
+        x: Any,
+        state: Mapping[str, Any] | None = None,
+        *,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        key: Any = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
+
+        `state` is like the second result, zeros where None. resets, lengths and cu_seqlens are those of a kernel's call. `key`
+        draws what dropout drops; without one nothing is dropped. Raises BadInput for what does not fit.
+        """
+        x, precision = self._in_precision(params, x)
+        final: dict[str, list[Any]] = {name: [] for name in self.states}
+        for layer, recipe in enumerate(self._made.recipes[precision]):
+            R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x.dtype)
+            x, after = recurrence(
+                kernel_by(recipe),
+                x,
+                R,
+                weight=weight,
+                bias=bias,
+                recurrent_bias=recurrent_bias,
+                parameters=dict(zip(self._made.vectors, vectors, strict=True)),
+                state=self._state(state, layer),
+                resets=resets,
+                lengths=lengths,
+                cu_seqlens=cu_seqlens,
+            )
+            for name, array in after.items():
+                final[name].append(array if self.bidirectional else array[None])
+            if self.dropout and key is not None and layer + 1 < self.num_layers:
+                key, own_key = jax.random.split(key)
+                is_kept = jax.random.bernoulli(own_key, 1 - self.dropout, x.shape)
+                x = jnp.where(is_kept, x / max(1 - self.dropout, jnp.finfo(x.dtype).tiny), 0).astype(x.dtype)
+        return x, {name: jnp.concatenate(arrays) for name, arrays in final.items()}
+
+    def step(self, params: Parameters, x_t: Any, state: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return (y_t [B, H], state) of one step more, for decoding; x_t is [B, I]. Raises BadInput in both directions."""
+        x_t, precision = self._in_precision(params, x_t)
+        final: dict[str, list[Any]] = {name: [] for name in self.states}
+        for layer, recipe in enumerate(self._made.recipes[precision]):
+            R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x_t.dtype)
+            x_t, after = step(
+                kernel_by(recipe),
+                x_t,
+                R,
+                weight=weight,
+                bias=bias,
+                recurrent_bias=recurrent_bias,
+                parameters=dict(zip(self._made.vectors, vectors, strict=True)),
+                state=self._state(state, layer),
+            )
+            for name, array in after.items():
+                final[name].append(array)
+        return x_t, {name: jnp.stack(arrays) for name, arrays in final.items()}
+
+    def _in_precision(self, params: Parameters, x: Any) -> tuple[Any, str]:
+        """Return x as an array and the precision of a call; refused are dtypes that kernels or parameters do not have."""
+        x = as_array(x, "x")
+        missing = [name for name in self._made.shapes if name not in params]
+        if missing:
+            raise BadInput(
+                f"params is without '{missing[0]}'; the layer has {', '.join(self._made.shapes)}, as init returns them"
+            )
+        precision = self.precision or _PRECISIONS.get(x.dtype.name)
+        if precision not in self._made.recipes or precision_of(str(precision)).storage_dtype != x.dtype.name:
+            allowed = ", ".join(precision_of(name).storage_dtype for name in self._made.recipes)
+            raise BadInput(f"x has dtype {x.dtype}; {allowed} is expected")
+        wrong = [name for name in self._made.shapes if params[name].dtype != x.dtype]
+        if wrong and self.precision is None:
+            raise BadInput(
+                f"x has dtype {x.dtype}, but params['{wrong[0]}'] has {params[wrong[0]].dtype}; cast one of them, or make the "
+                f"layer with a precision"
+            )
+        return x, str(precision)
+
+    def _parameters(self, params: Parameters, layer: int, dtype: Any) -> list[Any]:
+        """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
+        directed = [
+            [None if name is None else params[name] for name in names.in_call_order] for names in self._made.names[layer]
+        ]
+        # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
+        merged: list[Any] = [
+            None if arrays[0] is None else _together(arrays, is_vector=place >= _VECTORS_FROM)
+            for place, arrays in enumerate(zip(*directed, strict=True))
+        ]
+        R, weight, *vectors = merged
+        return [
+            None if R is None else R.astype(dtype),
+            weight.astype(dtype),
+            *(vector if vector is None or vector.dtype in (dtype, jnp.float32) else vector.astype(dtype) for vector in vectors),
+        ]
+
+    def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
+        if not state:
+            return None
+        directions = 2 if self.bidirectional else 1
+        for name, array in state.items():
+            if array.shape[0] != self.num_layers * directions:
+                raise BadInput(
+                    f"state['{name}'] has shape {list(array.shape)}; [{self.num_layers * directions}, batch, "
+                    f"{self.hidden_size}] is expected, layers and directions first"
+                )
+        if self.bidirectional:
+            return {name: array[2 * layer : 2 * layer + 2] for name, array in state.items()}
+        return {name: array[layer] for name, array in state.items()}
+
+
+def _together(arrays: Sequence[Any], is_vector: bool) -> Any:
+    """Return an array of one direction, or of both."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return jnp.stack(arrays) if is_vector else jnp.concatenate(arrays)
+
+
+def _check_numbers(num_layers: Any, dropout: Any) -> None:
+    for name, value in (("num_layers", num_layers), ("dropout", dropout)):
+        check_static(value, name)
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+        raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")

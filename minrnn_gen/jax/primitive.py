@@ -1,0 +1,123 @@
+"""The primitive of a request in programs of JAX: its results, its lowering, its batching, and no derivative of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax import target
+from minrnn_gen.jax.batched import batched
+from minrnn_gen.jax.device import DeviceCall
+from minrnn_gen.jax.request import CallSite, Request, Shaped, digest_of
+
+_PRIMITIVE = Primitive("minrnn_gen")
+_PRIMITIVE.multiple_results = True
+
+
+def bind(request: Request, operands: Sequence[Any]) -> list[Any]:
+    """Return the results of a request, in a program of its own where no other one is being traced."""
+    results: list[Any] = _PRIMITIVE.bind(*operands, request=request)
+    return results
+
+
+def shaped(array: Any) -> Shaped:
+    """Return what an array of JAX, or a tracer, looks like."""
+    return Shaped(tuple(array.shape), array.dtype.name)
+
+
+@partial(jax.jit, static_argnames="request")
+def _run_alone(*operands: Any, request: Request) -> list[Any]:
+    return bind(request, operands)
+
+
+def _abstract(*operands: Any, request: Request) -> list[Any]:
+    results = request.results([shaped(operand) for operand in operands])
+    return [jax.core.ShapedArray(result.shape, jnp.dtype(result.dtype)) for result in results]
+
+
+def _lower_on_host(*operands: Any, request: Request) -> Sequence[Any]:
+    site = CallSite(request, tuple(map(shaped, operands)))
+    return _call(target.register("cpu"), site, request.results(site.operands), operands)
+
+
+def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
+    target_name = target.register("CUDA")
+    site = CallSite(request, tuple(map(shaped, operands)))
+    call = target.prepare(site)
+    if request.recipe:
+        wide = {request.slots.index(slot) for slot in (LENGTHS, CU_SEQLENS) if request.present[slot]}
+        operands = tuple(_as_int64(operand) if index in wide else operand for index, operand in enumerate(operands))
+    casts = (operands[cast.operand].astype(cast.dtype) for cast in call.casts)
+    workspace = [Shaped((call.workspace_bytes,), "uint8")] if call.workspace_bytes else []
+    results = _call(target_name, site, (*call.results, *workspace), (*operands, *casts))
+    return _gradients(request, call, operands, results) if call.backward else results[: len(call.results)]
+
+
+def _call(target_name: str, site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) -> Sequence[Any]:
+    text = site.text()
+    attributes = {target.DIGEST_ATTRIBUTE: numpy.int64(digest_of(text)), target.TEXT_ATTRIBUTE: text}
+    like = [jax.ShapeDtypeStruct(result.shape, jnp.dtype(result.dtype)) for result in results]
+    written: Sequence[Any] = jax.ffi.ffi_call(target_name, like)(*operands, **attributes)
+    return written
+
+
+def _as_int64(integers: Any) -> Any:
+    """Return non-negative int32 as the memory of int64, low words first: without x64 JAX has no other way to it."""
+    return jnp.stack([integers, jnp.zeros_like(integers)], axis=-1)
+
+
+def _gradients(request: Request, call: DeviceCall, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return the gradients of a request's operands from the sums that a trace leaves."""
+    assert call.backward is not None
+    raw, interface = call.backward.mapped(results.__getitem__), request.interface
+    # Few values are left to add. R has its heads before its gates.
+    sums = None if raw.sums is None else raw.sums.sum((1, 3))
+    dR = None if raw.R is None else raw.R.swapaxes(1, 2)
+    gates = len(interface.gates)
+    behind_gates = gates + len(interface.recurrent_gates)
+    slots = list(request.slots)
+    states_from = PARAMETERS_FROM + len(interface.parameters)
+    gradients = []
+    for slot in request.gradient_slots:
+        if slot >= states_from:
+            gradient = raw.initial[slot - states_from]
+        elif slot >= PARAMETERS_FROM:
+            assert sums is not None
+            gradient = sums[:, behind_gates + slot - PARAMETERS_FROM]
+        else:
+            by_slot = (raw.x, dR, None, None if sums is None else sums[:, :gates])
+            assert slot < SEQUENCES_FROM
+            gradient = by_slot[slot] if slot < len(by_slot) else sums[:, gates:behind_gates]  # type: ignore[index]
+        like = operands[slots.index(slot)]
+        assert gradient is not None
+        gradients.append(gradient.reshape(like.shape).astype(like.dtype))
+    return gradients
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, request: Request) -> tuple[list[Any], list[int]]:
+    results = batched(bind, request, operands, axes)
+    return results, [0] * len(results)
+
+
+def _refuse_derivative(*_arguments: Any, **_keywords: Any) -> Any:
+    raise BadInput(
+        "a gradient of a gradient, or a derivative in forward mode, was asked for, which a recurrence of minrnn_gen does not "
+        "have; differentiate it once by jax.grad or jax.vjp, or write the equations in jax.lax.scan for that"
+    )
+
+
+_PRIMITIVE.def_impl(_run_alone)
+_PRIMITIVE.def_abstract_eval(_abstract)
+mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_host), platform="cpu")
+mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_device), platform="cuda")
+batching.primitive_batchers[_PRIMITIVE] = _batch
+ad.primitive_jvps[_PRIMITIVE] = _refuse_derivative

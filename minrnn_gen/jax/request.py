@@ -1,0 +1,104 @@
+"""What an XLA program asks of this package: one operation on arrays of some shapes, as text that stands by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple
+
+from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.precision import precision_storing
+
+Kind = Literal["forward", "backward", "step", "scan", "scan_backward"]
+
+
+class Shaped(NamedTuple):
+    """The shape and the dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One operation. `present`: which of its slots have an array, those of `CallArguments.flat`, or of a raw scan a, b, h0.
+
+    `recipe` is of the kernel, empty of a raw scan, which has the other keywords. `keeps`: the states after every step are
+    written by a forward, and read by a backward.
+    """
+
+    kind: Kind
+    present: tuple[bool, ...]
+    recipe: str = ""
+    keeps: bool = False
+    log_a: bool = False
+    reverse: bool = False
+    axis: int = 0
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slots of the first operands, in their order."""
+        return tuple(slot for slot, is_there in enumerate(self.present) if is_there)
+
+    @property
+    def interface(self) -> Interface:
+        """What the kernel accepts."""
+        return kernel_by(self.recipe).interface
+
+    @property
+    def gradient_slots(self) -> tuple[int, ...]:
+        """The slots whose gradients a backward of a kernel returns, in their order."""
+        return tuple(slot for slot in self.slots if slot < SEQUENCES_FROM or slot >= PARAMETERS_FROM)
+
+    def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
+        """Return what the results look like."""
+        x = operands[0]
+        if self.kind in ("scan", "scan_backward"):
+            precision = precision_storing(x.dtype)
+            assert precision is not None
+            state = Shaped(x.shape[: self.axis] + x.shape[self.axis + 1 :], precision.arithmetic_dtype)
+            return (x, state) if self.kind == "scan" else (x, x, state)
+        if self.kind == "backward":
+            return tuple(operands[self.slots.index(slot)] for slot in self.gradient_slots)
+        interface = self.interface
+        storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+        if self.kind == "step":
+            state = Shaped(interface.state_shape(x.shape[0]), carried)
+            return (Shaped(state.shape, storage), *(state for _ in interface.states))
+        rows, time = (x.shape[interface.x_axes.index(axis)] for axis in "bt")
+        y, state = interface.y_shape(rows, time), Shaped(interface.state_shape(self.sequences(operands)), carried)
+        kept = (Shaped(y, carried) for _ in (interface.states if self.keeps else ()))
+        return (Shaped(y, storage), *(state for _ in interface.states), *kept)
+
+    def sequences(self, operands: Sequence[Shaped]) -> int:
+        """Return how many sequences a call of a kernel is of."""
+        if self.present[PARAMETERS_FROM - 1]:
+            return operands[self.slots.index(PARAMETERS_FROM - 1)].shape[0] - 1
+        return operands[0].shape[0 if self.kind == "step" else self.interface.x_axes.index("b")]
+
+
+class CallSite(NamedTuple):
+    """A request at one place of an XLA program, with operands of these shapes."""
+
+    request: Request
+    operands: tuple[Shaped, ...]
+
+    def text(self) -> str:
+        """Return the call as JSON, from which any process makes it again: programs are cached and exported."""
+        return json.dumps([asdict(self.request), self.operands], separators=(",", ":"), ensure_ascii=True)
+
+    @classmethod
+    def of(cls, text: str) -> CallSite:
+        """Return the call of a text."""
+        fields, operands = json.loads(text)
+        request = Request(**{**fields, "present": tuple(fields["present"])})
+        return cls(request, tuple(Shaped(tuple(shape), dtype) for shape, dtype in operands))
+
+
+def digest_of(text: str) -> int:
+    """Return 63 bits that identify a call, for a look into a table."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

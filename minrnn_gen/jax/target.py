@@ -1,0 +1,161 @@
+"""The target of XLA's custom calls: one handler a platform, registered once, that finds a call by its attributes.
+
+A program names what it calls by text, and by the digest of the text, under which the handler keeps what it made of it. So
+tracing again registers nothing, and a program that another process compiled finds its call all the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy
+
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax import structures
+from minrnn_gen.jax.device import DeviceCall, current_device_of, device_call
+from minrnn_gen.jax.host import run_on_host
+from minrnn_gen.jax.request import CallSite, Shaped, digest_of
+from minrnn_gen.jax.structures import Buffers, CallFrame
+
+TARGET = "minrnn_gen"
+# XLA's names of the platforms, and whether arrays are on a GPU there.
+PLATFORMS = {"cpu": False, "CUDA": True}
+# Attributes come in the order of their names: these.
+DIGEST_ATTRIBUTE, TEXT_ATTRIBUTE = "digest", "text"
+
+
+@cache
+def register(platform: str) -> str:
+    """Register the handler of a platform, the first time, and return the name of the target."""
+    jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(_address(_HANDLERS[platform]))}, platform=platform)
+    return TARGET
+
+
+class HostCall(NamedTuple):
+    """A call on host memory: its site, and what its results look like."""
+
+    site: CallSite
+    results: tuple[Shaped, ...]
+
+    @classmethod
+    def of(cls, text: str) -> HostCall:
+        site = CallSite.of(text)
+        return cls(site, site.request.results(site.operands))
+
+    def run(self, frame: CallFrame) -> None:
+        """Read the operands where they are, and copy the results to where they belong."""
+        operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
+        for index, (shaped, result) in enumerate(zip(self.results, run_on_host(self.site.request, operands), strict=True)):
+            _view(frame.results, index, shaped)[...] = result
+
+
+def _run_on_host(frame: CallFrame) -> None:
+    digest = _digest(frame)
+    call = _HOST_CALLS.get(digest)
+    if call is None:
+        call = _HOST_CALLS.setdefault(digest, HostCall.of(_text(frame)))
+    call.run(frame)
+
+
+def _run_on_device(frame: CallFrame) -> None:
+    arguments, results = frame.arguments, frame.results
+    operands = [arguments.buffers[index].contents.data or 0 for index in range(arguments.size)]
+    written = [results.buffers[index].contents.data or 0 for index in range(results.size)]
+    stream = _stream(frame)
+    key = (_digest(frame), current_device_of(operands[0]))
+    call = _DEVICE_CALLS.get(key) or _prepared(key, CallSite.of(_text(frame)))
+    has_workspace = results.size > len(call.results)
+    call.run(operands, written, results.buffers[results.size - 1].contents.dims[0] if has_workspace else 0, stream)
+
+
+def _handler_of(run: Callable[[CallFrame], None]) -> Any:
+    def handle(pointer: Any) -> int | None:
+        frame = pointer.contents
+        try:
+            if frame.extension and frame.extension.contents.base.type == structures.METADATA_EXTENSION:
+                _describe(frame.extension.contents.metadata.contents)
+            elif frame.stage == structures.EXECUTE_STAGE:
+                run(frame)
+        except BaseException as error:  # ctypes would print it and go on
+            return _refusal(frame, error)
+        return None
+
+    return structures.Handler(handle)
+
+
+def _describe(metadata: Any) -> None:
+    """Say what the handler is: a replay launches what the first run did, so XLA may capture it into a command buffer."""
+    metadata.version.major, metadata.version.minor = structures.API_MAJOR, structures.API_MINOR
+    metadata.traits = structures.COMMAND_BUFFER_COMPATIBLE
+
+
+def _refusal(frame: CallFrame, error: BaseException) -> int | None:
+    """Return an exception as an error of XLA, which raises it where the result is waited for."""
+    is_bad = isinstance(error, BadInput)
+    message = str(error) if is_bad else f"{type(error).__name__}: {error}"
+    arguments = structures.ErrorArguments(
+        ctypes.sizeof(structures.ErrorArguments) - 4,  # without padding
+        None,
+        message.encode(errors="replace"),
+        structures.INVALID_ARGUMENT if is_bad else structures.INTERNAL,
+    )
+    created: int | None = frame.api.contents.create_error(ctypes.byref(arguments))
+    return created
+
+
+def _stream(frame: CallFrame) -> int:
+    arguments = structures.StreamArguments(ctypes.sizeof(structures.StreamArguments), None, frame.context, None)
+    if frame.api.contents.get_stream(ctypes.byref(arguments)):
+        raise RuntimeError("XLA has no stream for a custom call")
+    return arguments.stream or 0
+
+
+def _digest(frame: CallFrame) -> int:
+    value = ctypes.cast(frame.attributes.values[0], ctypes.POINTER(structures.Scalar))
+    return int(value.contents.value[0])
+
+
+def _text(frame: CallFrame) -> str:
+    span = ctypes.cast(frame.attributes.values[1], ctypes.POINTER(structures.Text)).contents
+    return ctypes.string_at(span.start, span.size).decode()
+
+
+def _view(buffers: Buffers, index: int, shaped: Shaped) -> Any:
+    """Return a buffer in host memory as a NumPy array, without a copy."""
+    dtype = numpy_dtype(shaped.dtype)
+    size_bytes = math.prod(shaped.shape) * dtype.itemsize
+    if not size_bytes:
+        return numpy.empty(shaped.shape, dtype)
+    memory = (ctypes.c_byte * size_bytes).from_address(buffers.buffers[index].contents.data)
+    return numpy.frombuffer(memory, dtype).reshape(shaped.shape)
+
+
+def _address(handler: Any) -> int | None:
+    return ctypes.cast(handler, ctypes.c_void_p).value
+
+
+def prepare(site: CallSite) -> DeviceCall:
+    """Return a call ready for the first GPU that JAX has here: while a program is compiled, not while it runs."""
+    key = (digest_of(site.text()), jax.local_devices(backend="cuda")[0].local_hardware_id)
+    return _prepared(key, site)
+
+
+def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:
+    with _LOCK:
+        if key not in _DEVICE_CALLS:
+            _DEVICE_CALLS[key] = device_call(site, key[1])
+        return _DEVICE_CALLS[key]
+
+
+# What XLA calls as long as the process lives, and what it made of its programs' texts.
+_HANDLERS = {platform: _handler_of(_run_on_device if is_gpu else _run_on_host) for platform, is_gpu in PLATFORMS.items()}
+_HOST_CALLS: dict[int, HostCall] = {}
+_DEVICE_CALLS: dict[tuple[int, int], DeviceCall] = {}
+_LOCK = threading.Lock()

@@ -1,0 +1,269 @@
+"""Partition of a persistent kernel at large batch: R's tiles over warpgroups, chunks of the operand, and shared memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
+
+# wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
+TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES = 64, 8, 128, 1024
+WARPGROUP_WARPS = 4
+WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
+# Warps that fetch operands; one was measured to be slower by 15 to 42 % than four (docs/performance.md).
+PRODUCER_WARPS = 4
+LINE_BYTES = 128  # of L2
+REGISTER_UNIT = 8  # of setmaxnreg
+# Registers of a thread that fetches, where warpgroups divide the registers anew: fewer beside more than two that multiply.
+PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
+REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
+# Addresses, the loop and what is under way, read off compiled kernels.
+REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
+COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
+
+
+@dataclass(frozen=True, eq=False)
+class WarpgroupPartition:
+    """What a candidate stands for."""
+
+    problem: Problem
+    cluster_blocks: int
+    split_k_blocks: int
+    row_tiles: int
+    split_k_warpgroups: int
+    column_groups: int
+    batch_tile: int
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the kernel takes the steps from the last to the first, with the gradients of the products as operand."""
+        return self.problem.kernel_pass == "backward"
+
+    @property
+    def operand_width(self) -> int:
+        """Values of a unit in the operand: its output, or the gradients of its products."""
+        return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.row_tiles * self.split_k_warpgroups * self.column_groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: one warpgroup more fetches."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @cached_property
+    def row_slots(self) -> int:
+        """Rows of a unit in a tile, a power of two: its products, or the gradient of its output."""
+        return 1 if self.is_backward else 1 << (len(self.problem.cell.recurrent_gates) - 1).bit_length()
+
+    @property
+    def tile_units(self) -> int:
+        """Units of a tile."""
+        return TILE_ROWS // self.row_slots
+
+    @property
+    def chunk_units(self) -> int:
+        """Columns of R that are multiplied at once."""
+        return SWIZZLED_ROW_BYTES // self.problem.precision.storage_bytes
+
+    @property
+    def shares(self) -> int:
+        """Warpgroups that split the columns of the same rows."""
+        return self.split_k_blocks * self.split_k_warpgroups
+
+    @cached_property
+    def unit_chunks(self) -> int:
+        """Chunks of the units of a head, rounded up to what blocks and split K share evenly."""
+        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, self.operand_width))
+        together = max(of_shares, self.tile_units * self.row_tiles)
+        return -(-self.problem.head_dim // together) * together // self.chunk_units
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of an operand."""
+        return self.operand_width * self.unit_chunks
+
+    @property
+    def grid_blocks(self) -> int:
+        """Blocks that share the units of a head."""
+        return self.split_k_blocks * self.tiles // self.row_tiles
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the units of a head."""
+        return self.unit_chunks * self.chunk_units // self.tile_units
+
+    @property
+    def sums_over_grid(self) -> bool:
+        """Whether blocks that split the columns of the same rows are anywhere on the GPU, rather than in a cluster."""
+        return self.split_k_blocks > self.cluster_blocks
+
+    @property
+    def block_chunks(self) -> int:
+        """Chunks that a block multiplies."""
+        return self.chunks // self.split_k_blocks
+
+    @property
+    def group_sequences(self) -> int:
+        """Sequences of a group of blocks."""
+        return self.batch_tile * self.column_groups
+
+    @property
+    def finished_columns(self) -> int:
+        """Sequences whose cells a warpgroup computes."""
+        return self.batch_tile // self.shares
+
+    @property
+    def cells(self) -> int:
+        """Cells of a lane."""
+        return self.finished_columns * self.tile_units // WARPGROUP_THREADS
+
+    @property
+    def warpgroup_chunks(self) -> int:
+        """Chunks that a warpgroup multiplies."""
+        return self.chunks // self.shares
+
+    @cached_property
+    def launch_registers(self) -> int:
+        """Registers of a thread at the launch."""
+        gpu = self.problem.gpu
+        if self.consumers == 1:
+            return gpu.registers_per_thread_max
+        return gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers of a thread that fetches, 0 where all threads have as many."""
+        if self.consumers == 1:
+            return 0
+        return PRODUCER_REGISTERS if self.consumers == 2 else PRODUCER_REGISTERS_FEW
+
+    @cached_property
+    def consumer_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        if self.consumers == 1:
+            return self.launch_registers
+        left = self.launch_registers * self.threads - self.producer_registers * WARPGROUP_THREADS
+        return left // (self.consumers * WARPGROUP_THREADS) // REGISTER_UNIT * REGISTER_UNIT
+
+    @cached_property
+    def registers_beside_matrix(self) -> int:
+        """Registers of a thread that multiplies, but for R: sums, states, vectors, and a cell that is computed."""
+        cell = self.problem.cell
+        gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
+        lane_units = 2 if self.row_slots == 1 else 1
+        sums, carried = self.batch_tile // 2, self.cells * states
+        if self.is_backward:
+            # Biases, parameters, and the sums over time of their gradients.
+            of_units = 2 * lane_units * (gates + products + vectors)
+            return BACKWARD_REGISTERS_FIXED + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
+        of_resets = self.cells // 4 if self.problem.specialization.resets else 0
+        of_units = lane_units * (gates + products + vectors)
+        return REGISTERS_FIXED + sums + carried + of_units + gates + products + of_resets
+
+    @cached_property
+    def register_chunks(self) -> int:
+        """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
+        room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
+        return max(0, min(self.warpgroup_chunks, room))
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        return self.registers_beside_matrix + REGISTERS_PER_CHUNK * self.register_chunks
+
+    @property
+    def shared_chunks(self) -> int:
+        """Chunks of a warpgroup's part of R in shared memory."""
+        return self.warpgroup_chunks - self.register_chunks
+
+    @cached_property
+    def producer_warps(self) -> int:
+        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly."""
+        most = PRODUCER_WARPS // self.column_groups
+        return max(warps for warps in (1, 2, 4) if warps <= most and self.block_chunks % warps == 0)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that are copied from memory of a sequence and step, for the units of a tile."""
+        cell, precision = self.problem.cell, self.problem.precision
+        if not self.is_backward:
+            return self.tile_units * len(cell.gates) * precision.storage_bytes
+        # The gates and the gradient of y, and the products and states before the step.
+        storage_values, arithmetic_values = len(cell.gates) + 1, len(cell.recurrent_gates) + len(cell.states)
+        return self.tile_units * (storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a chunk of an operand."""
+        return self.batch_tile * SWIZZLED_ROW_BYTES
+
+    @cached_property
+    def fixed_map(self) -> dict[str, int]:
+        """The parts of shared memory beside the ring."""
+        units_bytes = self.tile_units * self.problem.precision.storage_bytes
+        consumers, columns = self.consumers, self.finished_columns
+        parts = {
+            "matrix": self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES,
+            "stages": consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
+            "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
+            "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
+            "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
+        }
+        return {name: size for name, size in parts.items() if size}
+
+    @cached_property
+    def ring_slots(self) -> int:
+        """Chunks of operands that fit: as many as fill shared memory, at most those of two steps."""
+        most = self.problem.gpu.shared_bytes_per_block_max - SWIZZLE_BYTES - sum(self.fixed_map.values())
+        slots = most // (self.column_groups * (self.slot_bytes + 2 * MBARRIER_BYTES))
+        return max(0, min(slots, 2 * self.block_chunks)) // self.split_k_warpgroups * self.split_k_warpgroups
+
+    @cached_property
+    def shared_map(self) -> dict[str, int]:
+        """The parts of shared memory."""
+        slots = self.column_groups * self.ring_slots
+        parts = self.fixed_map | {"ring": slots * self.slot_bytes, "mbarrier": 2 * slots * MBARRIER_BYTES}
+        return parts | {"padding": -sum(parts.values()) % SWIZZLE_BYTES}
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the partial sums that a warpgroup gets, of even and of odd steps."""
+        return 2 * (self.shares - 1) * self.finished_columns // 2 * WARPGROUP_THREADS * 4
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of memory that a group of sequences exchanges outputs through: two operands, and flags, in lines of 128.
+
+        Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup.
+        """
+        flags_bytes = -(-4 * self.unit_chunks // LINE_BYTES) * LINE_BYTES
+        sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
+        return 2 * self.chunks * self.slot_bytes + flags_bytes + sums_bytes
+
+    def in_plan(self) -> dict[str, int]:
+        """Return the numbers that the template is written with, by name."""
+        gate_pieces = len(self.problem.cell.gates) * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
+        divides_anew = self.consumers > 1
+        return {
+            "grid_blocks": self.grid_blocks,
+            "tile_units": self.tile_units,
+            "stage_bytes": self.stage_bytes,
+            "unit_chunks": self.unit_chunks,
+            "chunks": self.chunks,
+            "register_chunks": self.register_chunks,
+            "shared_chunks": self.shared_chunks,
+            "ring_slots": self.ring_slots,
+            "producer_warps": self.producer_warps,
+            "consumer_registers": self.consumer_registers if divides_anew else 0,
+            "producer_registers": self.producer_registers,
+            "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
+            "exchange_bytes": self.exchange_bytes,
+        }

@@ -1,0 +1,86 @@
+"""`minrnn-gen new`: what it writes compiles as it stands and with its keys uncommented; and completion of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_runner import Command
+
+from minrnn_gen.cell.files import library_names
+from minrnn_gen.cli.schema import Kind, schema_of
+from minrnn_gen.config.gpu_profile import load_profile, profile_names
+from minrnn_gen.config.spec import load_spec
+
+
+@pytest.mark.parametrize("model", library_names())
+def test_a_new_spec_compiles_and_shows_every_key_at_its_default(command: Command, tmp_path: Path, model: str) -> None:
+    file = tmp_path / "mine.yaml"
+    assert command("new", "spec", file, "--model", model).status == 0
+    text = file.read_text(encoding="utf-8")
+    shown = re.sub(r"(?m)^# (?=[a-z0-9_]+: )(?!yaml)", "", text)
+    whole = load_spec(shown_file(tmp_path, shown))
+    assert whole.canonical() == load_spec({"model": model, "hidden_size": 512, "precision": "bf16"}).canonical()
+    assert load_spec(file).canonical() == whole.canonical()
+    assert all(re.search(rf"(?m)^{key}: ", shown) for key in schema_of(Kind.SPEC)["properties"])
+
+
+def shown_file(folder: Path, text: str) -> Path:
+    """Return a file with this text."""
+    path = folder / "shown.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_new_cell_is_a_scan_that_compiles(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "Leaky Gate-2.yaml"
+    assert command("new", "cell", file).status == 0
+    assert command("cells", "show", file, "--json").json["class"] == "affine-diagonal"
+    assert command("new", "spec", tmp_path / "mine.yaml", "--model", file.name).status == 0
+    assert "leaky_gate_2" in command("explain", tmp_path / "mine.yaml", "--gpu", "h200").out
+
+
+def test_a_new_profile_is_the_shipped_one_by_another_name(command: Command, tmp_path: Path) -> None:
+    for like in profile_names():
+        file = tmp_path / f"my_{like}.yaml"
+        assert command("new", "profile", file, "--like", like).status == 0
+        assert load_profile(str(file)).model_dump() == load_profile(like).model_dump() | {"name": f"my_{like}"}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_schema_is_written_beside_and_named_in_the_first_line(command: Command, tmp_path: Path, kind: Kind) -> None:
+    file = tmp_path / "mine.yaml"
+    assert command("new", {"gpu": "profile"}.get(kind, kind), file, "--schema").status == 0
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    beside = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
+    assert json.loads(beside.read_text(encoding="utf-8")) == schema_of(kind)
+
+
+def test_what_is_there_is_left_alone_and_a_wrong_name_is_refused(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mine")
+    refused = command("new", "cell", file)
+    assert refused.status == 2 and "is there already" in refused.error and file.read_text() == "mine"
+    wrong = command("new", "profile", tmp_path / "gpu.yaml", "--like", "h20")
+    assert wrong.status == 2 and "did you mean 'h200'?" in wrong.error and not (tmp_path / "gpu.yaml").exists()
+    nowhere = command("new", "spec", tmp_path / "none" / "mine.yaml")
+    assert nowhere.status == 2 and "cannot be written" in nowhere.error
+
+
+def run_program(*arguments: str, **variables: str) -> str:
+    """Return what the program prints as a process of its own."""
+    command = [sys.executable, "-m", "minrnn_gen.cli.main", *arguments]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_shell_completes_commands_and_installs_that_in_one_command(tmp_path: Path) -> None:
+    words = {"COMP_WORDS": "minrnn-gen ex", "COMP_CWORD": "1", "_MINRNN_GEN_COMPLETE": "complete_bash"}
+    assert run_program(**words).split() == ["explain"]
+    undetected = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    assert "installed in" in run_program("--install-completion", "bash", **undetected)
+    assert "_minrnn_gen_completion" in "".join(path.read_text() for path in tmp_path.rglob("*minrnn-gen*"))

@@ -1,0 +1,106 @@
+"""`front.RNN`: names, shapes and results of torch's layers, and what is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
+jnp = pytest.importorskip("jax.numpy")
+front = pytest.importorskip("minrnn_gen.jax")
+
+
+KEY = jax.random.key(0)
+
+
+def numbers(layer: Any) -> dict[str, Any]:
+    """Return parameters of a layer without a program that draws them."""
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(layer.init, KEY)
+    return {name: (random.standard_normal(like.shape) / 4).astype(like.dtype) for name, like in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "bidirectional", "bias"), [("lstm", 1, False, True), ("gru", 2, True, True), ("lstm", 2, False, False)]
+)
+def test_a_layer_computes_what_torchs_does(model: str, layers: int, bidirectional: bool, bias: bool) -> None:
+    import torch
+
+    kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[model]
+    theirs = kind(5, 4, layers, bias=bias, batch_first=True, bidirectional=bidirectional).double()
+    ours = front.RNN(model, 5, 4, layers, bias=bias, bidirectional=bidirectional, dtype=jnp.float64)
+    params = {name: jnp.asarray(value.detach().numpy()) for name, value in theirs.named_parameters()}
+    drawn = jax.eval_shape(ours.init, KEY)
+    assert {name: array.shape for name, array in drawn.items()} == {name: array.shape for name, array in params.items()}
+    x = torch.randn(3, 6, 5, dtype=torch.float64, requires_grad=True)
+    output, hx = theirs(x)
+    (output**2).sum().backward()
+
+    def total(params: Any, x: Any) -> Any:
+        y, final = ours.apply(params, x)
+        return (y**2).sum(), (y, final)
+
+    gradients, (y, final) = jax.jit(jax.grad(total, has_aux=True))(params, x.detach().numpy())
+    np.testing.assert_allclose(y, output.detach(), atol=1e-12)
+    for name, expected in zip(ours.states, hx if model == "lstm" else (hx,), strict=True):
+        np.testing.assert_allclose(final[name], expected.detach(), atol=1e-12)
+    for name, parameter in theirs.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", ["lstm", "rg_lru"])
+def test_steps_go_on_from_a_prompt(model: str) -> None:
+    layer = front.RNN(model, 5, 4, 2)
+    params, x = numbers(layer), np.random.default_rng(0).standard_normal((3, 6, 5), np.float32)
+
+    @jax.jit
+    def run(params: Any, x: Any) -> Any:
+        whole, final = layer.apply(params, x)
+        _, state = layer.apply(params, x[:, :4])
+        steps = []
+        for t in (4, 5):
+            y_t, state = layer.step(params, x[:, t], state)
+            steps.append(y_t)
+        return whole[:, 4:], final, jnp.stack(steps, axis=1), state
+
+    whole, final, steps, state = run(params, x)
+    np.testing.assert_allclose(steps, whole, atol=1e-6)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), state, final)
+
+
+def test_initial_numbers() -> None:
+    params = front.RNN("lstm", 5, 16, forget_bias=1.0, dtype=jnp.bfloat16).init(KEY)
+    assert all(array.dtype == jnp.bfloat16 for array in params.values())
+    assert (np.asarray(params["bias_ih_l0"])[16:32] == 1).all() and np.abs(np.asarray(params["weight_ih_l0"])).max() <= 0.25
+    decay = front.RNN("rg_lru", 5, 16).init(KEY)["decay_l0"]
+    coefficient = np.exp(-8 * np.log1p(np.exp(np.asarray(decay))))
+    assert (coefficient > 0.899).all() and (coefficient < 0.9991).all()
+
+
+def test_a_precision_casts_weights_and_leaves_their_gradients() -> None:
+    layer = front.RNN("gru", 5, 4, precision="bf16")
+    params, x = numbers(layer), jnp.ones((2, 3, 5), jnp.bfloat16)
+    y, final = jax.eval_shape(layer.apply, params, x)
+    assert (y.dtype, final["h"].dtype) == (jnp.bfloat16, jnp.float32)
+    gradients = jax.jit(jax.grad(lambda params: layer.apply(params, x)[0].astype(jnp.float32).sum()))(params)
+    assert all(array.dtype == jnp.float32 and np.asarray(array).any() for array in gradients.values())
+
+
+def test_dropout_is_between_layers_and_needs_a_key() -> None:
+    layer = front.RNN("min_gru", 5, 64, 2, dropout=0.5)
+    params, x = numbers(layer), np.ones((2, 3, 5), np.float32)
+    plain, dropped = jax.jit(lambda: (layer.apply(params, x)[0], layer.apply(params, x, key=KEY)[0]))()
+    assert not np.array_equal(plain, dropped) and np.isfinite(dropped).all()
+
+
+def test_layers_under_vmap_are_an_ensemble() -> None:
+    layer = front.RNN("lstm", 5, 4, 2)
+    params = jax.tree.map(np.asarray, jax.jit(jax.vmap(layer.init))(jax.random.split(KEY, 3)))
+    x = np.random.default_rng(0).standard_normal((2, 6, 5), np.float32)
+    y, _ = jax.jit(jax.vmap(layer.apply, (0, None)))(params, x)
+    run = jax.jit(layer.apply)
+    for index in range(3):
+        own: dict[str, Any] = {name: array[index] for name, array in params.items()}
+        np.testing.assert_allclose(np.asarray(y)[index], run(own, x)[0], atol=1e-5)

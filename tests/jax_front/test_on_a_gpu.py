@@ -1,0 +1,178 @@
+"""The JAX front on a GPU: what CuPy calls return, bit by bit, and captured graphs without Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_recurrence import HIDDEN, drawn, kernel_of, split
+
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
+jnp = pytest.importorskip("jax.numpy")
+front = pytest.importorskip("minrnn_gen.jax")
+by_lax_scan = pytest.importorskip("support.cells_in_jax").by_lax_scan
+target = pytest.importorskip("minrnn_gen.jax.target")
+
+pytestmark = pytest.mark.gpu
+
+
+def to_cupy(tree: Any) -> Any:
+    import cupy
+
+    return jax.tree.map(cupy.asarray, tree)
+
+
+def to_numpy(tree: Any) -> Any:
+    return jax.tree.map(lambda array: array.get() if hasattr(array, "get") else np.asarray(array), tree)
+
+
+def almost_equal(actual: Any, expected: Any) -> None:
+    """Compare sums of the same numbers in another order."""
+    roundoff = np.finfo(expected.dtype).eps
+    np.testing.assert_allclose(actual, expected, rtol=64 * roundoff, atol=64 * roundoff * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("spec", "boundaries"),
+    [
+        ({"model": "lstm", "precision": "bf16", "heads": 2}, ""),
+        ({"model": "lstm", "precision": "fp32", "recurrent_bias": True}, "lengths"),
+        ({"model": "gru", "precision": "fp16"}, "resets"),
+        ({"model": "gru", "precision": "fp64", "direction": "bidirectional"}, "lengths"),
+        ({"model": "slstm", "precision": "bf16", "layout": "TBD"}, "resets"),
+        ({"model": "elman", "precision": "fp32", "layout": "BDT"}, ""),
+        ({"model": "min_gru", "precision": "bf16"}, "cu_seqlens"),
+        ({"model": "qrnn", "precision": "bf16", "direction": "reverse"}, "resets"),
+        ({"model": "rg_lru", "precision": "fp32", "layout": "BDT", "direction": "bidirectional"}, "lengths"),
+        ({"model": "ind_rnn", "precision": "fp16"}, "resets"),
+    ],
+    ids=str,
+)
+def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: str) -> None:
+    spec = {"hidden_size": 8 * HIDDEN, **spec}
+    kernel = kernel_of(spec)
+    arrays, sequences = split(drawn(kernel, boundaries=boundaries, time=33))
+    if "cu_seqlens" in sequences:
+        sequences["cu_seqlens"][-1] = 33
+
+    @jax.jit
+    def ours(arrays: Any, sequences: Any, dy: Any, dstate: Any) -> Any:
+        results, backward = jax.vjp(lambda arrays: front.recurrence(spec, **arrays, **sequences), arrays)
+        return results, backward((dy, dstate))[0]
+
+    y, final, saved = kernel.forward(**to_cupy(arrays), **to_cupy(sequences))
+    dy = np.cos(y.get().astype(np.float32)).astype(y.dtype)
+    dstate = {name: np.sin(array.get()) for name, array in final.items()}
+    expected = to_numpy(((y, final), kernel.backward(saved, to_cupy(dy), to_cupy(dstate))))
+    by_xla = {name: expected[1].pop(name) for name in ("bias", "recurrent_bias", "parameters") if name in expected[1]}
+    for _ in range(3):
+        results, gradients = to_numpy(ours(arrays, sequences, dy, dstate))
+        # The last sums of these are XLA's, in an order of its own.
+        jax.tree.map(almost_equal, {name: gradients.pop(name) for name in by_xla}, by_xla)
+        jax.tree.map(np.testing.assert_array_equal, (results, gradients), expected)
+
+
+@pytest.mark.parametrize("model", ["lstm", "gru", "min_gru"])
+def test_values_and_gradients_are_those_of_lax_scan(model: str) -> None:
+    spec = {"model": model, "hidden_size": 64, "precision": "fp64"}
+    arrays, sequences = split(drawn(kernel_of(spec), boundaries="resets", time=20))
+
+    def gradients(run: Any) -> Any:
+        def total(arrays: Any) -> Any:
+            y, final = run(**arrays, **sequences)
+            return (y**2).sum() + sum((array**3).sum() for array in final.values()), (y, final)
+
+        return jax.jit(jax.value_and_grad(total, has_aux=True))(arrays)
+
+    ours = gradients(lambda **arrays: front.recurrence(spec, **arrays))
+    expected = gradients(lambda **arrays: by_lax_scan(model, **arrays))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9), ours, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_raw_scans_are_those_of_cupy(dtype: str) -> None:
+    import minrnn_gen
+
+    random = np.random.default_rng(0)
+    a, b = (np.asarray(jnp.asarray(random.standard_normal((2, 50, 64)) / 2, dtype)) for _ in range(2))
+    y, final = minrnn_gen.scan(*to_cupy((a, b)))
+    ours = jax.jit(front.scan)(a, b)
+    jax.tree.map(np.testing.assert_array_equal, to_numpy(ours), to_numpy((y, final)))
+    gradients = jax.jit(jax.grad(lambda a, b: (front.scan(a, b)[0] ** 2).sum().real.astype(jnp.float32), (0, 1)))(a, b)
+    assert all(np.isfinite(np.asarray(array, np.complex64)).all() for array in gradients)
+
+
+def test_steps_ensembles_and_pieces() -> None:
+    spec = {"model": "lstm", "hidden_size": 64, "precision": "fp64"}
+    arrays = drawn(kernel_of(spec), time=8)
+    x, R, state = (arrays[name] for name in ("x", "R", "state"))
+    y, final = jax.jit(lambda x: front.recurrence(spec, x, R, state=state))(x)
+
+    def body(state: Any, x_t: Any) -> Any:
+        y_t, state = front.step(spec, x_t, R, state=state)
+        return state, y_t
+
+    last, steps = jax.jit(lambda x: jax.lax.scan(body, state, jnp.moveaxis(x, 1, 0)))(x)
+    np.testing.assert_allclose(jnp.moveaxis(steps, 0, 1), y, atol=1e-12)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-12), last, final)
+    several = np.stack([R, R[::-1], -R])
+    together = jax.jit(jax.vmap(lambda R: front.recurrence(spec, x, R)[0]))(several)
+    for index, own in enumerate(several):
+        np.testing.assert_allclose(together[index], front.recurrence(spec, x, own)[0], atol=1e-12)
+
+
+CAPTURED = """
+import jax, jax.numpy as jnp, numpy as np
+import minrnn_gen.jax
+from minrnn_gen.jax.device import DeviceCall
+
+calls, run = [], DeviceCall.run
+DeviceCall.run = lambda self, *arguments: (calls.append(1), run(self, *arguments))[1]
+spec = {"model": "lstm", "hidden_size": 128, "precision": "fp32"}
+
+@jax.jit
+def train(R, x):
+    loss, gradient = jax.value_and_grad(lambda R: (minrnn_gen.jax.recurrence(spec, x, R)[0] ** 2).mean())(R)
+    return R - 0.1 * gradient, loss
+
+R, x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 1, 128, 128)) / 12, jnp.float32), jnp.ones((16, 64, 4, 128))
+losses = []
+for _ in range(100):
+    R, loss = train(R, x)
+    losses.append(float(loss))
+print(len(calls), losses[0] > losses[-1], bool(np.isfinite(losses).all()))
+"""
+
+
+def test_replays_of_captured_graphs_call_no_python() -> None:
+    """A training step runs two calls; XLA captures both, once for each set of addresses that its allocator gives."""
+    root = Path(__file__).resolve().parents[2]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
+    environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    program = [sys.executable, "-c", CAPTURED]
+    answer = subprocess.run(program, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    calls, falls, is_finite = answer.stdout.split()
+    assert (falls, is_finite) == ("True", "True")
+    assert int(calls) < 100, "200 without capture"
+
+
+def test_tracing_again_records_nothing_and_memory_stays() -> None:
+    import cupy
+
+    spec = {"model": "min_gru", "hidden_size": 64}
+    x = jnp.ones((2, 16, 2, 64), jnp.float32)
+    jax.block_until_ready(jax.jit(lambda x: front.recurrence(spec, x)[0])(x))
+    recorded, held = len(target._DEVICE_CALLS), cupy.get_default_memory_pool().total_bytes()
+    for _ in range(100):
+        run = jax.jit(lambda x: front.recurrence(spec, x)[0])
+        jax.block_until_ready(run(x))
+    for _ in range(1000):
+        y = run(x)
+    jax.block_until_ready(y)
+    assert (len(target._DEVICE_CALLS), cupy.get_default_memory_pool().total_bytes()) == (recorded, held)

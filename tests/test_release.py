@@ -1,0 +1,102 @@
+"""What a release is checked for: one version, a changelog with a section, and no file that nobody wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import minrnn_gen
+
+ROOT = Path(__file__).resolve().parent.parent
+_spec = importlib.util.spec_from_file_location("release_script", ROOT / "release" / "release.py")
+assert _spec is not None and _spec.loader is not None
+release = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(release)
+
+TRACKED = {"minrnn_gen/__init__.py", "templates/scan.cu.j2", "gpu_profiles/h200.yaml", "tests/test_it.py"}
+WHEEL = [
+    "minrnn_gen/__init__.py",
+    "minrnn_gen/templates/scan.cu.j2",
+    "minrnn_gen/gpu_profiles/h200.yaml",
+    "minrnn_gen-1.2.3.dist-info/METADATA",
+    "minrnn_gen-1.2.3.dist-info/entry_points.txt",
+    "minrnn_gen-1.2.3.dist-info/licenses/LICENSE",
+]
+METADATA = "Metadata-Version: 2.4\nVersion: 1.2.3\nLicense-Expression: Apache-2.0\n\n"
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert release.version_of((ROOT / release.VERSION_FILE).read_text(encoding="utf-8")) == minrnn_gen.__version__
+    with pytest.raises(release.NotReleasable, match="no line"):
+        release.version_of('__version__ = "soon"\n')
+
+
+def test_the_changelog_gets_a_section_and_an_empty_one_above_it() -> None:
+    text = "# Changelog\n\n## Unreleased\n\n- New.\n\n## 0.1.0 (2026-01-01)\n\n- Old.\n"
+    after = release.released(text, "0.2.0", "2026-02-02")
+    assert after == text.replace("## Unreleased\n", "## Unreleased\n\n## 0.2.0 (2026-02-02)\n")
+    with pytest.raises(release.NotReleasable, match="says nothing"):
+        release.released(after, "0.3.0", "2026-03-03")
+    with pytest.raises(release.NotReleasable, match="already"):
+        release.released(text, "0.1.0", "2026-02-02")
+    assert release.released((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), minrnn_gen.__version__, "2026-02-02")
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "fault"),
+    [
+        (WHEEL[1:], METADATA, "__init__.py is not in the wheel"),
+        ([*WHEEL, "minrnn_gen/__pycache__/x.pyc"], METADATA, "not in the repository"),
+        ([*WHEEL, "tests/test_it.py"], METADATA, "not in the repository"),
+        (WHEEL, METADATA.replace("1.2.3", "1.2.4"), "version is 1.2.4"),
+        (WHEEL[:-1], METADATA, "licence"),
+        (WHEEL, METADATA.replace("Apache-2.0", "MIT"), "licence"),
+        ([*WHEEL[:4], WHEEL[5]], METADATA, "entry point"),
+    ],
+)
+def test_a_wheel_with_a_fault_is_refused(names: list[str], metadata: str, fault: str) -> None:
+    assert release.wheel_faults([*WHEEL, release.EXTENSION], TRACKED, METADATA, "1.2.3") == []
+    (found,) = release.wheel_faults(names, TRACKED, metadata, "1.2.3")
+    assert fault in found
+
+
+def test_an_sdist_with_a_stray_file_is_refused() -> None:
+    needed = ["pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "hatch_build.py", "Makefile"]
+    names = [f"minrnn_gen-1.2.3/{name}" for name in [*needed, "PKG-INFO"]]
+    assert release.sdist_faults(names, set(needed)) == []
+    assert release.sdist_faults([*names, "minrnn_gen-1.2.3/notes.txt"], set(needed)) == [
+        "notes.txt is in the sdist, and not in the repository"
+    ]
+    assert release.sdist_faults(names[1:], set(needed)) == ["pyproject.toml is not in the sdist"]
+
+
+def test_a_command_that_fails_stands_in_the_way() -> None:
+    with pytest.raises(release.NotReleasable, match="ended with 3: why"):
+        release.run("sh", "-c", "echo why; exit 3")
+
+
+def test_make_release_is_a_dry_run_unless_a_tag_is_asked_for() -> None:
+    command = ["make", "-n", "VENV=no-such-folder", "PYTHON=python3", "release"]
+    plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tagged = subprocess.run([*command, "TAG=yes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--tag" not in plain and "release/release.py --tag" in tagged
+
+
+def test_what_is_cited_is_this_version() -> None:
+    page = (ROOT / "docs" / "which-cell.md").read_text(encoding="utf-8")
+    assert f"version = {{{minrnn_gen.__version__}}}" in page
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert "version" not in citation and citation["license"] == release.LICENCE
+
+
+def test_issue_templates_are_forms_and_the_image_copies_what_is_there() -> None:
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        content = yaml.safe_load(form.read_text(encoding="utf-8"))
+        assert form.name == "config.yml" or {"name", "description", "body"} <= set(content)
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY "):
+            assert all((ROOT / name).exists() for name in line.split()[1:-1])
