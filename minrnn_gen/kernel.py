@@ -83,8 +83,13 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the learned vectors that a call needs, each [H]."""
+        """The names of the learned vectors that a call needs, each [H], or [H, n]."""
         return self._interface.parameters
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The names of the inputs S.* that a call needs, which all channels of a group share."""
+        return self._interface.shared
 
     @property
     def plan(self) -> KernelPlan:
@@ -129,7 +134,9 @@ class Kernel:
         model, gpu = self._builder.cell_source.name, self._builder.target.profile.name
         return f"Kernel({model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={gpu})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self._interface.has_vectors:
+            return None  # of which there is no plan
         known = overview(self.plan, self._hinted.cell, self._builder.target.profile.memory_bytes)
         return html_table({**dict(self.plan.summary), **dict(known)}.items())
 
@@ -143,6 +150,7 @@ class Kernel:
         recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
         resets: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
@@ -158,20 +166,23 @@ class Kernel:
         and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None;
         the same memory as [Gr * H, D] and [Gr * H] too.
 
+        Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
+        [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
+
         resets: bool [B, T] in every layout; all states are set to 0 before such a step. lengths: int32 or int64 [B]; y is 0
         beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths; sequence s is steps cu_seqlens[s] to
         cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead of the final state, the states after
-        every step, each shaped like y.
+        every step, each shaped like y, with n behind the channels where it has the axis.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
-        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], forward first, and y [B, T, 2 * H], forward before
-        reverse.
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], shared [B, T, 2, groups, n], forward first, and y
+        [B, T, 2 * H], forward before reverse.
 
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
         result, _ = self.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
@@ -185,6 +196,7 @@ class Kernel:
         recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
     ) -> tuple[Any, State]:
         """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
 
@@ -192,7 +204,8 @@ class Kernel:
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        result = self.executor.step(CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state))
+        arguments = CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state, shared)
+        result = self.executor.step(arguments)
         return result.y, self._named(result.final)
 
     def forward(
@@ -205,6 +218,7 @@ class Kernel:
         recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
         resets: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
@@ -218,7 +232,7 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
         result, forward = self.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
         return result.y, final, Saved(self.executor, result, forward)
@@ -228,9 +242,9 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias" and "parameters" {name: [H]}, each of the shape (of R and recurrent_bias: the
-        longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for fp64) or wider.
-        Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]} and "shared", each of the shape (of R and
+        recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for
+        fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
         return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
@@ -244,6 +258,7 @@ class Kernel:
         recurrent_bias: Any = None,
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None = None,
         resets: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
@@ -255,7 +270,7 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
         result = self.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
 

@@ -88,7 +88,7 @@ OWNERS = {
     "cuda": "build.nvrtc gpu.*",
     "torch": (
         "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.layers bench.contenders.raw_scans "
-        "compat.flashrnn compat.flashrnn_states compat.fla"
+        "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm"
     ),
     "jax": "jax.* bench.contenders.baselines",
     "accelerated_scan": "bench.contenders.baselines",

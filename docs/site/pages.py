@@ -45,7 +45,7 @@ API = {
         "replace",
     ),
     "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
-    "minrnn_gen.compat": ("flashrnn", "accelerated_scan", "fla", "numpy_cells"),
+    "minrnn_gen.compat": ("flashrnn", "mamba_ssm", "accelerated_scan", "fla", "numpy_cells"),
 }
 # What a page says first, and what an entry shows beside its own members.
 FIRST_WORDS = {

@@ -15,7 +15,7 @@ from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, p
 from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
-from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
@@ -145,10 +145,9 @@ class Builder:
 
     def specialization_at(self, sizes: Sizes) -> Specialization:
         """Return the specialization of contiguous arrays of these sizes."""
-        spec = self.spec
-        contiguous_length = spec.head_dim if spec.layout != "BDT" else sizes.time
-        alignment_bytes = alignment_of(contiguous_length * precision_of(spec.precision).storage_bytes)
-        return Specialization(alignment_bytes, reverse=spec.direction == "reverse")
+        contiguous_length = self.spec.head_dim if self.spec.layout != "BDT" else sizes.time
+        alignment_bytes = alignment_of(contiguous_length * precision_of(self.spec.precision).storage_bytes)
+        return Specialization(alignment_bytes, reverse=self.spec.direction == "reverse")
 
     def key_of(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes | None = None) -> KernelKey:
         """Return the kernel that is planned for exactly these sizes, by default the spec's typical ones."""
@@ -376,7 +375,8 @@ class Builder:
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def problem(self, key: KernelKey) -> Problem:
-        """Return the problem to plan for a kernel."""
+        """Return the problem to plan for a kernel; raises BadInput for a cell with n values per channel."""
+        refuse_vectors(self.spec, self.cell_source)
         parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
         if key.kernel_pass == "backward":
             return self.problem_of(backward_shape(*parts, self.lowered_backward), key)

@@ -26,6 +26,30 @@ def recipe_of(spec: Spec, cell: CellSource) -> str:
     return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
+    """Raise BadInput for a spec whose `state_size` or `groups` does not fit the cell."""
+    if not cell.has_vectors:
+        for key, size in (("state_size", spec.state_size), ("groups", spec.groups)):
+            if size is not None:
+                raise spec.error(key, f"{size} is given, but nothing of the cell {cell.name} has the axis n; leave it out")
+    elif spec.state_size is None:
+        raise spec.error("state_size", f"the cell {cell.name} has n values per channel; give n, a whole number from 1 to 256")
+    elif spec.groups is not None and not cell.document.data.get("shared"):
+        raise spec.error("groups", f"{spec.groups} is given, but the cell {cell.name} has no inputs S.*; leave it out")
+    elif spec.groups is not None and spec.hidden_size % spec.groups:
+        raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
+
+
+def refuse_vectors(spec: Spec, cell: CellSource) -> None:
+    """Raise BadInput for a cell with the axis n, which has no GPU kernels."""
+    if cell.has_vectors:
+        raise spec.error(
+            "model",
+            f"the cell {cell.name} has n values per channel, for which there are no GPU kernels yet; call its kernel with "
+            "arrays in host memory",
+        )
+
+
 def spec_from(recipe: str) -> Spec:
     """Return the spec that a recipe is of; raises BadInput where it is of none."""
     return load_spec(json.loads(recipe))

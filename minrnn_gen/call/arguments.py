@@ -28,26 +28,29 @@ class CallArguments(NamedTuple):
     cu_seqlens: Any = None
     parameters: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
+    shared: Mapping[str, Any] | None = None
 
     @classmethod
     def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
         """Return the arguments whose arrays, in the order of slots, these are."""
         states_from = PARAMETERS_FROM + len(interface.parameters)
+        shared_from = states_from + len(interface.states)
         parameters = dict(zip(interface.parameters, arrays[PARAMETERS_FROM:states_from], strict=True))
-        states = dict(zip(interface.states, arrays[states_from:], strict=True))
+        states = dict(zip(interface.states, arrays[states_from:shared_from], strict=True))
+        shared = dict(zip(interface.shared, arrays[shared_from:], strict=True))
         has_state = any(array is not None for array in states.values())
         x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[:PARAMETERS_FROM]
-        named = (parameters or None, states if has_state else None)
+        named = (parameters or None, states if has_state else None, shared or None)
         return cls(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named)
 
     def flat(self, interface: Interface) -> list[Any] | None:
-        """Return the arrays in the order of slots: as above, then the parameters, then the initial states.
+        """Return the arrays in the order of slots: as above, then the parameters, the initial states, and the inputs S.*.
 
         None where a mapping has other names than the interface, or none of an array's.
         """
-        *arrays, parameters, state = self
+        *arrays, parameters, state, shared = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
-        return arrays if fits else None
+        return arrays if fits and _extend(arrays, shared, interface.shared) else None
 
 
 # Slots. Those of arrays without gradients lie from `SEQUENCES_FROM` to `PARAMETERS_FROM`; states come behind parameters.
@@ -88,7 +91,8 @@ class Call:
     `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
     direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key, whose slots
-    they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given.
+    they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given. `shared` are the inputs
+    S.* in the cell's order.
     """
 
     x: Array
@@ -104,6 +108,7 @@ class Call:
     keyed: KeyedArrays | None = None
     R: Array | None = None
     recurrent_bias: Array | None = None
+    shared: tuple[Array, ...] = ()
 
     @property
     def batch(self) -> int:
@@ -115,7 +120,7 @@ class Call:
         sequences = self.sequences
         boundaries = (sequences.resets, sequences.lengths, sequences.cu_seqlens)
         vectors = (self.R, self.weight, self.bias, self.recurrent_bias)
-        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial]
+        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared]
 
     def with_slots(self, keyed: KeyedArrays | None) -> Call:
         """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
@@ -123,6 +128,7 @@ class Call:
             return self
         x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named = with_slots(self.flat())
         assert x is not None
+        states_from, shared_from = len(self.parameters), len(self.parameters) + len(self.initial)
         return replace(
             self,
             x=x,
@@ -131,8 +137,9 @@ class Call:
             bias=bias,
             recurrent_bias=recurrent_bias,
             sequences=replace(self.sequences, resets=resets, lengths=lengths, cu_seqlens=cu_seqlens),
-            parameters=tuple(array for array in named[: len(self.parameters)] if array is not None),
-            initial=tuple(named[len(self.parameters) :]),
+            parameters=tuple(array for array in named[:states_from] if array is not None),
+            initial=tuple(named[states_from:shared_from]),
+            shared=tuple(array for array in named[shared_from:] if array is not None),
             keyed=keyed,
         )
 
@@ -176,9 +183,10 @@ class Gradients:
     """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
 
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
-    recurrent bias and parameters.
+    recurrent bias and parameters. `dshared` are the gradients of the inputs S.*.
     """
 
     dx: Array
     dinitial: tuple[Array, ...]
     sums: Array | None
+    dshared: tuple[Array, ...] = ()

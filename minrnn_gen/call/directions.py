@@ -31,6 +31,7 @@ def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
                     reverse=reverse,
                     R=R,
                     recurrent_bias=recurrent_bias,
+                    shared=_shared_of_run(interface, call.shared, run),
                 ),
             )
         else:
@@ -60,13 +61,18 @@ def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, ru
     sums = None if gradients.sums is None else gradients.sums.selected(0, run)
     if not interface.directions:
         return replace(gradients, sums=sums)
-    return Gradients(gradients.dx.selected(x_axes.index("d"), run), _selected(gradients.dinitial, run), sums)
+    dshared = _shared_of_run(interface, gradients.dshared, run)
+    return Gradients(gradients.dx.selected(x_axes.index("d"), run), _selected(gradients.dinitial, run), sums, dshared)
 
 
 def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
     """Return one run's channels of an array with the axes of y."""
     axis = Y_AXES[interface.layout].index("h")
     return y.narrowed(axis, run * interface.hidden_size, interface.hidden_size) if interface.directions else y
+
+
+def _shared_of_run(interface: Interface, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
+    return tuple(array.selected(interface.shared_axes.index("d"), run) for array in arrays)
 
 
 def _selected_present(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call
@@ -17,7 +17,8 @@ class RawGradients:
 
     All are arrays of a library. `weight` [gates * hidden, input], `dR` of the shape of R, and `sums` [runs, gates + recurrent
     gates + parameters, hidden], of bias, recurrent bias and parameters, are in the arithmetic dtype or a wider one; None where
-    there is nothing that they are gradients of.
+    there is nothing that they are gradients of. `vectors` [runs, hidden, n] are such sums too, by the names of parameters with
+    the axis n; `shared` are the gradients of the inputs S.*.
     """
 
     x: Any
@@ -25,12 +26,14 @@ class RawGradients:
     initial: Sequence[Any]
     sums: Any
     dR: Any = None
+    vectors: Mapping[str, Any] = field(default_factory=dict)
+    shared: Sequence[Any] = ()
 
 
 def gradients_by_name(
     interface: Interface, call: Call, raw: RawGradients, in_form_of: Callable[[Array, Any], Any]
 ) -> dict[str, Any]:
-    """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters"}.
+    """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters", "shared"}.
 
     `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
     """
@@ -46,8 +49,11 @@ def gradients_by_name(
     if call.recurrent_bias is not None:
         named["recurrent_bias"] = in_form_of(call.recurrent_bias, raw.sums[:, gates:parameters_from])
     if call.parameters:
-        pairs = enumerate(zip(interface.parameters, call.parameters, strict=True), parameters_from)
-        named["parameters"] = {name: in_form_of(vector, raw.sums[:, index]) for index, (name, vector) in pairs}
+        rows = {name: raw.sums[:, row] for row, name in enumerate(interface.summed_parameters, parameters_from)}
+        pairs = zip(interface.parameters, call.parameters, strict=True)
+        named["parameters"] = {name: in_form_of(vector, {**rows, **raw.vectors}[name]) for name, vector in pairs}
+    if call.shared:
+        named["shared"] = dict(zip(interface.shared, raw.shared, strict=True))
     return named
 
 

@@ -11,6 +11,8 @@ from minrnn_gen.precision import Precision
 X_AXES = {"BTD": "btgh", "TBD": "tbgh", "BDT": "bght"}
 Y_AXES = {"BTD": "bth", "TBD": "tbh", "BDT": "bht"}
 INPUT_AXES = {"BTD": "bti", "TBD": "tbi", "BDT": "bit"}
+# S.* of all channels of a group: batch, time, group, value (n).
+SHARED_AXES = {"BTD": "btkn", "TBD": "tbkn", "BDT": "bknt"}
 # For each direction of a spec, whether time runs in reverse in each of its runs.
 RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
@@ -21,7 +23,8 @@ class Interface:
 
     Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
     front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
-    A dense cell, and no other, has `recurrent_gates`.
+    A dense cell, and no other, has `recurrent_gates`. Of a cell with the axis n, and of no other, `state_size` is n, which
+    `vector_states` and `vector_parameters` have behind the hidden axis, and the inputs `shared` behind that of `groups`.
     """
 
     layout: str
@@ -35,6 +38,11 @@ class Interface:
     recurrent_gates: tuple[str, ...] = ()
     heads: int = 1
     takes_recurrent_bias: bool = False
+    vector_states: tuple[str, ...] = ()
+    vector_parameters: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    state_size: int = 0
+    groups: int = 1
 
     @property
     def runs_reversed(self) -> tuple[bool, ...]:
@@ -62,9 +70,23 @@ class Interface:
         return INPUT_AXES[self.layout] if self.input_size else self.preactivation_axes
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether something has the axis n."""
+        return self.state_size > 0
+
+    @property
+    def shared_axes(self) -> str:
+        """The axes of an input S.* in the layout."""
+        return SHARED_AXES[self.layout].replace("k", "dk" if self.directions else "k")
+
+    @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """The shape of a parameter."""
+        """The shape of a parameter without the axis n."""
         return (*self.directions, self.hidden_size)
+
+    def shape_of_parameter(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter by its name."""
+        return (*self.parameter_shape, self.state_size) if name in self.vector_parameters else self.parameter_shape
 
     @property
     def head_dim(self) -> int:
@@ -87,9 +109,14 @@ class Interface:
         return math.prod(self.recurrent_bias_shape)
 
     @property
+    def summed_parameters(self) -> tuple[str, ...]:
+        """The parameters without the axis n, whose gradients are summed with those of biases."""
+        return tuple(name for name in self.parameters if name not in self.vector_parameters)
+
+    @property
     def summed_count(self) -> int:
         """How many vectors have gradients that are sums over batch and time: of both biases' gates, then parameters."""
-        return len(self.gates) + len(self.recurrent_gates) + len(self.parameters)
+        return len(self.gates) + len(self.recurrent_gates) + len(self.summed_parameters)
 
     @property
     def weight_rows(self) -> int:
@@ -99,6 +126,7 @@ class Interface:
     def shape(self, axes: str, batch: int, time: int) -> tuple[int, ...]:
         """Return the sizes of `axes`; the hidden axis of y, which both directions share, is not among them."""
         sizes = {"b": batch, "t": time, "d": 2, "g": len(self.gates), "h": self.hidden_size, "i": self.input_size or 0}
+        sizes |= {"k": self.groups, "n": self.state_size}
         return tuple(sizes[axis] for axis in axes)
 
     def y_shape(self, batch: int, time: int) -> tuple[int, ...]:
@@ -107,5 +135,23 @@ class Interface:
         return tuple({"b": batch, "t": time, "h": channels}[axis] for axis in Y_AXES[self.layout])
 
     def state_shape(self, sequences: int) -> tuple[int, ...]:
-        """Return the shape of a state of so many sequences."""
+        """Return the shape of a state without the axis n, of so many sequences."""
         return (*self.directions, sequences, self.hidden_size)
+
+    def shape_of_state(self, name: str, sequences: int) -> tuple[int, ...]:
+        """Return the shape of a state by its name, of so many sequences."""
+        shape = self.state_shape(sequences)
+        return (*shape, self.state_size) if name in self.vector_states else shape
+
+    def states_shape(self, name: str, batch: int, time: int) -> tuple[int, ...]:
+        """Return the shape of a state after every step, by its name: that of y, with the axis n behind the channels."""
+        shape = self.y_shape(batch, time)
+        if name not in self.vector_states:
+            return shape
+        behind = Y_AXES[self.layout].index("h") + 1
+        return (*shape[:behind], self.state_size, *shape[behind:])
+
+    def states_axes(self, name: str) -> str:
+        """Return the axes of a state after every step, by its name."""
+        axes = Y_AXES[self.layout]
+        return axes.replace("h", "hn") if name in self.vector_states else axes

@@ -17,6 +17,7 @@ from minrnn_gen.call.sequences import Sequences, as_array
 from minrnn_gen.errors import BadInput, nearest_name
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
+AXIS_NAMES |= {"k": "groups", "n": "n"}
 # The axes of x whose sizes the caller chooses, call by call.
 FREE_AXES = "bt"
 INTEGER_DTYPES = ("int64", "int32")
@@ -74,8 +75,9 @@ def check_call(
         sequences=sequences,
         R=_recurrent_matrix(interface, inspect, arguments.R),
         recurrent_bias=_recurrent_bias(interface, inspect, arguments.recurrent_bias),
+        shared=check_shared(interface, inspect, arguments.shared, rows, None if single_step else time),
     )
-    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial):
+    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial, *call.shared):
         if other is not None:
             check_place(other, x)
     return call
@@ -302,9 +304,11 @@ def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str,
     missing = [name for name in interface.parameters if name not in vectors]
     if missing:
         axes = "[2, hidden]" if interface.directions else "[hidden]"
+        axes += f", with n behind of {', '.join(interface.vector_parameters)}" if interface.vector_parameters else ""
         raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(interface.parameters)}, each {axes}")
+    dtypes = _vector_dtypes(interface)
     return tuple(
-        check_plain(inspect(vectors[name], f"parameters['{name}']"), _vector_dtypes(interface), interface.parameter_shape)
+        check_plain(inspect(vectors[name], f"parameters['{name}']"), dtypes, interface.shape_of_parameter(name))
         for name in interface.parameters
     )
 
@@ -316,11 +320,32 @@ def _states(
     absent = [name for name in interface.states if name not in states]
     if all_or_none and states and absent:
         raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
-    carried, shape = (interface.precision.arithmetic_dtype,), interface.state_shape(batch)
+    carried = (interface.precision.arithmetic_dtype,)
     return tuple(
-        check_plain(inspect(states[name], f"{what}['{name}']"), carried, shape) if name in states else None
+        check_plain(inspect(states[name], f"{what}['{name}']"), carried, interface.shape_of_state(name, batch))
+        if name in states
+        else None
         for name in interface.states
     )
+
+
+def check_shared(
+    interface: Interface, inspect: Inspect, shared: Mapping[str, Any] | None, rows: int, time: int | None
+) -> tuple[Array, ...]:
+    """Return the inputs S.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
+    arrays = _named(shared, interface.shared, "shared")
+    axes = interface.shared_axes if time is not None else interface.shared_axes.replace("t", "")
+    missing = [name for name in interface.shared if name not in arrays]
+    if missing:
+        shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes)
+        raise BadInput(f"shared is without '{missing[0]}'; the cell reads S.{missing[0]}, so pass it, [{shown_axes}]")
+    shape = interface.shape(axes, rows, time or 0)
+    checked = tuple(inspect(arrays[name], f"shared['{name}']") for name in interface.shared)
+    for array in checked:
+        check_dtype(array, (interface.precision.storage_dtype,))
+        check_exact_shape(array, shape)
+        check_innermost_axis(array, axes, interface.layout)
+    return checked
 
 
 def _named(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:

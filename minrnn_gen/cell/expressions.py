@@ -34,6 +34,7 @@ __all__ = [
     "previous",
     "product",
     "rebuilt",
+    "shared",
     "subtract",
     "symbols_of",
 ]
@@ -56,6 +57,11 @@ def gate(name: str) -> Symbol:
 def product(name: str) -> Symbol:
     """R.name, the recurrent product of a gate."""
     return named(f"R.{name}")
+
+
+def shared(name: str) -> Symbol:
+    """S.name, an input that all channels of a group share."""
+    return named(f"S.{name}")
 
 
 def previous(state: str) -> Symbol:

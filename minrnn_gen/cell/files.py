@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator
 
 from minrnn_gen.config.documents import Document, demand_key, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.errors import nearest_name, shown
 
 _LIBRARY = Path(__file__).resolve().parent / "library"
+_VECTOR_LIBRARY = _LIBRARY / "vectors"
 _SUFFIXES = (".yaml", ".yml")
 
 # A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
 NAME_LIMIT = 64
 
-Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
+Name = Annotated[StrictStr, Field(pattern=_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=NAME_LIMIT)]
+# n values per channel, or one.
+NamesWithAxes = Annotated[dict[Name, Literal["n", 1]], Field(max_length=NAME_LIMIT)]
 
 
 class CellFile(BaseModel):
@@ -32,12 +37,36 @@ class CellFile(BaseModel):
     name: Name = Field(description="What the cell is called in messages and generated files.")
     equations: StrictStr = Field(description="One `name = expression` or `state[t] = expression` per line.")
     gates: Names | None = Field(None, description="The order of W's gates; by default that of their first use.")
-    states: Names | None = Field(None, description="The order of the states; by default that of their first use.")
+    states: Names | NamesWithAxes | None = Field(
+        None,
+        description="The order of the states, by default that of their first use; or of each its values per channel, n or 1.",
+    )
     output: StrictStr | None = Field(None, description="A state's name or an expression; by default the first state.")
-    parameters: Names = Field((), description="Learned vectors of shape [H].")
+    parameters: Names | NamesWithAxes = Field(
+        (), description="Learned vectors of shape [H]; or of each its values per channel, n or 1, with the shape [H, n] or [H]."
+    )
+    shared: Names | None = Field(
+        None,
+        description="The order of the inputs S.*, which all channels of a group share; by default that of their first use.",
+    )
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
+
+    @field_validator("states", "parameters", mode="before")
+    @classmethod
+    def _axes_exist(cls, names: Any) -> Any:
+        for name, axis in names.items() if isinstance(names, Mapping) else ():
+            if not re.fullmatch(_NAME, str(name)):
+                raise ValueError(f"{shown(name)} is given; allowed: names, a letter, then at most 63 letters, digits or _")
+            if axis != "n" and (axis != 1 or isinstance(axis, bool | float)):
+                raise ValueError(f"{shown(axis)} is given for {name}; allowed: n, for n values per channel, or 1")
+        return tuple(names) if isinstance(names, list) else names
+
+
+def named_with_n(names: tuple[str, ...] | Mapping[str, object] | None) -> tuple[str, ...]:
+    """Return the names that a cell file lists with n values per channel."""
+    return tuple(name for name, axis in names.items() if axis == "n") if isinstance(names, Mapping) else ()
 
 
 @dataclass(frozen=True)
@@ -45,18 +74,25 @@ class CellSource:
     """A cell before its equations are read.
 
     `document` is valid as a `CellFile`; `canonical` identifies the content in a cache key: the file's bytes, or the mapping as
-    JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise.
+    JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise. `has_vectors`:
+    some of its names have n values per channel, by what the file lists.
     """
 
     name: str
     document: Document
     canonical: bytes
     recurrent_bias: bool
+    has_vectors: bool = False
 
 
 def library_names() -> tuple[str, ...]:
-    """Return the names of the built-in cells, sorted."""
+    """Return the names of the built-in cells with one value per channel, sorted."""
     return tuple(sorted(path.stem for path in _LIBRARY.glob("*.yaml")))
+
+
+def vector_library_names() -> tuple[str, ...]:
+    """Return the names of the built-in cells with n values per channel, sorted; there are no GPU kernels of them yet."""
+    return tuple(sorted(path.stem for path in _VECTOR_LIBRARY.glob("*.yaml")))
 
 
 def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: str) -> CellSource:
@@ -72,7 +108,9 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
         return _inline(replace(document_from_mapping(model, where), inside=("model",)))
     if _is_path(model):
         return _from_file(folder / model, model, where, neighbours_in=folder)
-    names = library_names()
+    if model in vector_library_names():
+        return _from_file(_VECTOR_LIBRARY / f"{model}.yaml", f"{model}.yaml", where)
+    names = (*library_names(), *vector_library_names())
     if model not in names:
         raise Document(where, {}).error(
             ("model",),
@@ -92,10 +130,15 @@ def _from_file(path: Path, called: str, where: str, neighbours_in: Path | None =
     demand_key(content, "equations", place, "cell file")
     document = document_of(content, called)
     cell = validated(document, CellFile)
-    return CellSource(cell.name, document, content, cell.recurrent_bias)
+    return _source(cell, document, content)
 
 
 def _inline(document: Document) -> CellSource:
     cell = validated(document, CellFile)
     canonical = json.dumps(cell.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))
-    return CellSource(cell.name, document, canonical.encode(), cell.recurrent_bias)
+    return _source(cell, document, canonical.encode())
+
+
+def _source(cell: CellFile, document: Document, canonical: bytes) -> CellSource:
+    has_vectors = bool(named_with_n(cell.states) or named_with_n(cell.parameters) or cell.shared)
+    return CellSource(cell.name, document, canonical, cell.recurrent_bias, has_vectors)

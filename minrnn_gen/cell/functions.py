@@ -125,6 +125,18 @@ class Quotient(CellFunction):
     cell_name, nargs = "quotient", 2
 
 
+class Sum(CellFunction):
+    """The sum over the axis n: of n values per channel one."""
+
+    cell_name, nargs = "sum", 1
+
+
+class Spread(CellFunction):
+    """The first argument, one value per channel, n times, as the second has values; equations just mix the two."""
+
+    cell_name, nargs = "spread", 2
+
+
 class Comparison(CellFunction):
     """A condition, the first argument of `where`; false when an operand is NaN (`!=`: true)."""
 
@@ -174,6 +186,10 @@ FUNCTIONS = _by_cell_name(
     *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),
     *(Minimum, Maximum, Where, Detach),
 )
+
+
+# Beside the others, because a name of a value may be theirs in cells without the axis n.
+REDUCTIONS = _by_cell_name(Sum)
 
 
 def argument_count(function: type[CellFunction]) -> int:

@@ -24,7 +24,7 @@ def vector_jacobian_product(
 
     The gradients are over symbols of `builder`, which numbers every value on the way, so that the forward's values are used
     again and nothing is computed twice. The total gradient of a value called v is called `adjoint_v`. An input that reaches no
-    result has the gradient 0.
+    result has the gradient 0. Where n values of a channel are made of one, its gradient is the sum over theirs.
 
     What is selected (where, min, max, relu, abs) is selected last, when gradients of different conditions meet: whatever
     infinity or NaN the branch not taken produces on the way, its gradient is 0. Ties and kinks: docs/cells.md. Source of the
@@ -33,7 +33,8 @@ def vector_jacobian_product(
     sources = {builder.value(symbol): symbol for symbol in inputs}
     arrived: dict[Symbol, list[Guarded]] = {}
     for result, gradient in incoming:
-        arrived.setdefault(builder.value(result), []).append(((), gradient))
+        value = builder.value(result)
+        arrived.setdefault(value, []).append(_added_over_n(builder, value, value, ((), gradient)))
     operations = builder.operations  # before those of the gradient join them
     varying = _varying(operations, set(sources))
     gradients: dict[Symbol, Expr] = dict.fromkeys(inputs, ZERO)
@@ -49,8 +50,26 @@ def vector_jacobian_product(
         for operand, (condition, gradient) in _pulled_back(builder, expression, value, adjoint):
             if operand in varying:
                 inner = ((builder.value(operand), outcome) for operand, outcome in condition)
-                arrived.setdefault(operand, []).append((tuple(dict.fromkeys((*guard, *inner))), gradient))
+                passed = (tuple(dict.fromkeys((*guard, *inner))), gradient)
+                arrived.setdefault(operand, []).append(_added_over_n(builder, operand, value, passed))
     return gradients
+
+
+def _added_over_n(builder: ProgramBuilder, operand: Symbol, value: Symbol, passed: Guarded) -> Guarded:
+    """Return what is `passed` to an operand of `value`: added over the axis n where the operand is one value per channel."""
+    guard, gradient = passed
+    if builder.is_wide(operand):
+        return passed
+    of_n = tuple(pair for pair in guard if builder.is_wide(pair[0]))
+    if not of_n and not builder.is_wide(gradient):
+        # A wide value has a wide gradient, even where the n values of it are one: it was passed on by a sum.
+        return (guard, fn.Sum(fn.Spread(gradient, value))) if builder.is_wide(value) else passed
+    others = tuple(pair for pair in guard if pair not in of_n)
+    if of_n:
+        # Of the operand nothing counts unless some of its n uses do.
+        counts = builder.value(fn.NotEqual(fn.Sum(_selected(of_n, ONE)), ZERO))
+        others = (*others, (counts, True))
+    return others, fn.Sum(_selected(of_n, gradient))
 
 
 def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) -> set[Symbol]:
@@ -94,6 +113,8 @@ def _pulled_back_through_call(
         yield x, ((), ex.multiply(gradient, _SLOPES[function](x, value)))
     elif function in _INVERSE_SLOPES:
         yield x, ((), ex.divide(gradient, _INVERSE_SLOPES[function](x)))
+    elif function is fn.Sum:
+        yield x, ((), gradient)
     elif function is fn.Quotient:
         yield from _pulled_back_through_quotient(expression.args, value, gradient)
     elif function is fn.SquareRoot:

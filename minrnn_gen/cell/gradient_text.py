@@ -15,6 +15,7 @@ _PREFIXES = (
     ("adjoint_state_", "d.{0}[t]"),
     ("gradient_W_", "dW.{0}"),
     ("gradient_R_", "dR.{0}"),
+    ("gradient_S_", "dS.{0}"),
     ("gradient_previous_", "d.{0}[t-1]"),
     ("gradient_parameter_", "d.{0}"),
     ("gradient_state_", "in.{0}[t]"),
@@ -26,6 +27,7 @@ _PREFIXES = (
     ("parameter_", "{0}"),
     ("W_", "W.{0}"),
     ("R_", "R.{0}"),
+    ("S_", "S.{0}"),
 )
 
 
@@ -33,7 +35,8 @@ def gradient_equations(cell: Cell) -> tuple[str, ...]:
     """Return the vector-Jacobian product of one step of `cell`, an equation each, every one after what it uses.
 
     `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h. `d.` stands before the total
-    gradient of a named value, of a state and of a parameter, `dW.` and `dR.` before those of pre-activations and products;
+    gradient of a named value, of a state and of a parameter, `dW.`, `dR.` and `dS.` before those of pre-activations, products
+    and inputs S.* (of one channel);
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
     program = lower_steps_backward(cell).backward

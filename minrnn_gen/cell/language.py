@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.axes import NO_VECTORS, Axes, Vectors, check_no_product, names_with_axes
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
-from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, CellFunction, Comparison, Where, argument_count
+from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, REDUCTIONS, CellFunction, Comparison, Where, argument_count
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
@@ -49,9 +50,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 class Cell:
     """What one time step computes.
 
-    `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `s[t-1]`,
-    `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states` has the order of
-    the state arrays.
+    `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`,
+    `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states` has the
+    order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Cell:
     definitions: tuple[tuple[Symbol, Expr], ...]
     output: Expr
     equations: str
+    vectors: Vectors = NO_VECTORS
 
     @property
     def lets(self) -> tuple[tuple[str, Expr], ...]:
@@ -81,7 +83,7 @@ def parse_cell(source: CellSource) -> Cell:
     """
     file = validated(source.document, CellFile)
     file_text = source.canonical.decode("utf-8", "replace")
-    reader = _Reader(file, located(source.document, "equations", file.equations, file_text))
+    reader = _Reader(file, located(source.document, "equations", file.equations, file_text), Axes(file))
     for statement in equation_statements(reader.source):
         reader.read_statement(statement)
     if file.output is None:
@@ -100,10 +102,12 @@ class _Reader:
 
     file: CellFile
     source: EquationText
+    axes: Axes
     gate_uses: dict[str, Place] = field(default_factory=dict)
     product_uses: dict[str, Place] = field(default_factory=dict)
     state_uses: dict[str, Place] = field(default_factory=dict)
     parameter_uses: dict[str, Place] = field(default_factory=dict)
+    shared_uses: dict[str, Place] = field(default_factory=dict)
     defined: dict[str, tuple[Place, Expr]] = field(default_factory=dict)
     measures: dict[Symbol, tuple[int, int]] = field(default_factory=dict)
     operation_count: int = 0
@@ -130,6 +134,7 @@ class _Reader:
             raise self.source.error_at(target, f"{name} is defined twice, first on line {line}; give one of them another name")
         expression = self.expression(statement.value, 0)
         self.defined[name] = (Place(self.source, target), expression)
+        self.axes.define(self.defined[name][0], name, expression)
         self.measure(target, ex.named(name), expression)
 
     def check_new_name(self, node: ast.expr, name: str) -> None:
@@ -233,9 +238,9 @@ class _Reader:
         )
 
     def gate_form(self, node: ast.Attribute) -> Expr:
-        if not isinstance(node.value, ast.Name) or node.value.id not in ("W", "R"):
+        if not isinstance(node.value, ast.Name) or node.value.id not in ("W", "R", "S"):
             shown = node_text(self.source, node)
-            raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in W.<gate> and R.<gate>")
+            raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in W.<gate> and R.<gate>, or S.<name>")
         if node.attr in _RESERVED:
             raise self.source.error_at(node, _is_a_word(node.attr, "a gate's name"))
         if not _NAME.fullmatch(node.attr):
@@ -243,6 +248,11 @@ class _Reader:
         if node.value.id == "W":
             self.gate_uses.setdefault(node.attr, Place(self.source, node))
             return ex.gate(node.attr)
+        if node.value.id == "S":
+            if why := self.axes.why_not_shared(node.attr):
+                raise self.source.error_at(node, why)
+            self.shared_uses.setdefault(node.attr, Place(self.source, node))
+            return ex.shared(node.attr)
         self.product_uses.setdefault(node.attr, Place(self.source, node))
         return ex.product(node.attr)
 
@@ -301,7 +311,7 @@ class _Reader:
 
     def call(self, node: ast.Call, depth: int) -> Expr:
         name = node.func.id if isinstance(node.func, ast.Name) else node_text(self.source, node.func)
-        function = FUNCTIONS.get(name)
+        function = FUNCTIONS.get(name) or REDUCTIONS.get(name)
         if name in ("W", "R") or name.startswith(("W.", "R.")):
             what, multiplied = name[0], {"W": "the input", "R": "the previous output"}[name[0]]
             raise self.source.error_at(
@@ -321,7 +331,10 @@ class _Reader:
         if function is Where:
             condition = self.condition(node.args[0], depth + 1)
             return Where(condition, *(self.expression(argument, depth + 1) for argument in node.args[1:]))
-        return function(*(self.expression(argument, depth + 1) for argument in node.args))
+        built = function(*(self.expression(argument, depth + 1) for argument in node.args))
+        if name in REDUCTIONS and (why := self.axes.why_no_sum(built.args[0])):
+            raise self.source.error_at(node, why)
+        return built
 
     def condition(self, node: ast.expr, depth: int) -> Comparison:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1 or type(node.ops[0]) not in _COMPARISONS:
@@ -356,8 +369,11 @@ class _Reader:
         if not self.state_uses:
             raise self.source.error(1, 1, "there is no state; add an equation `h[t] = …`")
         gates = names_in_order(source, "gates", file.gates, self.gate_uses, "W.{0}")
-        states = names_in_order(source, "states", file.states, self.state_uses, "{0}[t]")
-        names_in_order(source, "parameters", file.parameters, self.parameter_uses, "{0}")
+        states = names_with_axes(source, "states", file.states, self.state_uses, "{0}[t]")
+        parameters = names_with_axes(source, "parameters", file.parameters, self.parameter_uses, "{0}")
+        shared = names_in_order(source, "shared", file.shared, self.shared_uses, "S.{0}")
+        vectors = self.axes.vectors(states, parameters, shared)
+        check_no_product(vectors, self.product_uses)
         output = ex.current(states[0]) if output is None else output
         if self.product_uses and output_text and output not in {ex.current(state) for state in states}:
             raise output_text.error(
@@ -366,14 +382,17 @@ class _Reader:
                 "with R the output must be a state, because R multiplies the previous output; define one above, "
                 "`name[t] = …`, and give its name here",
             )
+        if why := self.axes.why_no_output(output):
+            raise (output_text or self.source).error(1, 1, why)
         check_all_is_read(self.defined, output)
         return Cell(
             name=file.name,
             gates=gates,
             recurrent_gates=tuple(gate for gate in gates if gate in self.product_uses),
             states=states,
-            parameters=file.parameters,
+            parameters=parameters,
             definitions=tuple((ex.named(name), expression) for name, (_, expression) in self.defined.items()),
             output=output,
             equations=file.equations,
+            vectors=vectors,
         )

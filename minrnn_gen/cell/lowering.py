@@ -8,6 +8,7 @@ from typing import Literal
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import Recurrence, shown_equation
+from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.gradient import vector_jacobian_product
@@ -16,14 +17,17 @@ from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, o
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
+    constant_inputs,
     current_of,
     gates_of,
     incoming_gradient,
     parameters_of,
     previous_of,
     program_name,
+    shared_of,
     shown_definitions,
     shown_states,
+    wide_inputs,
 )
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 from minrnn_gen.errors import BadInput
@@ -52,8 +56,9 @@ LOG_OPERATIONS = LOG_TRANSCENDENTALS + 14
 class LoweredScan:
     """A cell whose states obey state[t] = a * state[t-1] + b, as programs per element.
 
-    `coefficients` takes `W_<gate>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of `carried`. `output`
-    takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the parameters, and gives `y`.
+    `coefficients` takes `W_<gate>`, `S_<name>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of
+    `carried`. `output` takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the
+    parameters, and gives `y`.
     `carried` are the values of a time step, free of states, that the output needs and the scan does not. `scan_arithmetic` is
     how steps are composed: as they are, or as logarithms, which needs a and b that are never negative (`log_space`).
     """
@@ -67,6 +72,7 @@ class LoweredScan:
     output: Program
     equations: str
     scan_arithmetic: ScanArithmetic = "linear"
+    vectors: Vectors = NO_VECTORS
 
     @property
     def operation_count(self) -> int:
@@ -93,10 +99,10 @@ class LoweredScanBackward:
     the gradient of the initial state.
 
     `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`. `gradients`
-    takes `delta_<state>` besides, and gives `gradient_W_<gate>` and `gradient_parameter_<name>`, each of this element and step
-    alone. Their inputs are what they need and no more of `W_<gate>`, `parameter_<name>`, `state_<state>` (s[t]),
-    `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that is free of every previous state is computed
-    again, and is no input.
+    takes `delta_<state>` besides, and gives `gradient_W_<gate>`, `gradient_S_<name>` and `gradient_parameter_<name>`, each of
+    this element and step alone. Their inputs are what they need and no more of `W_<gate>`, `S_<name>`, `parameter_<name>`,
+    `state_<state>` (s[t]), `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that is free of every
+    previous state is computed again, and is no input.
 
     `output_state` is the state that the output is, if it is one as such: y then stands for it.
     """
@@ -110,6 +116,7 @@ class LoweredScanBackward:
     looks_back: tuple[str, ...]
     output_state: str | None
     equations: str
+    vectors: Vectors = NO_VECTORS
 
     @property
     def read_states(self) -> tuple[str, ...]:
@@ -173,7 +180,7 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
     _check_scan(cell, recurrence)
     output = _Output(cell)
     looking_back = _reached(cell, set(previous_of(cell)))
-    coefficients = ProgramBuilder(gates_of(cell) | parameters_of(cell))
+    coefficients = ProgramBuilder(constant_inputs(cell), wide_inputs(cell))
     for symbol, expression in cell.definitions:
         if symbol not in looking_back:
             coefficients.define(symbol, expression, program_name(cell, symbol))
@@ -192,6 +199,7 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
         output=output.program,
         equations=cell.equations,
         scan_arithmetic=scan_arithmetic,
+        vectors=cell.vectors,
     )
 
 
@@ -214,7 +222,7 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
     incoming = [(cell.output, INCOMING_Y)]
     for state, a, b in coefficients:
         incoming += [(a, ex.multiply(incoming_gradient(state), ex.previous(state))), (b, incoming_gradient(state))]
-    inputs = gates_of(cell) | parameters_of(cell)
+    inputs = constant_inputs(cell)
     gradients = vector_jacobian_product(builder, incoming, list(inputs))
     labelled = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
@@ -228,6 +236,7 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
         looks_back=looks_back,
         output_state=output_state(cell, builder),
         equations=cell.equations,
+        vectors=cell.vectors,
     )
 
 
@@ -235,7 +244,7 @@ def _backward_builder(cell: Cell) -> ProgramBuilder:
     """Return a builder in which the states that look back are inputs, and all else is defined."""
     current = _looking_back(cell)
     incoming = {incoming_gradient(state): f"delta_{state}" for state in cell.states} | {INCOMING_Y: "gradient_y"}
-    builder = ProgramBuilder(gates_of(cell) | parameters_of(cell) | current | previous_of(cell) | incoming)
+    builder = ProgramBuilder(constant_inputs(cell) | current | previous_of(cell) | incoming, wide_inputs(cell))
     for symbol, expression in cell.definitions:
         if symbol not in current:
             builder.define(symbol, expression, program_name(cell, symbol))
@@ -258,7 +267,7 @@ class _Output:
         self._cell = cell
         self._lets = {ex.named(name): expression for name, expression in cell.lets}
         self._stateful = _reached(cell, {*current_of(cell), *previous_of(cell)})
-        self._gated = _reached(cell, set(gates_of(cell))) - self._stateful
+        self._gated = _reached(cell, {*gates_of(cell), *shared_of(cell)}) - self._stateful
         self.carried: dict[str, Expr] = {}
         self._carried_symbols: dict[Expr, Symbol] = {}
         needed = self._needed_lets()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.expressions import Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
@@ -17,6 +18,7 @@ from minrnn_gen.cell.program_names import (
     shown_definitions,
     shown_states,
     step_inputs,
+    wide_inputs,
 )
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 
@@ -25,8 +27,9 @@ from minrnn_gen.cell.value_numbering import ProgramBuilder
 class LoweredSteps:
     """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
 
-    `step` takes what it needs of `W_<gate>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives `state_<state>`
-    of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a dense cell is.
+    `step` takes what it needs of `W_<gate>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
+    `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
+    dense cell is.
     """
 
     name: str
@@ -37,6 +40,7 @@ class LoweredSteps:
     step: Program
     output_state: str | None
     equations: str
+    vectors: Vectors = NO_VECTORS
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -59,8 +63,9 @@ class LoweredStepsBackward:
     """The vector-Jacobian product of one step of a `LoweredSteps`, as one program per element.
 
     `backward` takes what it needs of the inputs of `step`, of `gradient_state_<state>` (of each next state) and `gradient_y`,
-    and gives `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>` and `gradient_parameter_<name>`. It computes
-    the step again: what it reads is the gates, the products and the states before the step, whose values are saved.
+    and gives `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_R_<gate>`, `gradient_previous_<state>` and
+    `gradient_parameter_<name>`. It computes the step again: what it reads is the gates, the products and the states before the
+    step, whose values are saved.
     """
 
     name: str
@@ -71,6 +76,7 @@ class LoweredStepsBackward:
     backward: Program
     output_state: str | None
     equations: str
+    vectors: Vectors = NO_VECTORS
 
     @property
     def read_gates(self) -> tuple[str, ...]:
@@ -137,6 +143,7 @@ def lower_steps(cell: Cell) -> LoweredSteps:
         step=builder.program({**results, "y": cell.output}, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
+        vectors=cell.vectors,
     )
 
 
@@ -156,12 +163,13 @@ def lower_steps_backward(cell: Cell) -> LoweredStepsBackward:
         backward=builder.program(results, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
+        vectors=cell.vectors,
     )
 
 
 def _step_builder(cell: Cell, inputs: Mapping[Symbol, str]) -> ProgramBuilder:
     """Return a builder in which all of the cell is defined."""
-    builder = ProgramBuilder(inputs)
+    builder = ProgramBuilder(inputs, wide_inputs(cell))
     for symbol, expression in cell.definitions:
         builder.define(symbol, expression, program_name(cell, symbol))
     return builder

@@ -151,6 +151,8 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "max": _maximum,
     "where": np.where,
     "detach": lambda x: x,
+    "sum": lambda x: np.add.reduce(x, axis=-1, keepdims=True),
+    "spread": lambda x, like: np.broadcast_to(x, like.shape),
     "<": np.less,
     "<=": np.less_equal,
     ">": np.greater,

@@ -18,7 +18,27 @@ def incoming_gradient(state: str) -> Symbol:
 def step_inputs(cell: Cell) -> dict[Symbol, str]:
     """What a step is computed from."""
     products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
-    return gates_of(cell) | products | previous_of(cell) | parameters_of(cell)
+    return gates_of(cell) | shared_of(cell) | products | previous_of(cell) | parameters_of(cell)
+
+
+def constant_inputs(cell: Cell) -> dict[Symbol, str]:
+    """What is known of a step before the states are: the gates, the inputs S.* and the parameters."""
+    return gates_of(cell) | shared_of(cell) | parameters_of(cell)
+
+
+def wide_inputs(cell: Cell) -> frozenset[str]:
+    """The names of the inputs that have the axis n, whichever programs take them."""
+    vectors = cell.vectors
+    prefixes = ("previous", "state", "delta", "gradient_state")
+    of_states = {f"{prefix}_{state}" for state in vectors.states for prefix in prefixes}
+    return frozenset(
+        of_states | {f"parameter_{name}" for name in vectors.parameters} | {f"S_{name}" for name in vectors.shared}
+    )
+
+
+def shared_of(cell: Cell) -> dict[Symbol, str]:
+    """S.b of every input that all channels of a group share."""
+    return {ex.shared(name): f"S_{name}" for name in cell.vectors.shared}
 
 
 def gates_of(cell: Cell) -> dict[Symbol, str]:
@@ -43,7 +63,7 @@ def parameters_of(cell: Cell) -> dict[Symbol, str]:
 
 def program_name(cell: Cell, symbol: Symbol) -> str:
     """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
-    return (gates_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
+    return (gates_of(cell) | shared_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
 
 
 def shown_definitions(program: Program) -> tuple[str, ...]:

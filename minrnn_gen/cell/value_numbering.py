@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Quotient
+from minrnn_gen.cell.functions import Comparison, Quotient, Sum
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.ranges import Range, Ranges
 
@@ -22,12 +22,14 @@ RECIPROCAL_DIVISORS = (2.0**-120, 2.0**120)
 class ProgramBuilder:
     """Numbers the values of expressions; equal operations on equal values have one number.
 
-    `inputs` gives the program's name of each input symbol. A value is written as a statement when it was given a name, is used
-    more than once or nests too deep, and at all only if a result needs it.
+    `inputs` gives the program's name of each input symbol, `wide` those names that have the axis n. A value is written as a
+    statement when it was given a name, is used more than once or nests too deep, and at all only if a result needs it.
     """
 
-    def __init__(self, inputs: Mapping[Symbol, str]) -> None:
+    def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = ()) -> None:
         self._inputs = tuple(inputs.values())
+        self._wide_inputs = frozenset(wide)
+        self._wide: list[bool] = []
         self._numbers: dict[Key, int] = {}
         self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
         self._operands: list[tuple[int, ...]] = []
@@ -56,6 +58,13 @@ class ProgramBuilder:
     def range_of(self, value: Symbol) -> Range:
         """Return bounds on the value of a symbol, for any real inputs."""
         return self._ranges.of(self._symbols[value])
+
+    def is_wide(self, expression: Expr) -> bool:
+        """Whether `expression`, over symbols of this builder, has the axis n: n values per channel."""
+        name, operands = ex.operation(expression)
+        if name == "symbol":
+            return self._wide[self._symbols[expression]]
+        return not isinstance(expression, Sum) and any(map(self.is_wide, operands))
 
     @property
     def operations(self) -> tuple[tuple[Symbol, Expr], ...]:
@@ -131,6 +140,8 @@ class ProgramBuilder:
         if number == len(self._samples):
             self._samples.append(sample)
             self._operands.append(operands)
+            of_operands = any(self._wide[operand] for operand in operands) and not isinstance(sample, Sum)
+            self._wide.append(of_operands or (not operands and sample.is_Symbol and sample.name in self._wide_inputs))
         return number
 
     def _uses(self, results: Sequence[int]) -> list[int]:

@@ -28,15 +28,16 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     """List the built-in cells: class, gates, states, parameters, and what an element takes in a step, forward / backward."""
     if context.invoked_subcommand is not None:
         return
-    from minrnn_gen.cell.files import library_names
+    from minrnn_gen.cell.files import library_names, vector_library_names
 
     entries = [_entry(name)[0] for name in library_names()]
+    with_vectors = [_entry(name)[0] for name in vector_library_names()]
     if as_json:
-        print_json({"cells": entries})
+        print_json({"cells": entries, "cells_with_n": with_vectors})
         return
     counts = {"words": "words", "operations": "operations", "special_functions": "special functions"}
     table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
-    for entry in entries:
+    for entry in (*entries, *with_vectors):
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         numbers = [" / ".join(str(entry["work"][kernel_pass][key]) for kernel_pass in PASSES) for key in counts]
         table.add_row(entry["name"], entry["class"], *listed, *numbers)
@@ -59,10 +60,11 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("proof", entry["proof"]),
         ("gates", ", ".join(entry["gates"])),
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
-        ("states", ", ".join(entry["states"])),
+        ("states", _with_axes(entry["states"], cell.vectors.states)),
+        ("shared inputs", _with_axes(entry["shared"], cell.vectors.shared)),
         ("output", entry["output"]),
-        ("parameters", ", ".join(entry["parameters"])),
-        *((kernel_pass, _work_text(entry["work"][kernel_pass])) for kernel_pass in PASSES),
+        ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters)),
+        *((kernel_pass, _work_text(entry["work"][kernel_pass], bool(cell.vectors))) for kernel_pass in PASSES),
         ("source", file.source or ""),
     ]
     screen = console()
@@ -85,11 +87,16 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         screen.print(f"    {line}", soft_wrap=True)
 
 
-def _work_text(work: dict[str, int]) -> str:
-    return (
+def _with_axes(names: list[str], wide: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} [n]" if name in wide else name for name in names)
+
+
+def _work_text(work: dict[str, int], has_vectors: bool) -> str:
+    counts = (
         f"{work['words_read']} words read and {work['words_written']} written per element and step, "
         f"{work['operations']} operations, {work['special_functions']} special functions"
     )
+    return f"{counts}; what has the axis n counts once, and S.* not" if has_vectors else counts
 
 
 def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
@@ -116,7 +123,9 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "gates": list(cell.gates),
         "recurrent_gates": list(cell.recurrent_gates),
         "states": list(cell.states),
+        "shared": list(cell.vectors.shared),
         "parameters": list(cell.parameters),
+        "with_n": [*cell.vectors.states, *cell.vectors.parameters, *cell.vectors.shared],
         "output": equation_text(cell.output),
         "a": {state: equation_text(a) for state, a in recurrence.a},
         "b": {state: equation_text(b) for state, b in recurrence.b},

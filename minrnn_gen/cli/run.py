@@ -150,7 +150,7 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
         positive = {**arguments, "state": state}
         if nan_share(again := kernel.reference(**positive)) < nan_share(expected):
             arguments, expected = positive, again
-    if why := why_not_comparable({"y": expected[0]}, f"reference of {kernel.plan.model}"):
+    if why := why_not_comparable({"y": expected[0]}, f"reference of {kernel.builder.cell_source.name}"):
         raise MinrnnError(f"{kernel.spec.where}: {why}; mend the equations, or call the kernel with arrays of your own")
     return arguments, expected
 
@@ -189,8 +189,12 @@ def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict
         if interface.takes_recurrent_bias:
             arguments["recurrent_bias"] = normal(interface.recurrent_bias_shape, storage)
     if kernel.parameters:
-        arguments["parameters"] = {name: normal(interface.parameter_shape, storage) for name in kernel.parameters}
-    state = {name: normal(interface.state_shape(batch), carried) for name in kernel.states}
+        shapes = {name: interface.shape_of_parameter(name) for name in kernel.parameters}
+        arguments["parameters"] = {name: normal(own, storage) for name, own in shapes.items()}
+    if interface.shared:
+        own = interface.shape(interface.shared_axes, batch, steps)
+        arguments["shared"] = {name: normal(own, storage) for name in interface.shared}
+    state = {name: normal(interface.shape_of_state(name, batch), carried) for name in kernel.states}
     is_log = kernel.spec.scan_arithmetic == "log"
     arguments["state"] = {name: numpy.abs(array) for name, array in state.items()} if is_log else state
     return arguments
@@ -223,15 +227,15 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
 
     accuracy = outcome.accuracy
     return {
-        "model": kernel.plan.model,
-        "gpu": kernel.plan.gpu,
+        "model": kernel.builder.cell_source.name,
+        "gpu": request.target.profile.name,
         "gpu_chosen_by": request.target.origin,
-        "arch": kernel.plan.arch,
+        "arch": request.target.profile.arch,
         "device": outcome.device.value,
         "batch": outcome.batch,
         "time": outcome.time,
         "x_shape": list(outcome.x_shape),
-        "variables": dict(kernel.plan.variables),
+        "variables": {} if kernel.interface.has_vectors else dict(kernel.plan.variables),
         "kernels": kernel_entries(kernel.built),
         "largest_error": accuracy.error if math.isfinite(accuracy.error) else None,
         "largest_value": accuracy.value if math.isfinite(accuracy.value) else None,
@@ -243,9 +247,16 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
 
 
 def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> None:
+    if kernel.interface.has_vectors:  # of which nothing was built
+        console().print(repr(kernel))
+    else:
+        _print_kernels(kernel, build_seconds, why)
+    _print_outcome(kernel, outcome)
+
+
+def _print_kernels(kernel: Kernel, build_seconds: float, why: str) -> None:
     from minrnn_gen.cli.report import decision, origin, resources, title
 
-    accuracy = outcome.accuracy
     screen = console()
     screen.print(title(kernel.built[0]))
     screen.print(why)
@@ -258,6 +269,10 @@ def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> 
     if kernel.resources is not None:
         screen.print(resources(kernel.built))
         screen.print()
+
+
+def _print_outcome(kernel: Kernel, outcome: Outcome) -> None:
+    accuracy, screen = outcome.accuracy, console()
     elapsed = f"{duration_text(outcome.seconds)} per call on the CPU"
     if outcome.device is Device.CUDA:
         speed = f"{outcome.bytes_moved / outcome.seconds / 1e9:,.0f} GB/s"
@@ -265,7 +280,7 @@ def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> 
     screen.print(
         facts(
             [
-                ("data", f"random, x {list(outcome.x_shape)} in {kernel.plan.storage_dtype}"),
+                ("data", f"random, x {list(outcome.x_shape)} in {kernel.interface.precision.storage_dtype}"),
                 ("error", f"{accuracy.error:.2g} at most against the fp64 reference, for |y| up to {accuracy.value:.2g}"),
                 ("tolerance", accuracy.verdict),
                 ("time", elapsed),

@@ -18,6 +18,9 @@ from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, n
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
 HINT_LIMIT = 2**40
+# What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
+STATE_SIZE_LIMIT = 256
+_OF_VECTORS = ("state_size", "groups")
 
 _NO_SPEC = (
     "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
@@ -46,6 +49,14 @@ class Spec(BaseModel):
         default="fp32", description="Storage of x, R, weight and y; arithmetic and carried state are fp32 (fp64 for fp64)."
     )
     heads: _Size = Field(default=1, description="Blocks of the block-diagonal recurrent matrix; must divide hidden_size.")
+    state_size: Annotated[int, Field(ge=1, le=STATE_SIZE_LIMIT)] | None = Field(
+        default=None,
+        description="n, the values per channel of the states, parameters and inputs S.* that have this axis; null without any.",
+    )
+    groups: _Size | None = Field(
+        default=None,
+        description="Groups of channels that share inputs S.*; must divide hidden_size; null means 1, or that there are none.",
+    )
     input_size: _Size | None = Field(
         default=None,
         description="I, the features of the input; given, the kernel owns the input projection, else x is pre-activations.",
@@ -167,8 +178,12 @@ class Spec(BaseModel):
         return self._document.error((key,), message)
 
     def canonical(self) -> str:
-        """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine."""
-        return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine.
+
+        Those of cells with n values per channel are there where they are given.
+        """
+        named = {key: value for key, value in self.model_dump().items() if key not in _OF_VECTORS or value is not None}
+        return json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     def __eq__(self, other: object) -> bool:
         return self.canonical() == other.canonical() if isinstance(other, Spec) else NotImplemented

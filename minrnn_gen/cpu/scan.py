@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -33,19 +33,33 @@ class StepMarks:
     @property
     def cuts(self) -> Cuts:
         """The resets within sequences [T, B, 1]; None for none."""
+        return None if self.resets is None else self.cuts_of(self.resets[..., None])
+
+    def cuts_of(self, values: Values) -> Cuts:
+        """Return the resets within sequences, with as many axes as `values` [T, B, …]; None for none."""
         if self.resets is None:
             return None
-        cuts: Cuts = (self.resets if self.within is None else self.resets & self.within)[..., None]
-        return cuts
+        return _spread_like(self.resets if self.within is None else self.resets & self.within, values)
 
     def within_or(self, otherwise: Any, values: Values) -> Values:
-        """Return `values` [T, B, H] where steps are within their sequence, `otherwise` elsewhere."""
-        return values if self.within is None else numpy.where(self.within[..., None], values, otherwise)
+        """Return `values` [T, B, …] where steps are within their sequence, `otherwise` elsewhere."""
+        return values if self.within is None else numpy.where(_spread_like(self.within, values), values, otherwise)
 
     def cut_off(self, values: Values) -> Values:
-        """Return `values` [T, B, H] that come from the step before, and 0 at resets."""
-        cuts = self.cuts
+        """Return `values` [T, B, …] that come from the step before, and 0 at resets."""
+        cuts = self.cuts_of(values)
         return values if cuts is None else numpy.where(cuts, values.dtype.type(0), values)
+
+
+def _spread_like(mark: Values, values: Values) -> Values:
+    return mark.reshape(*mark.shape, *(1,) * (values.ndim - mark.ndim))
+
+
+def narrowed(value: Values, shape: tuple[int, ...]) -> Values:
+    """Return a result of a program in `shape`; without the axis n, a shape ends with 1 where the programs' values have n."""
+    if value.shape == shape:
+        return value
+    return numpy.broadcast_to(value[..., : shape[-1]] if value.ndim else value, shape)
 
 
 EVERY_STEP = StepMarks()
@@ -63,12 +77,14 @@ def run_scan(
     all_states: Mapping[str, Values] | None = None,
     marks: StepMarks = EVERY_STEP,
     method: ScanMethod | None = None,
+    shared: Mapping[str, Values] | None = None,
 ) -> dict[str, Values]:
     """Run an affine-diagonal cell over time and return its final states.
 
     `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
-    `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Everything is computed and
-    carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
+    `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Of a cell with the axis n
+    they have one more axis behind H, of n or of 1, and `shared` {name: [T, B, H or 1, n]} are its inputs S.*. Everything is
+    computed and carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
     {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
     sizes where None (`recurrence.scan`).
     Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
@@ -78,17 +94,19 @@ def run_scan(
     zero, unit = numpy.dtype(arithmetic).type(0), numpy.dtype(arithmetic).type(1)
     recur = scan_in_logarithms if cell.scan_arithmetic == "log" else scan
     with numpy.errstate(all="ignore"):
-        for part in time_blocks(gates):
-            inputs = constants | gate_values(cell.gates, gates[part], bias, arithmetic)
+        for part in time_blocks(gates, states.values()):
+            inputs = (
+                constants | gate_values(cell.gates, gates[part], bias, arithmetic) | shared_values(shared, part, arithmetic)
+            )
             steps, marked = cell.coefficients.evaluate(inputs), marks[part]
             outputs = dict(constants) | {name: steps[name] for name in cell.carried}
-            shape = y[part].shape
             for name in cell.states:
+                shape = (len(y[part]), *states[name].shape)
                 a, b = (
-                    marked.within_or(identity, numpy.broadcast_to(steps[f"{letter}_{name}"], shape))
+                    marked.within_or(identity, narrowed(steps[f"{letter}_{name}"], shape))
                     for letter, identity in (("a", unit), ("b", zero))
                 )
-                cuts = marked.cuts
+                cuts = marked.cuts_of(a)
                 if cuts is not None:
                     b = numpy.where(cuts, a * zero + b, b)
                 history = recur(a, b, states[name], method, cuts)
@@ -97,20 +115,25 @@ def run_scan(
                 if all_states is not None and name in all_states:
                     all_states[name][part] = marked.within_or(zero, history[1:])
             needed = {name: outputs[name] for name in cell.output.inputs}
-            y[part] = marked.within_or(zero, cell.output.evaluate(needed)["y"])
+            y[part] = marked.within_or(zero, narrowed(cell.output.evaluate(needed)["y"], y[part].shape))
     return states
 
 
-def time_blocks(gates: Values) -> Iterator[slice]:
-    """Yield the time steps of `gates` [T, B, G, H] in blocks, in their order."""
-    time, batch, _, hidden = gates.shape
-    block = max(1, BLOCK_ELEMENTS // max(1, batch * hidden))
+def time_blocks(gates: Values, states: Iterable[Values]) -> Iterator[slice]:
+    """Yield the time steps of `gates` [T, B, G, H] in blocks, in their order; `states` are those of one step."""
+    time = len(gates)
+    block = max(1, BLOCK_ELEMENTS // max(1, *(state.size for state in states)))
     for start in range(0, time, block):
         yield slice(start, min(start + block, time))
 
 
+def shared_values(shared: Mapping[str, Values] | None, part: slice, arithmetic: Any) -> dict[str, Values]:
+    """Return {S_<name>: some of its steps} of inputs S.* [T, …] in `arithmetic`."""
+    return {f"S_{name}": values[part].astype(arithmetic) for name, values in (shared or {}).items()}
+
+
 def gate_values(names: tuple[str, ...], gates: Values, bias: Values | None, arithmetic: Any) -> dict[str, Values]:
-    """Return {W_<gate>: [T, B, H]} of gates [T, B, G, H] in `arithmetic`, bias [G, H] added."""
+    """Return {W_<gate>: [T, B, H]} of gates [T, B, G, H] in `arithmetic`, bias [G, H] added; H may have 1 behind it."""
     offsets = None if bias is None else bias.astype(arithmetic)
     values = {}
     for index, name in enumerate(names):
@@ -130,12 +153,14 @@ def project(x: Values, weight: Values, arithmetic: Any) -> Values:
 class ScanGradients:
     """Gradients beside that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] whether given or not.
 
-    The sums over batch and time, of the latter two, are in float64.
+    The sums over batch and time, of the latter two, are in float64. Of a cell with the axis n they have one more of 1, and its
+    parameters with it are `vectors` {name: [H, n]}.
     """
 
     initial: dict[str, Values]
     parameters: dict[str, Values]
     bias: Values
+    vectors: dict[str, Values] = field(default_factory=dict)
 
     @property
     def sums(self) -> Values:
@@ -157,24 +182,27 @@ def run_scan_backward(
     dx: Values,
     marks: StepMarks = EVERY_STEP,
     method: ScanMethod | None = None,
+    shared: Mapping[str, Values] | None = None,
+    dshared: Mapping[str, Values] | None = None,
 ) -> ScanGradients:
     """Write the gradient of x and return the others.
 
     `gates`, `bias`, `parameters`, `initial`, `marks` and `method` as given to `run_scan`; `states` {name: [T, B, H]} has the
     state after each step for each of `cell.read_states` (y itself for `cell.output_state`); `dy` [T, B, H] and `dfinal`
     {state: [B, H]}, where a missing one is 0, are the incoming gradients; `dx` [T, B, G, H] is written. Dtypes and strides may
-    be any; all is computed in `arithmetic` (numpy.float32 or numpy.float64) and dx is rounded to its own dtype.
+    be any; all is computed in `arithmetic` (numpy.float32 or numpy.float64) and dx is rounded to its own dtype. `dshared`
+    {name: [T, B, groups, n]}, the gradients of `shared`, are written, summed over the channels of each group.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
-    _, batch, _, hidden = gates.shape
-    incoming = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
+    incoming = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
     incoming |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
-    parameter_sums = {name: numpy.zeros(hidden) for name in cell.parameters}
-    bias_sum = numpy.zeros((len(cell.gates), hidden))
+    parameter_sums = {name: numpy.zeros(parameters[name].shape) for name in cell.parameters}
+    bias_sum = numpy.zeros(gates.shape[2:])
     zero = numpy.dtype(arithmetic).type(0)
     with numpy.errstate(all="ignore"):
-        for part in reversed(list(time_blocks(gates))):
+        for part in reversed(list(time_blocks(gates, incoming.values()))):
             inputs, marked = constants | gate_values(cell.gates, gates[part], bias, arithmetic), marks[part]
+            inputs |= shared_values(shared, part, arithmetic)
             inputs["gradient_y"] = dy[part].astype(arithmetic)
             for name in cell.read_states:
                 history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
@@ -182,14 +210,27 @@ def run_scan_backward(
             for name, (deltas, before) in _deltas(cell, inputs, incoming, marked, method).items():
                 inputs[f"delta_{name}"], incoming[name] = deltas, before
             gradients = cell.gradients.evaluate({name: inputs[name] for name in cell.gradients.inputs})
-            shape = dy[part].shape
-            gradients = {label: marked.within_or(zero, numpy.broadcast_to(value, shape)) for label, value in gradients.items()}
+            steps = dy[part].shape[:2]
             for index, gate in enumerate(cell.gates):
-                dx[part, :, index] = gradients[f"gradient_W_{gate}"]
-                bias_sum[index] += _over_batch_and_time(gradients[f"gradient_W_{gate}"])
-            for name in cell.parameters:
-                parameter_sums[name] += _over_batch_and_time(gradients[f"gradient_parameter_{name}"])
-    return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum)
+                gradient = marked.within_or(zero, narrowed(gradients[f"gradient_W_{gate}"], dy[part].shape))
+                dx[part, :, index] = gradient
+                bias_sum[index] += _over_batch_and_time(gradient)
+            for name, total in parameter_sums.items():
+                total += _over_batch_and_time(
+                    marked.within_or(zero, narrowed(gradients[f"gradient_parameter_{name}"], (*steps, *total.shape)))
+                )
+            for name, written in (dshared or {}).items():
+                gradient = gradients[f"gradient_S_{name}"]
+                shape = (*dy[part].shape[:3], written.shape[-1])
+                write_shared(written[part], marked.within_or(zero, numpy.broadcast_to(gradient, shape)))
+    vectors = {name: parameter_sums.pop(name) for name in cell.vectors.parameters}
+    return ScanGradients(initial=incoming, parameters=parameter_sums, bias=bias_sum, vectors=vectors)
+
+
+def write_shared(written: Values, gradient: Values) -> None:
+    """Write the gradient of an input S.* [T, B, groups, n], given that of each channel [T, B, H, n]; summed in float64."""
+    by_group = gradient.reshape(*written.shape[:3], gradient.shape[2] // written.shape[2], written.shape[3])
+    written[...] = by_group.sum(axis=3, dtype=numpy.float64)
 
 
 def history_of(states: Values, initial: Values, marks: StepMarks, part: slice) -> Values:
@@ -210,18 +251,19 @@ def _deltas(
     method: ScanMethod | None,
 ) -> dict[str, tuple[Values, Values]]:
     """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives behind it."""
-    shape, dtype = inputs["gradient_y"].shape, inputs["gradient_y"].dtype
+    steps, dtype = len(inputs["gradient_y"]), inputs["gradient_y"].dtype
     adjoint = cell.adjoint.evaluate({name: inputs[name] for name in cell.adjoint.inputs})
+
     # Steps that are passed over pass on what arrives: a = 1, and nothing is added.
-    values = {
-        label: marks.within_or(dtype.type(label.startswith("a_")), numpy.broadcast_to(value, shape))
-        for label, value in adjoint.items()
-    }
-    cuts = marks.cuts
+    def values_of(label: str, state: str) -> Values:
+        value = narrowed(adjoint[f"{label}_{state}"], (steps, *incoming[state].shape))
+        return marks.within_or(dtype.type(label == "a"), value)
+
     result = {}
     for name in cell.states:
-        a, added, last = values[f"a_{name}"], values[f"e_{name}"], values[f"e_{name}"][-1] + incoming[name]
-        passed_back = marks.cut_off(values[f"f_{name}"]) if name in cell.looks_back else numpy.zeros_like(added)
+        a, added = values_of("a", name), values_of("e", name)
+        last, cuts = added[-1] + incoming[name], marks.cuts_of(a)
+        passed_back = marks.cut_off(values_of("f", name)) if name in cell.looks_back else numpy.zeros_like(added)
         deltas = scan(a[:0:-1], (added[:-1] + passed_back[1:])[::-1], last, method, None if cuts is None else cuts[:0:-1])[::-1]
         before = marks[:1].cut_off(a[:1] * deltas[:1])[0] + passed_back[0]
         result[name] = (deltas, before)

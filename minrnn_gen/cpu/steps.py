@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -11,7 +11,16 @@ import numpy
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu.matmul import RecurrentProduct
 from minrnn_gen.cpu.recurrence import Values
-from minrnn_gen.cpu.scan import EVERY_STEP, StepMarks, gate_values, history_of, time_blocks
+from minrnn_gen.cpu.scan import (
+    EVERY_STEP,
+    StepMarks,
+    gate_values,
+    history_of,
+    narrowed,
+    shared_values,
+    time_blocks,
+    write_shared,
+)
 
 
 def run_steps(
@@ -26,6 +35,7 @@ def run_steps(
     y: Values,
     all_states: Mapping[str, Values] | None = None,
     marks: StepMarks = EVERY_STEP,
+    shared: Mapping[str, Values] | None = None,
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
@@ -36,8 +46,8 @@ def run_steps(
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
     zero = numpy.dtype(arithmetic).type(0)
     with numpy.errstate(all="ignore"):
-        for part in time_blocks(gates):
-            values = gate_values(cell.gates, gates[part], bias, arithmetic)
+        for part in time_blocks(gates, states.values()):
+            values = gate_values(cell.gates, gates[part], bias, arithmetic) | shared_values(shared, part, arithmetic)
             for step in range(part.start, part.stop):
                 marked = marks[step]
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
@@ -53,13 +63,13 @@ def run_steps(
                     states[name] = marked.within_or(before, after)
                     if all_states is not None and name in all_states:
                         all_states[name][step] = marked.within_or(zero, after)
-                y[step] = marked.within_or(zero, results["y"])
+                y[step] = marked.within_or(zero, narrowed(results["y"], y[step].shape))
     return states
 
 
 def spread(value: Values, like: Values) -> Values:
     """Return a result of a program, which has no more axes than its inputs, in the shape and dtype of `like`."""
-    return value if value.shape == like.shape else numpy.broadcast_to(value.astype(like.dtype), like.shape)
+    return value if value.shape == like.shape else narrowed(value.astype(like.dtype), like.shape)
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,14 @@ class StepsGradients:
     """Gradients beside that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
     recurrent bias and parameters, and `R` [Gr, N, D, D] where there is a product.
 
-    The sums over batch and time, of the latter two, are in float64.
+    The sums over batch and time, of the latter two, are in float64. Of a cell with the axis n they have one more of 1, and its
+    parameters with it are `vectors` {name: [H, n]}.
     """
 
     initial: dict[str, Values]
     sums: Values
     R: Values | None
+    vectors: dict[str, Values] = field(default_factory=dict)
 
 
 def run_steps_backward(
@@ -90,6 +102,8 @@ def run_steps_backward(
     arithmetic: Any,
     dx: Values,
     marks: StepMarks = EVERY_STEP,
+    shared: Mapping[str, Values] | None = None,
+    dshared: Mapping[str, Values] | None = None,
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
@@ -98,19 +112,21 @@ def run_steps_backward(
     of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later ones, through R and
     past it; a cell without a product has no such bound.
     """
-    _, batch, _, hidden = gates.shape
-    arriving = {name: numpy.zeros((batch, hidden), arithmetic) for name in cell.states}
+    batch, hidden = gates.shape[1], gates.shape[3]
+    arriving = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
     constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
     bound = None if clip is None or product is None else _Bound(clip, _precede_others(marks, len(gates), batch))
     walk = _Walk(cell, constants, product, bound)
-    sums = numpy.zeros((len(walk.labels), hidden))
+    sums = numpy.zeros((len(walk.labels), *gates.shape[3:]))
+    vectors = {name: numpy.zeros(parameters[name].shape) for name in cell.vectors.parameters}
     dR = None if product is None else numpy.zeros(product.shape)
     zero = numpy.dtype(arithmetic).type(0)
     with numpy.errstate(all="ignore"):
-        for part in reversed(list(time_blocks(gates))):
+        for part in reversed(list(time_blocks(gates, arriving.values()))):
             marked = marks[part]
             values = gate_values(cell.gates, gates[part], bias, arithmetic) | {"gradient_y": dy[part].astype(arithmetic)}
+            values |= shared_values(shared, part, arithmetic)
             for name in cell.states:
                 if name in cell.read_states or (product is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
@@ -126,13 +142,26 @@ def run_steps_backward(
                     values |= {
                         f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
                     }
-            gradients, arriving = walk.back(values, arriving, marked, part.start)
-            dx[part] = gradients[walk.of_gates].transpose(1, 2, 0, 3)
+            wide = {
+                f"gradient_parameter_{name}": numpy.zeros((part.stop - part.start, batch, *total.shape), arithmetic)
+                for name, total in vectors.items()
+            }
+            wide |= {
+                f"gradient_S_{name}": numpy.zeros((part.stop - part.start, batch, hidden, written.shape[-1]), arithmetic)
+                for name, written in (dshared or {}).items()
+            }
+            gradients, arriving = walk.back(values, arriving, marked, part.start, wide)
+            dx[part] = numpy.moveaxis(gradients[walk.of_gates], 0, 2)
+            for name, total in vectors.items():
+                total += wide[f"gradient_parameter_{name}"].sum((0, 1), dtype=numpy.float64)
+            for name, written in (dshared or {}).items():
+                write_shared(written[part], wide[f"gradient_S_{name}"])
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if product is not None and rows is not None:
-                passed = marked.cut_off(gradients[walk.of_products])
+                passed = gradients[walk.of_products]
+                passed = passed if cuts is None else numpy.where(cuts, zero, passed)
                 dR += product.to_matrix(passed.reshape(len(cell.recurrent_gates), *rows.shape), rows)
-    return StepsGradients(arriving, sums, dR)
+    return StepsGradients(arriving, sums, dR, vectors)
 
 
 def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
@@ -165,15 +194,24 @@ class _Walk:
         self, cell: LoweredStepsBackward, constants: dict[str, Values], product: RecurrentProduct | None, bound: _Bound | None
     ) -> None:
         self._cell, self._constants, self._product, self._bound = cell, constants, product, bound
-        names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", cell.parameters)
+        parameters = [name for name in cell.parameters if name not in cell.vectors.parameters]
+        names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
         self.of_gates = slice(0, len(cell.gates))
         self.of_products = slice(len(cell.gates), len(cell.gates) + len(cell.recurrent_gates))
 
     def back(
-        self, values: Mapping[str, Values], arriving: Mapping[str, Values], marks: StepMarks, first_step: int
+        self,
+        values: Mapping[str, Values],
+        arriving: Mapping[str, Values],
+        marks: StepMarks,
+        first_step: int,
+        wide: Mapping[str, Values],
     ) -> tuple[Values, dict[str, Values]]:
-        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first, `first_step`."""
+        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first, `first_step`.
+
+        Those with the axis n are written into `wide` {label: [T, B, H, n]}.
+        """
         cell, product = self._cell, self._product
         steps, *shape = values["gradient_y"].shape
         label_gradients = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
@@ -187,7 +225,11 @@ class _Walk:
                 inputs[output] = self._bound.clipped(inputs[output], first_step + step)
             gradients = cell.backward.evaluate(inputs)
             for index, label in enumerate(self.labels):
-                label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradients[label])
+                gradient = narrowed(gradients[label], label_gradients.shape[2:])
+                label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradient)
+            for label, of_steps in wide.items():
+                gradient = numpy.broadcast_to(gradients[label], of_steps.shape[1:])
+                of_steps[step] = marked.within_or(of_steps.dtype.type(0), gradient)
             for name, after in arriving.items():
                 before = spread(gradients[f"gradient_previous_{name}"], after)
                 if product is not None and name == cell.output_state:

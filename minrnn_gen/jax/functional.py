@@ -98,6 +98,11 @@ def _operands(
     x is projected there, and all have the shapes and dtypes that kernels take.
     """
     kernel = kernel_by(_recipe(spec))
+    if kernel.interface.has_vectors:
+        raise BadInput(
+            f"{kernel.builder.cell_source.name} has n values per channel, which JAX's functions do not take yet; call its "
+            "kernel, minrnn_gen.compile(…), with arrays in host memory"
+        )
     arrays = arguments._replace(
         x=as_array(arguments.x, "x_t" if single_step else "x"),
         **{

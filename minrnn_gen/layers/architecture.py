@@ -71,6 +71,11 @@ def architecture_of(
     """
     first = load_spec({**asked, "input_size": input_size, "precision": "fp32" if precision is None else precision})
     source = cell_source_of(first)
+    if source.has_vectors:
+        raise BadInput(
+            f"{source.name} has n values per channel, which layers do not take yet; call its kernel, minrnn_gen.compile(…), "
+            "with arrays in host memory"
+        )
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:
         raise BadInput(f"recurrent_bias is True, but {cell.name} has no recurrent product; leave it out")

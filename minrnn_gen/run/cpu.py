@@ -15,7 +15,7 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
-from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
@@ -25,6 +25,7 @@ from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.run import cpu_views as views
 from minrnn_gen.run.saved import Forward, owner_of
 
 
@@ -72,14 +73,14 @@ class CpuRun:
     def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
         interface, precision = self.interface, self.interface.precision
-        shape = interface.state_shape(call.batch)
         outputs = Outputs(
-            y=memory.new_array(call.x, shape, precision.storage_dtype),
+            y=memory.new_array(call.x, interface.state_shape(call.batch), precision.storage_dtype),
             kept=(),
-            final=tuple(memory.new_array(call.x, shape, precision.arithmetic_dtype) for _ in interface.states),
+            final=self._new_states(call.x, call.batch, precision.arithmetic_dtype),
         )
         projected = _projected(interface, call, precision.arithmetic_dtype)
-        self._run(projected, as_numpy(outputs.y)[None], {}, outputs.final, precision.arithmetic_dtype, None)
+        y = views.with_n(interface, as_numpy(outputs.y)[None])
+        self._run(projected, y, {}, outputs.final, precision.arithmetic_dtype, None)
         return StepResult(outputs.y, outputs.final).mapped(owner_of)
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
@@ -88,10 +89,13 @@ class CpuRun:
         carried = interface.precision.arithmetic_dtype
         gradients = Gradients(
             dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
-            dinitial=tuple(memory.new_array(call.x, interface.state_shape(call.batch), carried) for _ in interface.states),
+            dinitial=self._new_states(call.x, call.batch, carried),
             sums=None,
+            dshared=tuple(memory.new_array(call.x, array.shape, array.dtype) for array in call.shared),
         )
-        sums = numpy.zeros((len(interface.runs_reversed), interface.summed_count, interface.hidden_size))
+        runs, hidden = len(interface.runs_reversed), interface.hidden_size
+        sums = numpy.zeros((runs, interface.summed_count, hidden))
+        vectors = {name: numpy.zeros((runs, hidden, interface.state_size)) for name in interface.vector_parameters}
         dR = None if call.R is None else numpy.zeros(interface.R_shape)
         for run, part in runs_of(interface, projected):
             self._run_backward(
@@ -100,13 +104,14 @@ class CpuRun:
                 incoming_of_run(interface, incoming, run),
                 gradients_of_run(interface, projected.x_axes, gradients, run),
                 sums[run],
+                {name: total[run] for name, total in vectors.items()},
                 None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
-        initial = [array.owner for array in gradients.dinitial]
-        if call.weight is None:
-            return RawGradients(gradients.dx.owner, None, initial, sums, dR)
-        dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
-        return RawGradients(dx.owner, dweight, initial, sums, dR)
+        initial, dshared = ([array.owner for array in arrays] for arrays in (gradients.dinitial, gradients.dshared))
+        dx, dweight = gradients.dx, None
+        if call.weight is not None:
+            dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
+        return RawGradients(dx.owner, dweight, initial, sums, dR, vectors, dshared)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:
@@ -115,22 +120,26 @@ class CpuRun:
         as_numpy(result)[...] = gradient.reshape(array.shape)
         return result.owner
 
+    def _new_states(self, like: Array, sequences: int, dtype: str) -> tuple[Array, ...]:
+        shapes = (self.interface.shape_of_state(name, sequences) for name in self.interface.states)
+        return tuple(memory.new_array(like, shape, dtype) for shape in shapes)
+
     def _forward(
         self, call: Call, like: Array, arithmetic: str, storage: str, writes_states: bool, method: ScanMethod | None = None
     ) -> Forward:
         """Run with dtypes of these names, into arrays of the library of `like`."""
         interface = self.interface
-        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
+        kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states] if writes_states else []
         outputs = Outputs(
-            y=memory.new_array(like, shape, storage),
-            kept=tuple(memory.new_array(like, shape, arithmetic) for _ in (interface.states if writes_states else ())),
-            final=tuple(memory.new_array(like, state_shape, arithmetic) for _ in interface.states),
+            y=memory.new_array(like, interface.y_shape(call.rows, call.time), storage),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for shape in kept),
+            final=self._new_states(like, call.batch, arithmetic),
         )
         projected = _projected(interface, call, arithmetic)
         for run, part in runs_of(interface, projected):
             written = outputs_of_run(interface, outputs, run)
-            states = {name: y_by_time(interface, array) for name, array in zip(interface.states, written.kept, strict=False)}
-            self._run(part, y_by_time(interface, written.y), states, written.final, arithmetic, method)
+            states = views.states(interface, written.kept)
+            self._run(part, views.y(interface, written.y), states, written.final, arithmetic, method)
         return Forward(call, projected, outputs)
 
     def _run(
@@ -142,10 +151,11 @@ class CpuRun:
         arithmetic: str,
         method: ScanMethod | None,
     ) -> None:
-        """Run a call of one direction; `y` and `states` are [T, B, H]."""
+        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 behind where the cell has the axis."""
         interface, lowered = self.interface, self.builder.lowered
-        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, arithmetic)
-        last = [as_numpy(array) for array in final]
+        gates, vectors = views.gates(interface, call), views.vectors(interface, call)
+        initial, shared = views.initial(interface, call, arithmetic), views.shared(interface, call)
+        last = views.of_names(interface, final)
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
@@ -160,31 +170,43 @@ class CpuRun:
                 y=stretch.of(y),
                 all_states={name: stretch.of(state) for name, state in states.items()},
                 marks=stretch.marks,
+                shared={name: stretch.of(values) for name, values in shared.items()},
             )
-            for name, state in zip(interface.states, last, strict=True):
+            for name, state in last.items():
                 state[stretch.sequences] = carried[name]
 
     def _run_backward(
-        self, call: Call, outputs: Outputs, incoming: IncomingGradient, gradients: Gradients, sums: Values, dR: Values | None
+        self,
+        call: Call,
+        outputs: Outputs,
+        incoming: IncomingGradient,
+        gradients: Gradients,
+        sums: Values,
+        vector_sums: Mapping[str, Values],
+        dR: Values | None,
     ) -> None:
-        """Run back through a call of one direction, and add to `sums` [gates + recurrent gates + parameters, H] and `dR`."""
+        """Run back through a call of one direction.
+
+        Adds to `sums` [gates + recurrent gates + parameters, H], to the `vector_sums` [H, n] and to `dR`.
+        """
         interface, lowered = self.interface, self.builder.lowered_backward
         carried = interface.precision.arithmetic_dtype
-        gates, vectors, initial = gates_by_time(call), vectors_of(interface, call), initial_of(interface, call, carried)
-        dx = as_numpy(gradients.dx).transpose([call.x_axes.index(axis) for axis in "tbgh"])
-        dy = y_by_time(interface, incoming.dy)
-        states = {name: y_by_time(interface, array) for name, array in zip(interface.states, outputs.kept, strict=False)}
+        gates, vectors = views.gates(interface, call), views.vectors(interface, call)
+        initial, shared = views.initial(interface, call, carried), views.shared(interface, call)
+        dx, dy = views.gates_of(interface, gradients.dx, call.x_axes), views.y(interface, incoming.dy)
+        dshared = {
+            name: views.groups(interface, array) for name, array in zip(interface.shared, gradients.dshared, strict=True)
+        }
+        states = views.states(interface, outputs.kept)
         run: Callable[..., ScanGradients | StepsGradients]
         if isinstance(lowered, LoweredScanBackward):
             run = partial(run_scan_backward, lowered)
             if lowered.output_state is not None:
-                states[lowered.output_state] = y_by_time(interface, outputs.y)
+                states[lowered.output_state] = views.y(interface, outputs.y)
         else:
             product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
             run = partial(run_steps_backward, lowered, product=product, clip=clip)
-        arriving = zip(interface.states, incoming.dfinal, strict=True)
-        dfinal = {name: as_numpy(gradient) for name, gradient in arriving if gradient is not None}
-        dinitial = [as_numpy(gradient) for gradient in gradients.dinitial]
+        dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
             partial_gradients = run(
                 stretch.of(gates),
@@ -196,10 +218,14 @@ class CpuRun:
                 arithmetic=numpy_dtype(carried),
                 dx=stretch.of(dx),
                 marks=stretch.marks,
+                shared={name: stretch.of(values) for name, values in shared.items()},
+                dshared={name: stretch.of(values) for name, values in dshared.items()},
             )
-            for name, gradient in zip(interface.states, dinitial, strict=True):
+            for name, gradient in dinitial.items():
                 gradient[stretch.sequences] = partial_gradients.initial[name]
-            sums += partial_gradients.sums
+            sums += partial_gradients.sums.reshape(sums.shape)
+            for name, total in vector_sums.items():
+                total += partial_gradients.vectors[name]
             if dR is not None and isinstance(partial_gradients, StepsGradients):
                 dR += partial_gradients.R
 
@@ -282,35 +308,3 @@ def within_lengths(lengths: Array, time: int) -> Values:
     """Return [T, B]: which steps lie within their sequence."""
     within: Values = numpy.arange(time)[:, None] < as_numpy(lengths)
     return within
-
-
-def gates_by_time(call: Call) -> Values:
-    """View pre-activations as [T, B, G, H], a single step as T = 1."""
-    x, axes = as_numpy(call.x), call.x_axes
-    if "t" not in axes:
-        x, axes = x[None], "t" + axes
-    view: Values = x.transpose([axes.index(axis) for axis in "tbgh"])
-    return view
-
-
-def y_by_time(interface: Interface, y: Array) -> Values:
-    """View an array with the axes of y as [T, B, H]."""
-    axes = Y_AXES[interface.layout]
-    view: Values = as_numpy(y).transpose([axes.index(axis) for axis in "tbh"])
-    return view
-
-
-def vectors_of(interface: Interface, call: Call) -> dict[str, Any]:
-    """Return the bias [G, H], or None, and the parameters {name: [H]} of a call of one direction."""
-    shape = (len(interface.gates), interface.hidden_size)
-    return {
-        "bias": None if call.bias is None else as_numpy(call.bias).reshape(shape),
-        "parameters": {name: as_numpy(vector) for name, vector in zip(interface.parameters, call.parameters, strict=True)},
-    }
-
-
-def initial_of(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
-    """Return the initial states {name: [B, H]} of a call of one direction, zeros where none were given."""
-    zeros = numpy.zeros((call.batch, interface.hidden_size), numpy_dtype(arithmetic))
-    states = zip(interface.states, call.initial, strict=True)
-    return {name: zeros if state is None else as_numpy(state) for name, state in states}

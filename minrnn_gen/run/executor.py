@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import RawGradients, gradients_by_name
@@ -50,7 +51,24 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         takes_recurrent_bias=builder.takes_recurrent_bias,
+        **_vectors_of(builder),
     )
+
+
+def _vectors_of(builder: Builder) -> dict[str, Any]:
+    """Return what an interface has of a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
+    spec = builder.spec
+    check_sizes_of_vectors(spec, builder.cell_source)
+    if not builder.cell_source.has_vectors:
+        return {}
+    vectors = builder.cell.vectors
+    return {
+        "vector_states": vectors.states,
+        "vector_parameters": vectors.parameters,
+        "shared": vectors.shared,
+        "state_size": spec.state_size,
+        "groups": spec.groups or 1,
+    }
 
 
 class Run(Protocol):
@@ -280,7 +298,7 @@ class Executor:
 
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
         interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
-        layouts = [] if dtype is None else [(interface.y_shape(batch, time), dtype) for _ in interface.states]
+        layouts = [] if dtype is None else [(interface.states_shape(name, batch, time), dtype) for name in interface.states]
         if interface.input_size:
             layouts.append((interface.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
         return tuple(layouts)

@@ -42,6 +42,11 @@ def recurrence(
         raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+    if kernel.interface.has_vectors:
+        raise BadInput(
+            "kernel is of a cell with n values per channel, which recurrence does not take yet; call kernel.forward and "
+            "kernel.backward with tensors in host memory"
+        )
     check_tensor(x, "x")
     lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
     if autocasts(x):

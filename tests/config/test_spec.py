@@ -19,8 +19,8 @@ from minrnn_gen.errors import BadInput
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = [path for path in sorted((CHECKOUT / "examples").glob("*.yaml")) if "model:" in path.read_text()]  # not the cells
-KEYS = "model, hidden_size, precision, heads, input_size, layout, direction, training, batch, time, recurrent_bias, " + (
-    "scan_arithmetic, functions, fp32_product, recurrent_gradient_clip, gpu"
+KEYS = "model, hidden_size, precision, heads, state_size, groups, input_size, layout, direction, training, batch, time, " + (
+    "recurrent_bias, scan_arithmetic, functions, fp32_product, recurrent_gradient_clip, gpu"
 )
 WHOLE: dict[str, Any] = {"model": "min_gru", "hidden_size": 512}
 
@@ -34,6 +34,8 @@ VALID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     optional={
         "precision": st.sampled_from(["fp64", "fp32", "fp16", "bf16"]),
         "heads": st.just(1),
+        "state_size": st.none() | st.integers(1, 256),
+        "groups": st.none() | SIZES,
         "input_size": st.none() | SIZES,
         "layout": st.sampled_from(["BTD", "TBD", "BDT"]),
         "direction": st.sampled_from(["forward", "reverse", "bidirectional"]),
@@ -62,6 +64,8 @@ def test_three_lines_are_a_whole_spec() -> None:
     spec = load_spec(CHECKOUT / "examples" / "min_gru.yaml")
     assert spec.model_dump(exclude={"model", "hidden_size", "precision"}) == {
         "heads": 1,
+        "state_size": None,
+        "groups": None,
         "input_size": None,
         "layout": "BTD",
         "direction": "forward",
@@ -239,7 +243,9 @@ def test_a_spec_never_changes() -> None:
 def test_the_canonical_form_holds_the_spec_whatever_the_order_of_its_keys(data: dict[str, Any], random: Any) -> None:
     spec = load_spec(data)
     canonical = spec.canonical()
-    assert list(json.loads(canonical)) == sorted(Spec.model_fields)
+    # Of cells without n values per channel it is what it was before there were others.
+    unset = {key for key in ("state_size", "groups") if data.get(key) is None}
+    assert list(json.loads(canonical)) == sorted({*Spec.model_fields} - unset)
     assert load_spec(json.loads(canonical)) == spec
     assert load_spec(parse_document(canonical, "a.json").data).canonical() == canonical
     keys = list(data)

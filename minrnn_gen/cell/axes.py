@@ -1,0 +1,131 @@
+"""The axis n of a cell: which of its names have n values per channel, and what may be made of what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr
+from minrnn_gen.cell.files import CellFile, CellSource, named_with_n
+from minrnn_gen.cell.functions import Sum
+from minrnn_gen.cell.liveness import names_in_order
+from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.syntax import Place
+from minrnn_gen.errors import BadInput, nearest_name
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The names of a cell that have the axis n; inputs S.* all have it."""
+
+    states: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.states or self.parameters or self.shared)
+
+
+NO_VECTORS = Vectors()
+
+
+class Axes:
+    """Which values have the axis n, as a cell is read from the top."""
+
+    def __init__(self, file: CellFile) -> None:
+        self._states, self._shared = named_with_n(file.states), file.shared or ()
+        self._wide = {ex.named(name) for name in named_with_n(file.parameters)}
+        self._wide |= {ex.shared(name) for name in self._shared}
+        self._wide |= {symbol for name in self._states for symbol in (ex.previous(name), ex.current(name))}
+
+    def is_wide(self, expression: Expr) -> bool:
+        """Whether `expression` has n values per channel."""
+        name, operands = ex.operation(expression)
+        if name == "symbol":
+            return expression in self._wide
+        return not isinstance(expression, Sum) and any(map(self.is_wide, operands))
+
+    def define(self, place: Place, name: str, expression: Expr) -> None:
+        """Give what is defined its axis; raises `BadInput` for a state whose equation has another."""
+        is_wide, state = self.is_wide(expression), name.removesuffix("[t]")
+        if state == name:
+            if is_wide:
+                self._wide.add(ex.named(name))
+        elif is_wide and state not in self._states:
+            raise place.error(
+                f"{name} is one value per channel, but its expression has the axis n; add over n with sum(…), or list the "
+                f"state as `states: {{{state}: n}}`"
+            )
+        elif not is_wide and state in self._states:
+            raise place.error(
+                f"{name} has n values per channel, but its expression is without the axis n; use what has it, such as "
+                f"{state}[t-1], a parameter of [H, n] or S.<name>, or list the state as `{state}: 1`"
+            )
+
+    def why_not_shared(self, name: str) -> str | None:
+        """Return why S.name is no input; None where it is one."""
+        if name in self._shared:
+            return None
+        return f"S.{name} is not listed{nearest_name(name, self._shared)}; list it, `shared: [{name}]`"
+
+    def why_no_sum(self, operand: Expr) -> str | None:
+        """Return why there is no sum over n of `operand`; None where there is one."""
+        if self.is_wide(operand):
+            return None
+        return (
+            f"sum adds over the axis n, and {equation_text(operand)[:60]} is without it: one value per channel; "
+            "use a state or a parameter listed with n, or S.<name>, or leave sum out"
+        )
+
+    def why_no_output(self, output: Expr) -> str | None:
+        """Return why `output` cannot be the output, which is one value per channel; None where it can."""
+        if not self.is_wide(output):
+            return None
+        return (
+            f"the output is one value per channel, but {equation_text(output)[:60]} has the axis n; give an output that adds "
+            "over n, such as `output: sum(S.c * h[t])`"
+        )
+
+    def vectors(self, states: tuple[str, ...], parameters: tuple[str, ...], shared: tuple[str, ...]) -> Vectors:
+        """Return those of a cell's names that have the axis."""
+        return Vectors(
+            tuple(name for name in states if ex.current(name) in self._wide),
+            tuple(name for name in parameters if ex.named(name) in self._wide),
+            shared,
+        )
+
+
+def check_no_product(vectors: Vectors, product_uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for a recurrent product in a cell with the axis n."""
+    if vectors and product_uses:
+        gate, place = next(iter(product_uses.items()))
+        raise place.error(
+            f"R.{gate} multiplies the previous output, which a cell with the axis n cannot; leave R out, or list every state "
+            "and parameter with one value per channel"
+        )
+
+
+def names_with_axes(
+    source: CellSource, key: str, listed: tuple[str, ...] | Mapping[str, object] | None, used: Mapping[str, Place], form: str
+) -> tuple[str, ...]:
+    """Return the names `used`: in the order `listed`, or, where a mapping gives their axes, in that of their first use."""
+    if not isinstance(listed, Mapping):
+        return names_in_order(source, key, listed, used, form)
+    _check_listed(source, key, listed, used, form)
+    return names_in_order(source, key, tuple(used), used, form)
+
+
+def _check_listed(source: CellSource, key: str, listed: Collection[str], used: Mapping[str, Place], form: str) -> None:
+    for name in listed:
+        if name not in used:
+            raise _never_used(source, key, name, form)
+    for name, place in used.items():
+        if name not in listed:
+            raise place.error(
+                f"'{name}' is used here but not listed under {key}; list it with its axis, `{name}: n` or `{name}: 1`"
+            )
+
+
+def _never_used(source: CellSource, key: str, name: str, form: str) -> BadInput:
+    return source.document.error((key, name), f"'{name}' is never used as {form.format(name)}; remove it or use it")
