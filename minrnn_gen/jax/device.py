@@ -2,7 +2,7 @@
 
 A call is recorded once, on arrays of its shapes full of zeros. Its launches, products and fills are then replayed at other
 addresses. What they allocated beside the results lies in a workspace, one more result of XLA's custom call. So a replay
-allocates nothing and reads nothing back.
+allocates nothing and reads nothing back, and XLA may capture it into a command buffer.
 """
 
 from __future__ import annotations

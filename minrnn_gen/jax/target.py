@@ -91,13 +91,9 @@ def _handler_of(run: Callable[[CallFrame], None]) -> Any:
 
 
 def _describe(metadata: Any) -> None:
-    """Say what the handler is.
-
-    It is not said to be compatible with command buffers: under capture cuBLAS allocates memory where a product has no workspace
-    of its own, and a graph with allocations cannot become a part of XLA's.
-    """
+    """Say what the handler is: a replay launches what the first run did, so XLA may capture it into a command buffer."""
     metadata.version.major, metadata.version.minor = structures.API_MAJOR, structures.API_MINOR
-    metadata.traits = 0
+    metadata.traits = structures.COMMAND_BUFFER_COMPATIBLE
 
 
 def _refusal(frame: CallFrame, error: BaseException) -> int | None:

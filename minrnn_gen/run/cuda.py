@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.call.address import plain_numbers
+from minrnn_gen.call.address import Address, plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
@@ -79,7 +79,7 @@ class CudaBackend:
 
     def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
         """Begin a run beside `like`; the arrays of `keyed` have their slots."""
-        return CudaRecorder(like, keyed, self._kernels)
+        return CudaRecorder(like, keyed, self._kernels, gives_workspace=not self.has_graphs)
 
     def graph(
         self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]
@@ -133,11 +133,24 @@ def choose_for(
 
 
 class CudaRecorder(TraceRecorder):
-    """A run of the kernels of a backend on a GPU."""
+    """A run of the kernels of a backend on a GPU.
 
-    def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader) -> None:
+    `gives_workspace`: products work in memory of the run. Without, cuBLAS allocates some where the stream is captured, and a
+    graph with allocations cannot become a part of another one.
+    """
+
+    def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
         super().__init__(like, keyed)
-        self._kernels = kernels
+        self._kernels, self._gives_workspace = kernels, gives_workspace
+        self._workspace: Address | None = None
+
+    def multiply(self, product: Product, workspace: int = 0) -> None:
+        """Multiply by cuBLAS on the current stream; all products of the run share its workspace, one after the other."""
+        if self._gives_workspace and not workspace:
+            if self._workspace is None:
+                self._workspace = self.new_array((cublas.WORKSPACE_BYTES,), "uint8").address
+            workspace = self._workspace
+        super().multiply(product, workspace)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes; see `choose_for`."""

@@ -149,8 +149,8 @@ print(len(calls), losses[0] > losses[-1], bool(np.isfinite(losses).all()))
 """
 
 
-def test_a_training_step_runs_beside_captured_graphs() -> None:
-    """XLA captures what it can of a step into command buffers; our calls stay between them."""
+def test_replays_of_captured_graphs_call_no_python() -> None:
+    """A training step runs two calls; XLA captures both, once for each set of addresses that its allocator gives."""
     root = Path(__file__).resolve().parents[2]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
     environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -159,7 +159,7 @@ def test_a_training_step_runs_beside_captured_graphs() -> None:
     assert answer.returncode == 0, answer.stderr[-3000:]
     calls, falls, is_finite = answer.stdout.split()
     assert (falls, is_finite) == ("True", "True")
-    assert int(calls) == 200
+    assert int(calls) < 100, "200 without capture"
 
 
 def test_tracing_again_records_nothing_and_memory_stays() -> None:
