@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_recurrence import HIDDEN, drawn, kernel_of, split
+from test_jax_recurrence import HIDDEN, drawn, kernel_of, split
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")

@@ -79,7 +79,7 @@ def test_gradients_under_vmap(axes: tuple[int | None, ...]) -> None:
     ids=str,
 )
 def test_vmap_is_one_element_after_another(spec: dict[str, Any], maps_weights: bool) -> None:
-    from test_recurrence import drawn, kernel_of
+    from test_jax_recurrence import drawn, kernel_of
 
     spec = {**spec, "hidden_size": 4, "precision": "fp64"}
     arrays = jax.tree.map(several, drawn(kernel_of(spec), batch=2, time=3))
