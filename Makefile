@@ -8,9 +8,10 @@
 #   make fuzz       drawn cells and numbers, CPU target and emulated kernels beside an oracle, until Ctrl-C or MINUTES=10
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
+#   make sanitize-cpu  native code under the address and undefined-behaviour sanitizers of the C compiler
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make docs       the documentation site, in build/site       make docs-serve   the same at http://127.0.0.1:8000, as it is written
-#   make docs-check links, code blocks, spelling and size of the site
+#   make docs-check links, spelling and size of the site, its console in a browser, and its code, which BLOCKS= leaves to make test
 #   make release    build wheel and sdist and check them in empty environments; TAG=yes writes the changelog's section and tags
 #   make clean      remove what the targets made
 #
@@ -31,6 +32,8 @@ WORKERS ?= auto --maxprocesses=4
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 
+# The tests of the pages' code, tables and links.
+BLOCKS ?= tests/docs
 BIN := $(VENV)/bin
 comma := ,
 # An install is repeated when what it was made from changes, or when other CUDA libraries are asked for.
@@ -43,13 +46,19 @@ DOCS := $(VENV)/installed-docs
 RELEASE := $(VENV)/installed-release
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all fuzz mutate sanitize lint types docs docs-serve docs-check release clean
+# Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
+DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
+
+.PHONY: demo test test-all fuzz mutate sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
 .DEFAULT_GOAL := test
+# Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Two installs into one environment would trip over each other.
 .NOTPARALLEL:
 
 demo: $(DEMO)
 	$(BIN)/minrnn-gen run examples/min_gru.yaml
+	@$(if $(HAS_GPU),:,echo; $(BIN)/minrnn-gen run examples/lstm.yaml --device cpu $(DEMO_ON_CPU))
 	@if command -v "$(firstword $(CXX))" >/dev/null; then echo; $(BIN)/minrnn-gen verify examples/min_gru.yaml --candidates 0; fi
 
 test: $(TEST)
@@ -58,6 +67,7 @@ test: $(TEST)
 
 test-all: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "matrix_full or not matrix_full" --hypothesis-profile whole
+	@$(MAKE) --no-print-directory docs-check BLOCKS=
 
 fuzz: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz $(if $(MINUTES),--minutes $(MINUTES))
@@ -68,6 +78,9 @@ mutate: $(TEST)
 sanitize: $(TEST)
 	$(BIN)/python tests/gpu/sanitizers.py --sanitizer $(SANITIZER)
 
+sanitize-cpu: $(TEST)
+	$(BIN)/python tests/cpu/sanitizers.py
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,16 +89,16 @@ types: $(DEV)
 	$(BIN)/mypy
 
 docs: $(DOCS)
-	$(MKDOCS) build --strict --quiet
-	@echo "build/site/index.html: $$(du -sk build/site | cut -f1) KB"
+	@started=$$(date +%s) && $(MKDOCS) build --strict --quiet && \
+		echo "build/site/index.html: $$(du -sk build/site | cut -f1) KB in $$(( $$(date +%s) - started )) s"
 
 docs-serve: $(DOCS)
 	$(MKDOCS) serve
 
-docs-check: docs $(TEST)
+docs-check: docs $(if $(BLOCKS),$(TEST))
 	$(BIN)/python docs/site/check.py build/site
 	$(BIN)/codespell $(wildcard *.md) docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
-	$(BIN)/python -m pytest -q tests/docs
+	$(if $(BLOCKS),$(BIN)/python -m pytest -q $(BLOCKS))
 
 release: $(RELEASE)
 	$(BIN)/python release/release.py$(if $(TAG), --tag)

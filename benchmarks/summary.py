@@ -133,10 +133,10 @@ def summary_text() -> str:
 
 def summary_svg() -> str:
     """Return the figure of README.md as SVG: the times of ours as shares of the fastest alternatives'."""
-    rows, row_height, top, left, width = answers(), 46, 58, 300, 340
+    rows, row_height, top, left, width = answers(), 46, 58, 340, 340
     height = top + row_height * len(rows) + 8
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" font-family="sans-serif" font-size="13">',
         _STYLE,
         '<text class="text" x="8" y="20" font-size="15" font-weight="bold">Shorter is faster: minrnn-gen beside the fastest'
         " of what people use today</text>",

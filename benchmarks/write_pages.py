@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import classic
 import summary
 
 from minrnn_gen.bench.cost_model.regret_record import (
@@ -32,6 +33,9 @@ def main() -> None:
     sections = {"summary": summary.summary_text}
     page.write_text(filled_sections(page.read_text(encoding="utf-8"), summary.PAGE, sections), encoding="utf-8")
     (ROOT / summary.FIGURE).write_text(summary.summary_svg(), encoding="utf-8")
+    page = ROOT / classic.PAGE
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), classic.PAGE, classic.sections()), encoding="utf-8")
+    (ROOT / classic.FIGURE).write_text(classic.figure(), encoding="utf-8")
     page = ROOT / FUNCTIONS_PAGE
     functions = read_functions(ROOT / PUBLISHED_FUNCTIONS)
     page.write_text(filled_functions(page.read_text(encoding="utf-8"), functions, FUNCTIONS_PAGE), encoding="utf-8")

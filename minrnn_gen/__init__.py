@@ -38,7 +38,10 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     """Import what is asked for, and no more: `import minrnn_gen` costs nothing."""
     if name not in __all__:
-        raise AttributeError(f"module 'minrnn_gen' has no attribute {name!r}")
+        import sys
+
+        # Its name and its module, from which Python makes a suggestion.
+        raise AttributeError(f"module 'minrnn_gen' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     import importlib
 
     return getattr(importlib.import_module(f"minrnn_gen.{_MODULES.get(name, 'errors')}"), name)

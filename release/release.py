@@ -32,6 +32,7 @@ COMMANDS = (
     ("--version",),
     ("new", "spec", "mine.yaml"),
     ("explain", "mine.yaml", "--gpu", "h200"),
+    ("explain", "mine.yaml", "--gpu", "h200", "--html", "page.html"),
     ("run", "mine.yaml", "--device", "cpu", "--batch", "2", "--time", "16"),
 )
 PROGRAM = """

@@ -87,10 +87,11 @@ OWNERS = {
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
     "torch": (
-        "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.layers bench.contenders.raw_scans "
+        "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
+        "bench.contenders.raw_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm"
     ),
-    "jax": "jax.* bench.contenders.baselines",
+    "jax": "jax.* bench.contenders.baselines bench.contenders.jax_calls bench.contenders.jax_equations",
     "accelerated_scan": "bench.contenders.baselines",
     "fla": "bench.contenders.baselines",
     "flashrnn": "bench.contenders.flash bench.contenders.flash_build",

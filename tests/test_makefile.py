@@ -51,3 +51,15 @@ def test_what_is_downloaded_is_said_beforehand(target: str, tmp_path: Path) -> N
     said = next(number for number, line in enumerate(lines) if line.startswith("echo") and "GB" in line)
     assert said < next(number for number, line in enumerate(lines) if "pip install" in line)
     assert ("torch" in "\n".join(lines)) == (target == "test")
+
+
+def test_the_site_is_checked_with_every_change(tmp_path: Path) -> None:
+    assert '"docs-check BLOCKS="' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    whole = recipe(tmp_path, "docs-check", system="Linux", has_gpu=False)
+    assert "pytest -q tests/docs" in whole
+    alone = recipe(tmp_path, "docs-check", system="Linux", has_gpu=False, settings=("BLOCKS=",))
+    for text in (whole, alone):
+        assert "mkdocs build --strict" in text and "docs/site/check.py" in text and "codespell" in text
+    # What make test has run is not run again, nor installed for.
+    assert "pytest" not in alone and "torch" not in alone
+    assert "docs-check BLOCKS=" in recipe(tmp_path, "test-all", system="Linux", has_gpu=False)

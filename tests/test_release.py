@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -93,10 +95,44 @@ def test_what_is_cited_is_this_version() -> None:
     assert "version" not in citation and citation["license"] == release.LICENCE
 
 
-def test_issue_templates_are_forms_and_the_image_copies_what_is_there() -> None:
+def test_issue_templates_are_forms() -> None:
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         content = yaml.safe_load(form.read_text(encoding="utf-8"))
         assert form.name == "config.yml" or {"name", "description", "body"} <= set(content)
-    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
-        if line.startswith("COPY "):
-            assert all((ROOT / name).exists() for name in line.split()[1:-1])
+
+
+def is_sent_to_the_image(path: str) -> bool:
+    """Return whether .dockerignore leaves a path of the checkout in the build's context: the last line that fits decides."""
+    is_sent = True
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        pattern = line.removeprefix("!")
+        if (
+            line
+            and not line.startswith("#")
+            and any(
+                fnmatch(part, pattern.removeprefix("**/")) if pattern.startswith("**/") else part == pattern or pattern == "*"
+                for part in (path.split("/") if pattern.startswith("**/") else [path.split("/")[0]])
+            )
+        ):
+            is_sent = line.startswith("!")
+    return is_sent
+
+
+def test_the_image_copies_what_a_wheel_is_made_of_and_has_compilers() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    copied = {name for line in text.splitlines() if line.startswith("COPY ") for name in line.split()[1:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {"pyproject.toml", "hatch_build.py", project["project"]["readme"], *project["project"]["license-files"]}
+    assert copied == needed | set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]) | {"constraints.txt"}
+    assert all((ROOT / name).exists() and is_sent_to_the_image(name) for name in copied)
+    for path in (
+        ".git/config",
+        ".venv/bin/python",
+        "build/site/index.html",
+        "tests/conftest.py",
+        "minrnn_gen/native/_trip.abi3.so",
+    ):
+        assert not is_sent_to_the_image(path), path
+    assert is_sent_to_the_image("minrnn_gen/native/trip.c") and is_sent_to_the_image("templates/ptx/matrix.cuh.j2")
+    # Without them the host's part of a call is Python's, and `verify` has nothing to compile with.
+    assert {"gcc", "g++", "libc6-dev"} <= set(text.split()) and "--constraint /source/constraints.txt" in text

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run_without_torch(*arguments: str) -> str:
     words = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "support.without_torch", *arguments]
+    words += ["--hypothesis-profile", "unshrunk"]
     program = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import pytest; sys.exit(pytest.main({words!r}))"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-1000:]

@@ -1,15 +1,19 @@
 """What a reader of the built site relies on: every link leads somewhere, nothing comes from the network, and it stays small.
 
 `python docs/site/check.py build/site` names what is wrong, with its page, and exits with 1. Where there is a Chromium, it opens
-a page of each kind from its file and prints what the console says.
+every page as on a phone, and names what its console says and pages that are wider than the phone.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 BYTES_MOST = 20 * 1024 * 1024
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 LOADED_LINKS = {"stylesheet", "icon", "preload", "preconnect", "modulepreload"}
-OPENED = ("index.html", "reference/minrnn_gen.html", "kernels/scan.html", "index.html?q=look-back")
+PHONE_PIXELS = 400
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -79,15 +83,41 @@ def faults(site: Path) -> list[str]:
     return wrong
 
 
-def console(browser: str, address: str) -> list[str]:
-    """Return what the console of `browser` says of a page."""
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=4000")
-    answer = subprocess.run(
-        [browser, *options, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=False
-    )
-    if not answer.stdout:
-        return [f"{address}: {browser} shows nothing"]
-    return [f"{address}: {line}" for line in answer.stderr.splitlines() if "CONSOLE" in line]
+def opened(browser: str, site: Path) -> list[str]:
+    """Return what a browser's console says of all pages, open at once on a phone, and which have to be scrolled sideways."""
+    site = site.resolve()
+    addresses = [page.as_uri() for page in sorted(site.rglob("*.html"))] + [f"{site.as_uri()}/index.html?q=look-back"]
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "phones.html"
+        page.write_text(_PHONES % {"addresses": json.dumps(addresses), "pixels": PHONE_PIXELS}, encoding="utf-8")
+        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=20000")
+        files = ("--allow-file-access-from-files", f"--user-data-dir={folder}", "--dump-dom", page.as_uri())
+        answer = subprocess.run([browser, *options, *files], capture_output=True, text=True, timeout=120, check=False)
+    shown = re.search(r'data-widths="([^"]*)"', answer.stdout)
+    if not shown:
+        return [f"{browser} shows nothing: {answer.stderr[-500:]}"]
+    widths: dict[str, int] = json.loads(unescape(shown[1]))
+    wrong = [line for line in answer.stderr.splitlines() if "CONSOLE" in line]
+    wrong += [f"{address}: not opened" for address in addresses if address not in widths]
+    return wrong + [
+        f"{address}: {width} pixels wide on a phone of {PHONE_PIXELS}"
+        for address, width in widths.items()
+        if width > PHONE_PIXELS
+    ]
+
+
+_PHONES = """<!DOCTYPE html><meta charset="utf-8"><body><script>
+for (const address of %(addresses)s) {
+  const frame = document.createElement("iframe");
+  frame.width = %(pixels)d; frame.height = 900; frame.src = address;
+  document.body.append(frame);
+}
+addEventListener("load", () => {
+  const frames = [...document.querySelectorAll("iframe")];
+  const widths = frames.map(frame => [frame.src, frame.contentDocument.documentElement.scrollWidth]);
+  document.body.dataset.widths = JSON.stringify(Object.fromEntries(widths));
+});
+</script>"""
 
 
 def main(site: Path) -> int:
@@ -95,8 +125,7 @@ def main(site: Path) -> int:
     wrong = faults(site)
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser:
-        for name in OPENED:
-            wrong += console(browser, f"{site.resolve().as_uri()}/{name}")
+        wrong += opened(browser, site)
     else:
         print(f"not opened in a browser: there is none of {', '.join(BROWSERS)}")
     print("\n".join(wrong) or "every link leads somewhere, and nothing comes from the network")

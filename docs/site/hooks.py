@@ -14,6 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pages import API, AT_THE_TOP, FENCE, LINK, ROOT, anchor_of, api_page, published_name, schema_page, source_of, with_links
+from reports import decisions, records, with_reports
 
 from minrnn_gen.cli.schema import Kind
 
@@ -33,6 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=api_page(package, names)))
     for kind in Kind:
         files.append(File.generated(config, f"reference/{kind}-schema.md", content=schema_page(kind)))
+    for name, text in (*records(), *decisions()):
+        files.append(File.generated(config, name, content=text))
     for source in sorted(linked_files(files)):
         published = published_name(source)
         files.append(File.generated(config, published, abs_src_path=str(ROOT / source)))
@@ -40,8 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Lead links to where the site has what they lead to."""
-    return with_links(markdown, source_of(page.file.src_uri), page.file.src_uri)
+    """Lead links to where the site has what they lead to, and add those to reports."""
+    return with_reports(with_links(markdown, source_of(page.file.src_uri), page.file.src_uri), page.file.src_uri)
 
 
 def linked_files(files: Files) -> set[str]:

@@ -43,6 +43,8 @@ API = {
         "recurrence",
         "scan",
         "replace",
+        "SequenceGroup",
+        "sum_gradients",
     ),
     "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
     "minrnn_gen.compat": ("flashrnn", "mamba_ssm", "accelerated_scan", "fla", "numpy_cells"),

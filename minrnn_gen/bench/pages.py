@@ -11,7 +11,7 @@ from minrnn_gen.bench.report.functions import FunctionRecord, functions_text
 from minrnn_gen.bench.report.plot import panels_of
 from minrnn_gen.bench.report.record import Record, Row
 from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
-from minrnn_gen.bench.suites import CALLS, LAYERS, RECURRENT, SCAN, SUITES
+from minrnn_gen.bench.suites import CALLS, JAX, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
 LAYER_SIZES, LARGE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large"
@@ -22,12 +22,13 @@ PUBLISHED_RECORDS = {
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
     CALLS.command: "benchmarks/results/calls_h200.json",
     LAYERS.command: "benchmarks/results/layers_h200.json",
+    JAX.command: "benchmarks/results/jax_h200.json",
     # Measured by themselves.
     LARGE: "benchmarks/results/recurrent_large_h200.json",
     LAYER_SIZES: "benchmarks/results/layer_sizes_h200.json",
 }
 PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS.command: "docs/layers.svg"}
-PAGES = ("docs/performance.md", "docs/torch.md")
+PAGES = ("docs/performance.md", "docs/torch.md", "docs/jax.md")
 _DRAWN = {
     SCAN.command: "Scans and layers over the length of the sequence",
     RECURRENT.command: "Dense cells over head_dim and over batch",
@@ -103,6 +104,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
     **{f"{LAYERS.command} {name}": (LAYERS.command, text) for name, text in _sections(LAYERS.command).items()},
+    **{f"{JAX.command} {name}": (JAX.command, text) for name, text in _sections(JAX.command).items()},
     LARGE: (LARGE, _sections(RECURRENT.command)["large"]),
     f"{LARGE} provenance": (LARGE, _sections(RECURRENT.command)["provenance"]),
     LAYER_SIZES: (LAYER_SIZES, _sections(LAYERS.command)["sizes"]),

@@ -1,4 +1,4 @@
-"""Suites of the four commands: scans, dense cells, single calls, and layers beside torch's."""
+"""Suites of the five commands: scans, dense cells, single calls, layers beside torch's, and the JAX front."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from minrnn_gen.bench.contenders import (
     flash,
     fused_cells,
     host_calls,
+    jax_calls,
     layers,
     raw_scans,
     single_sequence,
@@ -20,7 +21,7 @@ from minrnn_gen.bench.contenders import (
 from minrnn_gen.bench.harness.gpu import Gpu
 from minrnn_gen.bench.harness.rounds import Contender, Limits
 from minrnn_gen.bench.harness.session import Suite
-from minrnn_gen.bench.problems import call_problems, dense_problems, layer_problems, scan_problems
+from minrnn_gen.bench.problems import call_problems, dense_problems, jax_problems, layer_problems, scan_problems
 from minrnn_gen.bench.problems.scan_problems import CALLS_IN_A_ROW, Problem
 
 
@@ -115,4 +116,23 @@ LAYERS = Suite(
     limits=Limits(rounds_most=21, seconds=0.6),
     table_limits={"sizes": Limits(rounds_least=5, rounds_most=11, seconds=0.15)},
 )
-SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS, LAYERS)}
+JAX = Suite(
+    command="jax",
+    titles=jax_problems.TITLES,
+    problems=jax_problems.problems_of,
+    baselines=jax_calls.NAMES,
+    refusals=lambda *_: {},
+    contenders=jax_calls.contenders,
+    method={
+        "clock": "the host's, from an idle device until it is done; an untimed call goes before each timed one",
+        "jit": "forward, and gradients of x and R by a given dy, in one jitted program; minrnn_gen.torch: eager, by autograd",
+        "dispatch": f"{CALLS_IN_A_ROW} calls in a row of one program; then {jax_calls.RETRACES} programs traced anew and "
+        f"{jax_calls.CALLS} calls, and what they left behind",
+        "first call": "from the first call of the program to its results: traced, compiled by XLA, kernels compiled or "
+        "found in the cache",
+        "lax.scan": "the equations step by step, products of bf16 summed in fp32, states and gates in fp32",
+        "jax.experimental.rnn": "cuDNN, in fp32 with TF32, its projection included",
+    },
+    limits=Limits(rounds_most=21, seconds=1.5),
+)
+SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS, LAYERS, JAX)}

@@ -53,7 +53,7 @@ class Target:
     """The GPU that is compiled for; `origin` says who chose it: "spec", "device" (the live GPU) or "default"."""
 
     profile: GpuProfile
-    profile_bytes: bytes
+    profile_bytes: bytes = field(repr=False)
     origin: str
 
 
@@ -66,7 +66,7 @@ class Builder:
     """
 
     spec: Spec
-    target: Target
+    target: Target = field(repr=False)
     store: Store
     waits_are_bounded: bool = field(default_factory=debug_build_is_asked_for)
     preferred: Callable[[], Preferred] | None = None

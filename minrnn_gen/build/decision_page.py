@@ -10,105 +10,53 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.drawing import Point, bars, memory_map, search_space, values_of_variables
 from minrnn_gen.build.explain import strategy_in_words, variables_in_words
 from minrnn_gen.build.overview import overview
+from minrnn_gen.build.page import facts, page, section
+from minrnn_gen.build.timeline import html_of, timeline_of
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import KernelPlan, total_us
+from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan, total_us
 from minrnn_gen.plan.solver import Solution
 
 # Points nearer than this, as shares of a time and as bytes, are drawn as one.
 SAME_TIME, SAME_BYTES = 0.01, 1024
-
-STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --ground: #fff; --line: #d1d9e0; --blue: #0969da;
-  --red: #cf222e; --code: #f6f8fa; --comment: #59636e; --number: #0550ae; --other: #8c959f; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --ground: #0d1117; --line: #3d444d;
-  --blue: #4493f8; --red: #f85149; --code: #151b23; --comment: #9198a1; --number: #79c0ff; --other: #656c76; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 90rem; background: var(--ground); color: var(--text);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0.4rem 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 1.6rem 0 0.5rem; }
-p { margin: 0.3rem 0; color: var(--soft); }
-table { border-collapse: collapse; }
-th { text-align: left; font-weight: 600; vertical-align: top; padding: 0.15rem 0.8rem 0.15rem 0; }
-td { vertical-align: top; padding: 0.15rem 0.8rem 0.15rem 0; font-variant-numeric: tabular-nums; }
-table.facts td { overflow-wrap: anywhere; }
-tr.pick { color: var(--blue); font-weight: 600; }
-.two { columns: 2 30rem; column-gap: 2.5rem; }
-.two > section { break-inside: avoid; padding-top: 0.1rem; }
-.scroll { overflow-x: auto; }
-svg.wide { display: block; width: 100%; min-width: 30rem; max-width: 60rem; }
-svg.bar { width: 9rem; height: 0.7rem; vertical-align: middle; }
-svg.key { width: 0.8rem; height: 0.8rem; }
-svg text { fill: var(--soft); font: 13px system-ui, sans-serif; }
-svg text.pick { fill: var(--blue); font-weight: 600; }
-.grid { stroke: var(--line); } .other { fill: var(--other); } circle.other { fill-opacity: 0.8; }
-circle.pick { fill: var(--blue); stroke: var(--ground); stroke-width: 2; }
-.free { fill: var(--line); fill-opacity: 0.5; } .value { fill: var(--blue); } .full { fill: var(--red); }
-.part0 { fill: #0969da; } .part1 { fill: #1a7f37; } .part2 { fill: #bf8700; } .part3 { fill: #8250df; }
-.part4 { fill: #bc4c00; } .part5 { fill: #1b7c83; } .part6 { fill: #cf222e; } .part7 { fill: #6e7781; }
-.beside { display: grid; grid-template-columns: minmax(14rem, 20rem) minmax(0, 1fr); gap: 1.5rem; }
-.beside > aside { position: sticky; top: 1rem; align-self: start; max-height: 95vh; overflow-y: auto; }
-pre { margin: 0; padding: 0.8rem; background: var(--code); overflow-x: auto; font: 12px/1.45 ui-monospace, monospace; }
-pre i { color: var(--comment); font-style: normal; } pre b { color: var(--number); font-weight: 600; }
-@media (max-width: 50rem) { .beside { grid-template-columns: minmax(0, 1fr); }
-  .beside > aside { position: static; max-height: none; } svg.bar { width: 5rem; } }
-"""
 
 
 def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, note: str = "") -> str:
     """Return the page of one built kernel; `solution` has the candidates that it was chosen among, `note` how the GPU was."""
     plan = built.plan
     title = f"{plan.entry} of {plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, for {plan.gpu}"
-    most_bytes = profile.shared_bytes_per_block_max
+    most_bytes, timeline = profile.shared_bytes_per_block_max, timeline_of(plan)
     sections = [
-        f"<h1>{escape(title)}</h1>",
-        _table(_decision(built, profile, note)),
+        facts(_decision(built, profile, note)),
         '<div class="two">',
-        _section(
+        section(
             "The search space",
             f"{plan.candidate_count:,} candidates fit, {sum(plan.rejected.values()):,} do not. A larger dot is several.",
             f'<div class="scroll">{_space(plan, solution)}</div>',
         ),
-        _section(
+        section(
             "What each choice costs",
             "The best predicted time with each value of a variable; the pick's are blue.",
             _values(plan, solution),
         ),
-        _section("Predicted time", _how_combined(plan), _terms(plan)),
-        _section(
+        section("Predicted time", _how_combined(plan), _terms(plan)),
+        section(timeline.title, timeline.words, html_of(timeline)),
+        section(
             "Slack of each constraint",
             "What the pick uses of what the GPU allows; red where less than 5 % is left.",
             _slack(plan),
         ),
-        _section("Runners-up", "The next best candidates, as predicted.", _runners_up(plan)) if plan.runners_up else "",
-        _section("Rejected", "Points of the search space, by the first constraint that fails.", _rejected(built)),
+        section("Runners-up", "The next best candidates, as predicted.", _runners_up(plan)) if plan.runners_up else "",
+        section("Rejected", "Points of the search space, by the first constraint that fails.", _rejected(built))
+        if any(plan.rejected.values()) or built.dropped
+        else "",
         "</div>",
-        _section(
-            "Shared memory of a block", "To scale.", f'<div class="scroll">{memory_map(plan.shared_map, most_bytes)}</div>'
-        )
+        section("Shared memory of a block", "To scale.", f'<div class="scroll">{memory_map(plan.shared_map, most_bytes)}</div>')
         if plan.shared_map
         else "",
         "<h2>The plan and its CUDA</h2>",
-        f'<div class="beside"><aside>{_table(_numbers(plan))}</aside><pre>{_code(built.source)}</pre></div>',
+        f'<div class="beside"><aside>{facts(_numbers(plan))}</aside><pre>{_code(built.source)}</pre></div>',
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-    )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n'
-        + "\n".join(sections)
-        + "\n</body></html>\n"
-    )
-
-
-def _section(title: str, words: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2><p>{escape(words)}</p>{content}</section>"
-
-
-def _table(rows: list[tuple[str, str]]) -> str:
-    lines = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows)
-    return f'<table class="facts">{lines}</table>'
+    return page(title, sections)
 
 
 def _decision(built: BuiltKernel, profile: GpuProfile, note: str) -> list[tuple[str, str]]:
@@ -157,7 +105,8 @@ def _values(plan: KernelPlan, solution: Solution) -> str:
 
 def _how_combined(plan: KernelPlan) -> str:
     rates = f"by datasheets: {', '.join(plan.assumed_rates)}" if plan.assumed_rates else "every rate of the GPU was measured"
-    return f"{plan.predicted_total_us:,.1f} us for batch {plan.batch}, time {plan.time}, by terms that partly overlap; {rates}."
+    how = "by terms that partly overlap" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "the sum of its terms"
+    return f"{plan.predicted_total_us:,.1f} us for batch {plan.batch}, time {plan.time}, {how}; {rates}."
 
 
 def _terms(plan: KernelPlan) -> str:

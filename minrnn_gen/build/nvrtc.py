@@ -43,8 +43,12 @@ class CompiledSource:
     kernels: tuple[KernelResources, ...]
 
 
+@functools.cache
 def toolchain_version() -> str | None:
-    """Return the versions of the installed NVRTC distributions, read from metadata alone; None without CuPy."""
+    """Return the versions of the installed NVRTC distributions, read from metadata alone; None without CuPy.
+
+    They are read once per process, as the library is loaded once: one that is installed later is not the one that runs here.
+    """
     installed = []
     for name in _DISTRIBUTIONS:
         try:

@@ -81,13 +81,13 @@ def digest(*parts: bytes | str) -> str:
 
 
 def package_digest() -> str:
-    """Return a digest of everything in this package that decides what is generated: modules, cell library, templates."""
+    """Return a digest of what decides which kernels are generated for GPUs: modules, cell library, templates."""
     return digest(_modules_digest(), templates_digest())
 
 
 def templates_digest() -> str:
-    """Return a digest of the templates alone."""
-    return _tree_digest(package_folder("templates"), "*")
+    """Return a digest of the templates of CUDA alone: kernels for CPUs have their whole text as key."""
+    return _tree_digest(package_folder("templates"), "*", without="cpu/")
 
 
 @functools.cache
@@ -96,9 +96,11 @@ def _modules_digest() -> str:
     return digest(_tree_digest(PACKAGE_FOLDER, "*.py"), _tree_digest(PACKAGE_FOLDER / "cell" / "library", "*.yaml"))
 
 
-def _tree_digest(folder: Path, pattern: str) -> str:
+def _tree_digest(folder: Path, pattern: str, without: str = "/") -> str:
+    """Return a digest of the files of a folder, but those whose path in it begins as `without`."""
     paths = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob(pattern) if path.is_file())
-    return digest(*(part for name, path in paths for part in (name, path.read_bytes())))
+    kept = ((name, path) for name, path in paths if not name.startswith(without))
+    return digest(*(part for name, path in kept for part in (name, path.read_bytes())))
 
 
 class Store:

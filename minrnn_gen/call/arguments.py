@@ -151,11 +151,15 @@ def with_slots(arrays: Iterable[Array | None], first: int = 0) -> list[Array | N
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states."""
+    """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states.
+
+    `products` [runs, rows, T, recurrent gates, H]: those with R, where a backward on the CPU reads them.
+    """
 
     y: Array
     kept: tuple[Array, ...]
     final: tuple[Array, ...]
+    products: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def outputs_of_run(interface: Interface, outputs: Outputs, run: int) -> Outputs:
         y=channels_of_run(interface, outputs.y, run),
         kept=tuple(channels_of_run(interface, states, run) for states in outputs.kept),
         final=_selected(outputs.final, run),
+        products=None if outputs.products is None else outputs.products.narrowed(0, run, 1),
     )
 
 

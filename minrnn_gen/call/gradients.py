@@ -66,10 +66,9 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGrad
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
     sums = raw.sums
-    gate_sums = sums[:, :gates] if gates < interface.summed_count else sums
-    gradients = [raw.x.view(x.shape), None if R is None else _in_form_of(R, raw.dR)]
+    gradients = [None if raw.x is None else raw.x.view(x.shape), None if R is None else _in_form_of(R, raw.dR)]
     gradients += [None if weight is None else _in_form_of(weight, raw.weight)]
-    gradients += [None if bias is None else _in_form_of(bias, gate_sums)]
+    gradients += [None if bias is None else _in_form_of(bias, sums[:, :gates] if gates < interface.summed_count else sums)]
     gradients.append(None if recurrent_bias is None else _in_form_of(recurrent_bias, sums[:, gates:behind_gates]))
     gradients += [None] * (PARAMETERS_FROM - SEQUENCES_FROM)
     states_from = PARAMETERS_FROM + len(interface.parameters)

@@ -12,6 +12,9 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 CallKey = tuple[Hashable, ...]
 
+# Launches depend on where an array starts by its remainder of this alone.
+ALIGNMENT_BYTES = WIDEST_COPY_BYTES
+
 # Two types of torch and one of CuPy have keys; beside them a few are remembered that have none.
 _TYPES_HELD = 16
 
@@ -73,7 +76,7 @@ def _tensors(arrays: list[Any]) -> _Described | None:
         address = array.data_ptr()
         if not address and array.numel():
             return None  # zeros without memory
-        key += (slot, array.shape, array.stride(), array.dtype, array.device, address % WIDEST_COPY_BYTES)
+        key += (slot, array.shape, array.stride(), array.dtype, array.device, address % ALIGNMENT_BYTES)
         addresses[slot] = address
     return tuple(key), addresses
 
@@ -84,7 +87,7 @@ def _cupy_arrays(arrays: list[Any]) -> _Described | None:
         return None
     addresses = [0 if array is None else array.data.ptr for array in arrays]
     return tuple(
-        (slot, array.shape, array.strides, array.dtype, array.device.id, addresses[slot] % WIDEST_COPY_BYTES)
+        (slot, array.shape, array.strides, array.dtype, array.device.id, addresses[slot] % ALIGNMENT_BYTES)
         for slot, array in enumerate(arrays)
         if array is not None
     ), addresses

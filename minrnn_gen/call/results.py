@@ -18,25 +18,25 @@ ResultT = TypeVar("ResultT", bound=Result)
 class ForwardResult(NamedTuple):
     """What a forward gives: y, the states after every step where they are written (else empty), the final states.
 
-    `projected` are the pre-activations, where x was projected.
+    `projected` are the pre-activations, where x was projected; `products` those with R, where a backward reads them.
     """
 
     y: Any
     states: tuple[Any, ...]
     final: tuple[Any, ...]
     projected: Any = None
+    products: Any = None
 
     @property
     def saved(self) -> tuple[Any, ...]:
         """What a backward reads beside the arrays of the call and y."""
-        return self.states if self.projected is None else (*self.states, self.projected)
+        return (*self.states, *(array for array in (self.products, self.projected) if array is not None))
 
     def mapped(self, change: Callable[[Any], Any]) -> ForwardResult:
         """Return the results with every entry changed."""
-        y, states, final, projected = self
-        return ForwardResult(
-            change(y), tuple(map(change, states)), tuple(map(change, final)), None if projected is None else change(projected)
-        )
+        y, states, final, *others = self
+        changed = (None if array is None else change(array) for array in others)
+        return ForwardResult(change(y), tuple(map(change, states)), tuple(map(change, final)), *changed)
 
 
 class StepResult(NamedTuple):

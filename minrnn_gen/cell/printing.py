@@ -1,4 +1,4 @@
-"""Expressions to text: back to the equation language, and to CUDA C++."""
+"""Expressions to text: back to the equation language, to CUDA C++, and to C over vectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent
-from minrnn_gen.cell.functions import Comparison, Detach, Where
+from minrnn_gen.cell.functions import Comparison, Detach, Quotient, Where
 
 _INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2)}
 _QUOTIENT, _PREFIX, _POWER, _ATOM = 2, 3, 4, 5
@@ -29,6 +29,11 @@ def cuda_text(expression: Expr) -> str:
     own, exact to the last bit, takes a branch.
     """
     return _part(expression, _cuda_part)[0]
+
+
+def c_text(expression: Expr) -> str:
+    """Return `expression` as C over vectors: a symbol s is the variable `cell_s`, a function f is `fn_f`, a choice `choose`."""
+    return _part(expression, _c_part)[0]
 
 
 def _part(expression: Expr, special: Callable[[Expr], Part]) -> Part:
@@ -92,3 +97,20 @@ def _cuda_part(expression: Expr) -> Part:
         return f"{left} {expression.cell_name} {right}", 0
     called = expression.cell_name if name == "call" else name
     return f"fn_{called}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM
+
+
+def _c_part(expression: Expr) -> Part:
+    if is_number(expression):
+        return f"number({float(expression)!r})", _ATOM
+    name, operands = operation(expression)
+    if name == "symbol":
+        return cuda_name(expression.name), _ATOM
+    if name == "divide" or isinstance(expression, Quotient):
+        return _infix("/", _QUOTIENT, operands, _c_part)
+    if isinstance(expression, Detach):
+        return _part(operands[0], _c_part)
+    if isinstance(expression, Comparison):
+        left, right = (_bound(operand, 1, _c_part) for operand in operands)
+        return f"{left} {expression.cell_name} {right}", 0
+    called = "choose" if isinstance(expression, Where) else f"fn_{expression.cell_name if name == 'call' else name}"
+    return f"{called}({', '.join(c_text(operand) for operand in operands)})", _ATOM

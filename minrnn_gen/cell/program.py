@@ -11,7 +11,7 @@ import numpy as np
 
 from minrnn_gen.cell.expressions import Expr, is_number, operation
 from minrnn_gen.cell.functions import CellFunction, Quotient
-from minrnn_gen.cell.printing import cuda_text
+from minrnn_gen.cell.printing import c_text, cuda_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,6 +27,11 @@ class Statement:
     def cuda(self) -> str:
         """The expression as C++ over the type `compute_t`: names with their prefix, functions called `fn_<name>`."""
         return cuda_text(self.expression)
+
+    @property
+    def c(self) -> str:
+        """The expression as C over vectors of the arithmetic type, named as `cuda` names them."""
+        return c_text(self.expression)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from minrnn_gen.cli.run import Device
 from minrnn_gen.cli.terminal import progress
+from minrnn_gen.errors import BadInput
 
 if TYPE_CHECKING:  # imported where something is measured: other commands do without
     from minrnn_gen.bench.harness.session import Suite
@@ -59,17 +62,29 @@ class LayerTable(StrEnum):
     SCANS = "scans"
 
 
+class JaxTable(StrEnum):
+    """Tables of the JAX front."""
+
+    JIT = "jit"
+    DISPATCH = "dispatch"
+    ENSEMBLE = "ensemble"
+
+
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the record here, after each shape.", show_default=False)
 ]
 PlotFile = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Draw the record here, as SVG.", show_default=False)
 ]
+HtmlFile = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write the record here as an interactive page.", show_default=False)
+]
 _ONLY = typer.Option("--only", help="Measure this table alone; may be repeated.", show_default=False)
 Only = Annotated[list[Table] | None, _ONLY]
 OnlyDense = Annotated[list[DenseTable] | None, _ONLY]
 OnlyCalls = Annotated[list[CallTable] | None, _ONLY]
 OnlyLayers = Annotated[list[LayerTable] | None, _ONLY]
+OnlyJax = Annotated[list[JaxTable] | None, _ONLY]
 Quick = Annotated[bool, typer.Option("--quick", help="One or two small shapes of each table.")]
 Baselines = Annotated[
     list[str] | None,
@@ -84,18 +99,34 @@ BaselineSeconds = Annotated[
     float, typer.Option("--baseline-seconds", metavar="S", min=1.0, help="How long baselines may build before the start.")
 ]
 
-app = typer.Typer(help="Measure the kernels on the GPU here.", rich_markup_mode=None)
+BenchDevice = Annotated[
+    Device | None,
+    typer.Option("--device", help="Without a table: cpu for all that is measured on the CPU.", show_default=False),
+]
+
+app = typer.Typer(help="Measure the kernels here.", rich_markup_mode=None, invoke_without_command=True)
 
 
 @app.callback()
-def _bench() -> None:
-    """Measure the kernels on the GPU here."""
+def _bench(context: typer.Context, device: BenchDevice = None) -> None:
+    """Measure the kernels on the GPU here, or on the CPU."""
+    table = context.invoked_subcommand
+    if device is Device.CPU and table is not None and table != "cpu":
+        raise BadInput(f"--device cpu: {table} is measured on a GPU; give bench cpu, or leave --device out")
+    if table is not None:
+        return
+    if device is not Device.CPU:
+        context.fail("Missing command.")
+    from minrnn_gen.cli.bench_cpu import cpu
+
+    cpu()
 
 
 @app.command()
 def scan(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
+    html_file: HtmlFile = None,
     only: Only = None,
     quick: Quick = False,
     baseline_names: Baselines = None,
@@ -104,13 +135,14 @@ def scan(
     """Measure scans, cells and layers beside a copy, baselines and the CPU."""
     from minrnn_gen.bench.suites import SCAN
 
-    _measure(SCAN, json_file, plot_file, only, quick, baseline_names, baseline_seconds)
+    _measure(SCAN, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
 
 
 @app.command()
 def recurrent(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
+    html_file: HtmlFile = None,
     only: OnlyDense = None,
     quick: Quick = False,
     baseline_names: Baselines = None,
@@ -119,12 +151,13 @@ def recurrent(
     """Measure dense cells by both paths, beside baselines."""
     from minrnn_gen.bench.suites import RECURRENT
 
-    _measure(RECURRENT, json_file, plot_file, only, quick, baseline_names, baseline_seconds)
+    _measure(RECURRENT, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
 
 
 @app.command()
 def calls(
     json_file: JsonFile = None,
+    html_file: HtmlFile = None,
     only: OnlyCalls = None,
     quick: Quick = False,
     baseline_names: Baselines = None,
@@ -132,13 +165,14 @@ def calls(
     """Measure what a call costs the host, and a step in decoding, beside torch.nn."""
     from minrnn_gen.bench.suites import CALLS
 
-    _measure(CALLS, json_file, None, only, quick, baseline_names, 0.0)
+    _measure(CALLS, Files(json_file, None, html_file), only, quick, baseline_names, 0.0)
 
 
 @app.command()
 def layers(
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
+    html_file: HtmlFile = None,
     only: OnlyLayers = None,
     quick: Quick = False,
     baseline_names: Baselines = None,
@@ -146,13 +180,35 @@ def layers(
     """Measure layers as people call them, without gradients and in training steps, beside torch's."""
     from minrnn_gen.bench.suites import LAYERS
 
-    _measure(LAYERS, json_file, plot_file, only, quick, baseline_names, 0.0)
+    _measure(LAYERS, Files(json_file, plot_file, html_file), only, quick, baseline_names, 0.0)
+
+
+@app.command()
+def jax(
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    only: OnlyJax = None,
+    quick: Quick = False,
+    baseline_names: Baselines = None,
+) -> None:
+    """Measure the JAX front beside what JAX has, and beside the torch front."""
+    from minrnn_gen.bench.suites import JAX
+
+    _measure(JAX, Files(json_file, None, html_file), only, quick, baseline_names, 0.0)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that a run writes besides what it prints; None for none."""
+
+    json: str | None
+    plot: str | None
+    html: str | None
 
 
 def _measure(
     suite: Suite,
-    json_file: str | None,
-    plot_file: str | None,
+    files: Files,
     only: Sequence[StrEnum] | None,
     quick: bool,
     baseline_names: list[str] | None,
@@ -165,12 +221,12 @@ def _measure(
     from minrnn_gen.bench.report.record import write_text
 
     chosen = _baselines(suite, baseline_names)
-    if plot_file is not None:
+    if files.plot is not None:
         need_matplotlib()
     tables = [table for table in suite.tables if only is None or table in only]
     gpu = open_gpu()
     session = Session(suite, gpu, chosen)
-    printer = _Printer(suite, json_file)
+    printer = _Printer(suite, files)
     record = new_record(command_of(suite.command, only, quick, baseline_names), gpu, suite)
     printer.keep(record, ())
     with progress("trying the baselines"):
@@ -184,25 +240,28 @@ def _measure(
         record = run_tables(suite, tables, quick, record, measure, printer.keep)
     finally:
         printer.finish()
-    if plot_file is not None:
-        write_text(svg_of(record), plot_file, "--plot")
+    if files.plot is not None:
+        write_text(svg_of(record), files.plot, "--plot")
 
 
 class _Printer:
-    """Printer of the tables, once they are whole or the run has ended; it writes the record after every problem."""
+    """Printer of the tables, once they are whole or the run has ended; record and page are written after every problem."""
 
-    def __init__(self, suite: Suite, json_file: str | None) -> None:
-        self._suite, self._json_file = suite, json_file
+    def __init__(self, suite: Suite, files: Files) -> None:
+        self._suite, self._files = suite, files
         self._pending: list[Row] = []
         self._record: Record | None = None
 
     def keep(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Add the rows of the next problem, which may begin the next table."""
-        from minrnn_gen.bench.report.record import write_record
+        from minrnn_gen.bench.report.page import html_of
+        from minrnn_gen.bench.report.record import write_record, write_text
 
         self._record = record
-        if self._json_file is not None:
-            write_record(record, self._json_file)
+        if self._files.json is not None:
+            write_record(record, self._files.json)
+        if self._files.html is not None:
+            write_text(html_of(record, self._suite.titles), self._files.html, "--html")
         if rows and self._pending and rows[0].problem.table != self._pending[0].problem.table:
             self._print()
         self._pending += rows

@@ -36,11 +36,11 @@ class _Probe:
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, a C++ compiler, cache and what launches calls."""
+    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, CPU, a C++ compiler, cache and what launches calls."""
     nvrtc = _nvrtc()
     version = nvrtc.state if nvrtc.is_well else ""
     of_gpu = [nvrtc, _driver(version), _gpu()]
-    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _cpp(), _cache(), _host()]
+    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _cpu(), _cpp(), _cache(), _host()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -186,3 +186,17 @@ def _host() -> Finding:
         return Finding("launches", True, "by C")
     lost = "a call takes the host up to twice as long; install minrnn-gen again with a C compiler and Python's headers"
     return Finding("launches", False, "by Python", lost)
+
+
+def _cpu() -> Finding:
+    import numpy
+
+    from minrnn_gen.build.c_compiler import c_compiler
+    from minrnn_gen.build.cpu_kernel import why_no_native_code
+
+    library = f"NumPy {numpy.__version__}"
+    if reason := why_no_native_code():
+        return Finding("CPU", False, f"host arrays run in {library}, since {reason}", "native code is several times as fast")
+    return Finding(
+        "CPU", True, f"host arrays run native code, compiled by {c_compiler().program}, and {library} where it has none"
+    )

@@ -50,9 +50,20 @@ def explain(
         sys.stdout.write(_classes(request, which) + "\n")
         return
     if batch is None and time is None:
-        sys.stdout.write(_in_words(request, request.compile_pass(which)) + "\n")
+        text = _in_words(request, request.compile_pass(which))
+        sys.stdout.write(f"{text}\n\n{_on_cpu(request)}\n")
         return
     sys.stdout.write(_call(request, which, batch, time) + "\n")
+
+
+def _on_cpu(request: Request) -> str:
+    """Say what runs where arrays are in host memory, and why."""
+    from minrnn_gen.api import builder_for
+    from minrnn_gen.run.executor import interface_of
+    from minrnn_gen.run.native import NativeKernels
+
+    builder = builder_for(request.spec, request.target)
+    return NativeKernels(interface_of(builder, builder.cell_shape), builder).in_words()
 
 
 def _forms(as_json: bool, classes: bool, as_html: str | None) -> tuple[tuple[str, bool], ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from minrnn_gen import __version__
 from minrnn_gen.cli import (
     bench,
+    bench_cpu,
     bench_tuner,
     cache,
     calibrate,
@@ -62,6 +64,7 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 bench.app.command()(bench_tuner.tuner)
+bench.app.command()(bench_cpu.cpu)
 app.add_typer(new.app, name="new")
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
@@ -79,6 +82,12 @@ def _root(
         typer.echo(context.get_help())
 
 
+@functools.cache
+def _command() -> Any:
+    """Return the whole command line; the signatures of all commands are read for it, once per process."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the request cannot be met, 2 bad input.
 
@@ -90,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = typer.main.get_command(app).main(words, prog_name=PROGRAM, standalone_mode=False)
+        status = _command().main(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except (MinrnnError, _UsageError, MemoryError, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -70,12 +71,16 @@ PROFILE_START = """\
 def spec(file: Target, model: Model = "min_gru", with_schema: WithSchema = False) -> None:
     """Write a spec with every key, its default and its meaning."""
     _write(file, Kind.SPEC, SPEC_START.format(file=file, model=_scalar(model), keys=_keys()), with_schema)
+    print_note(f"next: minrnn-gen run {shlex.quote(file)}")
 
 
 @app.command()
 def cell(file: Target, with_schema: WithSchema = False) -> None:
     """Write a cell file whose equations a reader can go on from."""
     _write(file, Kind.CELL, CELL_START.format(file=file, name=_name_of(file, "my_cell")), with_schema)
+    print_note(
+        f"next: minrnn-gen cells show {shlex.quote(file)}, and a spec: minrnn-gen new spec FILE --model {shlex.quote(file)}"
+    )
 
 
 @app.command()

@@ -18,6 +18,7 @@ from minrnn_gen.errors import INSTALL_CUDA, BadInput, MinrnnError, ToolchainMiss
 
 if TYPE_CHECKING:
     from minrnn_gen.cli.accuracy import Accuracy, Result
+    from minrnn_gen.cli.beside import Beside
     from minrnn_gen.kernel import Kernel
 
 # Small enough for the CPU and its fp64 reference to take well under a second.
@@ -52,7 +53,10 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the ra
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run showed. `seconds` is the median of one call; `bytes_moved` what a call reads and writes at least."""
+    """What one run showed. `seconds` is the median of one call; `bytes_moved` what a call reads and writes at least.
+
+    On the CPU `code` says which code ran, and `beside` what was measured next to it, if anything.
+    """
 
     device: Device
     x_shape: tuple[int, ...]
@@ -61,6 +65,8 @@ class Outcome:
     accuracy: Accuracy
     seconds: float
     bytes_moved: int
+    code: str = ""
+    beside: Beside | None = None
 
 
 def run(
@@ -81,7 +87,7 @@ def run(
     kernel = request.compile(quiet=as_json)
     build_seconds = time.perf_counter() - started
     with progress(f"running on the {'GPU' if place is Device.CUDA else 'CPU'}", quiet=as_json):
-        outcome = _run(kernel, place, *sizes, seed)
+        outcome = _run(request, kernel, place, *sizes, seed)
     if as_json:
         print_json(_report(request, kernel, outcome))
     else:
@@ -99,20 +105,22 @@ def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
     if live is None:
         if asked is Device.CUDA:
             raise ToolchainMissing(f"--device cuda: {why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer")
-        return Device.CPU, f"{why_no_gpu()}: compiled for {request.target.profile.name}, run on the CPU"
+        return Device.CPU, f"{why_no_gpu()}: planned for {request.target.profile.name}, run on the CPU"
     if asked is None and live.profile.arch != request.target.profile.arch:
         return Device.CPU, f"on the CPU: the GPU here, {live.name}, is no {request.target.profile.arch}"
     return Device.CUDA, f"on the GPU here, {live.name}"
 
 
-def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Outcome:
+def _run(request: Request, kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Outcome:
     import numpy
 
     from minrnn_gen.cli.accuracy import compare
+    from minrnn_gen.cli.beside import code_of, measured_beside
     from minrnn_gen.gpu import device as gpu_device
     from minrnn_gen.gpu import memory
 
     arguments = _random_arguments(kernel, batch, steps, seed)
+    code, other = "", None
     # A cell of the user's own may overflow; that shows in the comparison, not as warnings.
     with numpy.errstate(all="ignore"):
         arguments, expected = _with_reference(kernel, arguments)
@@ -122,10 +130,12 @@ def _run(kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Ou
             y, state = memory.to_host(y), _mapped(memory.to_host, state)
         else:
             (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
+            code = code_of(kernel)
+            other = measured_beside(request, kernel, arguments, lambda call: _timed(call, lambda: None)[1])
         accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.interface.recurrent_gates))
     # Each input is read once and each output written once; the states are the size of one step.
     moved = sum(array.nbytes for array in (y, *state.values(), *_leaves(arguments)))
-    return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved)
+    return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved, code, other)
 
 
 def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str, Any], Result]:
@@ -243,6 +253,8 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
         "within_tolerance": accuracy.is_within,
         "seconds_per_call": outcome.seconds,
         "bytes_per_call": outcome.bytes_moved,
+        **({"code": outcome.code} if outcome.code else {}),
+        **({"beside": outcome.beside._asdict()} if outcome.beside else {}),
     }
 
 
@@ -273,7 +285,9 @@ def _print_kernels(kernel: Kernel, build_seconds: float, why: str) -> None:
 
 def _print_outcome(kernel: Kernel, outcome: Outcome) -> None:
     accuracy, screen = outcome.accuracy, console()
-    elapsed = f"{duration_text(outcome.seconds)} per call on the CPU"
+    elapsed = f"{duration_text(outcome.seconds)} per call on the CPU, by {outcome.code}"
+    if outcome.beside is not None:
+        elapsed += f"; {duration_text(outcome.beside.seconds)} by {outcome.beside.name}"
     if outcome.device is Device.CUDA:
         speed = f"{outcome.bytes_moved / outcome.seconds / 1e9:,.0f} GB/s"
         elapsed = f"{duration_text(outcome.seconds)} per call on the GPU, launch included; {speed} read and written"

@@ -53,6 +53,14 @@ ExportFormat = Annotated[
 ]
 
 
+HtmlFile = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write the candidates and their times as an interactive page.", show_default=False
+    ),
+]
+
+
 def tune(
     specs: Specs = None,
     gpu: GpuName = None,
@@ -64,11 +72,14 @@ def tune(
     import_file: ImportFile = None,
     export_file: ExportFile = None,
     export_format: ExportFormat = Format.LINES,
+    html_file: HtmlFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Measure candidates on the GPU here and keep the fastest; from then on compile takes it."""
     if not (specs or import_file or export_file):
         raise BadInput("tune: nothing is given to tune; give a spec, or --import or --export with a file")
+    if html_file is not None and not specs:
+        raise BadInput("--html: shows what is measured, and nothing is given to tune; give a spec")
     answer: dict[str, Any] = {}
     if import_file is not None:
         answer["imported"] = _import(import_file)
@@ -81,12 +92,14 @@ def tune(
         limits = Limits(seconds_of(budget), None if every else top)
         requests = [read_request(path, gpu, assignments) for path in specs]
         answer["kernels"] = []
+        _write_page((), html_file)  # a file that cannot be is refused before anything is measured
         finished = _tuned_here(specs, requests, limits, as_json)
         if devices is not None:
             finished = _tuned_on(devices, requests, limits, as_json)
         for number, tuned in finished:
             interrupted = interrupted or tuned.is_interrupted
             answer["kernels"] += [{"spec": specs[number], **kernel} for kernel in tuned.kernels]
+            _write_page(answer["kernels"], html_file)
             if not as_json:
                 _print(specs[number], tuned.kernels)
     if export_file is not None:
@@ -154,6 +167,16 @@ def _print(path: str, kernels: Sequence[Mapping[str, Any]]) -> None:
 
 def _time(microseconds: float | None) -> str:
     return "-" if microseconds is None else duration_text(microseconds * 1e-6)
+
+
+def _write_page(kernels: Sequence[Mapping[str, Any]], path: str | None) -> None:
+    if path is None:
+        return
+    from minrnn_gen.build.output_files import refused_by_option, write_output
+    from minrnn_gen.tune.page import html_of
+
+    with refused_by_option("--html", path):
+        write_output(path, html_of(kernels).encode())
 
 
 def _import(path: str) -> int:

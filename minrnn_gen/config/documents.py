@@ -6,6 +6,7 @@ The YAML read here is the plain part of version 1.2: mappings, lists and the sca
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -135,6 +136,13 @@ def parse_document(text: str, where: str) -> Document:
     if odd := _NOT_TEXT.search(text):
         line = text.count("\n", 0, odd.start()) + 1
         raise BadInput(f"{_placed(where, line)}: the character U+{ord(odd[0]):04X} is not allowed in a text file; remove it")
+    return _read(text, where)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(text: str, where: str) -> Document:
+    # Profiles and cells are read for every kernel that is made, and PyYAML takes longer for them than planning it does. Nobody
+    # changes a document, which is a Mapping.
     return _Reader(text, where).document()
 
 

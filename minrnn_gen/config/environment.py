@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minrnn_gen.errors import BadInput
@@ -47,3 +50,47 @@ def shared_cache_folder() -> Path | None:
 def cpp_compiler_command() -> str:
     """Return `CXX`, the command of the C++ compiler, or nothing."""
     return os.environ.get("CXX", "")
+
+
+def c_compiler_command() -> str:
+    """Return `CC`, the command of the C compiler, or nothing."""
+    return os.environ.get("CC", "")
+
+
+def runs_native_code() -> bool:
+    """Return whether host arrays run native code where it can be compiled: not where `MINRNN_CPU` is numpy.
+
+    Raises BadInput where it is anything else, and neither empty nor native.
+    """
+    asked = os.environ.get("MINRNN_CPU", "")
+    if asked not in ("", "native", "numpy"):
+        raise BadInput(f"MINRNN_CPU is {asked!r}; allowed: numpy for NumPy, native or nothing for compiled kernels")
+    return asked != "numpy"
+
+
+def thread_count() -> int:
+    """Return how many threads the process asks for: as torch says where it is loaded, else `OMP_NUM_THREADS`, else all cores.
+
+    Of a list in `OMP_NUM_THREADS` the first counts; what is no positive number there is ignored.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if first.isdecimal() and int(first) > 0:
+        return int(first)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def numpy_alone() -> Iterator[None]:
+    """Have kernels that are compiled meanwhile, and called, run in NumPy."""
+    before = os.environ.get("MINRNN_CPU")
+    os.environ["MINRNN_CPU"] = "numpy"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINRNN_CPU"]
+        else:
+            os.environ["MINRNN_CPU"] = before

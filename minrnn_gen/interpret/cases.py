@@ -83,7 +83,8 @@ class Inputs:
 def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
     """Return random arrays for a call, with states between 1 and 2, since some cells take their logarithm or divide by them.
 
-    The bias of a gate and channel has -`slow`, 0 or `slow` added by lot, so that some channels keep their states.
+    The bias of a gate has -`slow`, 0 or `slow` added, in turn from channel to channel, so that some channels keep their states.
+    Were all of them to forget, a gradient of states would be nothing but what 1 - sigmoid(`slow`) cancels.
     """
     random = numpy.random.default_rng([case.batch, case.time])
     storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
@@ -96,7 +97,8 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
 
     batch, time = case.batch, case.time
     bias = uniform((*lead, len(interface.gates), interface.hidden_size))
-    vectors: dict[str, Any] = {"bias": (bias + slow * random.integers(-1, 2, bias.shape)).astype(storage) if slow else bias}
+    turns = (random.integers(0, 3, (*bias.shape[:-1], 1)) + numpy.arange(interface.hidden_size)) % 3 - 1
+    vectors: dict[str, Any] = {"bias": (bias + slow * turns).astype(storage)}
     if interface.recurrent_gates:
         vectors["R"] = uniform(interface.R_shape, math.sqrt(3 / interface.head_dim))
         if interface.takes_recurrent_bias:

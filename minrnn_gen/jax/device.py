@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.key import ALIGNMENT_BYTES, KeyedArrays
 from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
@@ -23,7 +23,6 @@ from minrnn_gen.gpu.stream import external_stream
 from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.raw_scan.arguments import keyed_scan
 from minrnn_gen.raw_scan.scan import BACKWARDS, SCANS, scan, scan_backward
 from minrnn_gen.run.operations import Program
@@ -68,8 +67,8 @@ class DeviceCall:
             addresses[slot] = address
         for slot, address in zip(self.result_slots, results, strict=False):
             addresses[slot] = address
-        if any(address % WIDEST_COPY_BYTES for address in addresses):
-            raise BadInput(f"XLA has an array that starts at no multiple of {WIDEST_COPY_BYTES} bytes; copy it")
+        if any(address % ALIGNMENT_BYTES for address in addresses):
+            raise BadInput(f"XLA has an array that starts at no multiple of {ALIGNMENT_BYTES} bytes; copy it")
         for slot, offset_bytes in self.scratch:
             addresses[slot] = results[-1] + offset_bytes
         with gpu_device.on_device(self.device), external_stream(stream):

@@ -9,6 +9,8 @@ from minrnn_gen.call.arguments import PARAMETERS_FROM, CallArguments
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.scan import scan, scan_backward
+from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.saved import Saved
 
 
 def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
@@ -27,13 +29,20 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
         return (forward.y, *forward.final, *(forward.states if request.keeps else ()))
     y, *others = operands[count:]
     kept = len(interface.states) if request.keeps else 0
-    saved = executor.restore(arguments, y, others[:kept], request.keeps)
+    saved = _saved(executor, arguments, y, others[:kept], request.keeps)
     dy, *dstate = others[kept:]
     gradients = kernel.backward(saved, dy, dict(zip(kernel.states, dstate, strict=True)))
     flat = [gradients.get(name) for name in CallArguments._fields[:PARAMETERS_FROM]]
     flat += [gradients["parameters"][name] for name in kernel.parameters]
     flat += [gradients["state"][name] for name in kernel.states]
     return [flat[slot] for slot in request.gradient_slots]
+
+
+def _saved(executor: Executor, arguments: CallArguments, y: Any, states: Sequence[Any], keeps: bool) -> Saved:
+    """Return what a forward saved; one whose products with R were not results of a program runs once more for them."""
+    if len(executor.saved_layouts(1, 1, on_cpu=True, all_states=keeps)) == len(states):
+        return executor.restore(arguments, y, states, keeps)
+    return Saved(executor, *executor.forward(arguments, keeps, saves=True))
 
 
 def by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:

@@ -57,7 +57,7 @@ class RNN:
     ) -> None:
         for name in options:
             if name not in OPTIONS:
-                allowed = (*KEYWORDS, *OPTIONS)
+                allowed = ("model", "input_size", "hidden_size", "num_layers", *KEYWORDS, *OPTIONS)
                 raise BadInput(
                     f"{name} is no argument of a layer{nearest_name(name, allowed)}; allowed are {', '.join(allowed)}"
                 )

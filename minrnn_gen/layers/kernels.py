@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from minrnn_gen.api import builder_for, compile
 from minrnn_gen.assemble import target_of
-from minrnn_gen.build.recipe import spec_from
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu import driver
 from minrnn_gen.kernel import Kernel
 
@@ -31,3 +34,26 @@ def known(kernel: Kernel) -> str:
     """Return the recipe of a kernel, by which it is found from now on; kernels of one recipe stand for each other."""
     _KERNELS.setdefault(kernel.recipe, kernel)
     return kernel.recipe
+
+
+@functools.lru_cache
+def _in_direction(recipe: str, direction: str) -> str:
+    spec = spec_from(recipe)
+    return recipe_of(load_spec(spec, direction=direction), cell_source_of(spec))
+
+
+def recipe_in_direction(kernel: Kernel, direction: str) -> str:
+    """Return the recipe of a kernel that computes one direction of another, which has both."""
+    return _in_direction(kernel.recipe, direction)
+
+
+@functools.lru_cache
+def _of_heads(recipe: str, ranks: int) -> str:
+    spec = spec_from(recipe)
+    heads = spec.heads // ranks if spec.heads % ranks == 0 else 1
+    return recipe_of(load_spec(spec, hidden_size=spec.hidden_size // ranks, heads=heads), cell_source_of(spec))
+
+
+def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
+    """Return the recipe of a kernel that computes the share of another's heads that is each rank's."""
+    return _of_heads(kernel.recipe, ranks)

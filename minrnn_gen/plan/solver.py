@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -236,16 +235,24 @@ def _census(
     variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
 ) -> dict[str, int]:
     """Count, for each constraint, the points that it is the first to reject."""
-    rejected = {constraint.name: 0 for constraint in constraints}
-    places = {name: place for place, name in enumerate(variables)}
-    checks = [
-        (constraint.name, holds[constraint.name], [places[name] for name in constraint.over]) for constraint in constraints
-    ]
-    for values in itertools.product(*variables.values()):
-        for name, holds_for, of in checks:
-            if not holds_for(*[values[place] for place in of]):
-                rejected[name] += 1
-                break
+    import numpy  # as in `_feasible`
+
+    names, domains = tuple(variables), tuple(variables.values())
+    rejected: dict[str, int] = {}
+    # The points that no constraint has rejected so far. Each is asked once for all points with the same values of its
+    # variables, which are far fewer than points.
+    left = numpy.ones(tuple(map(len, domains)), dtype=bool)
+    for constraint in constraints:
+        axes = sorted({names.index(name) for name in constraint.over})
+        others = tuple(axis for axis in range(len(names)) if axis not in axes)
+        asked = left.any(axis=others)
+        kept = numpy.zeros_like(asked)
+        for point in map(tuple, numpy.argwhere(asked).tolist()):
+            value_of = {names[axis]: domains[axis][place] for axis, place in zip(axes, point, strict=True)}
+            kept[point] = holds[constraint.name](*(value_of[name] for name in constraint.over))
+        still_left = left & numpy.expand_dims(kept, others)
+        rejected[constraint.name] = int(numpy.count_nonzero(left) - numpy.count_nonzero(still_left))
+        left = still_left
     return rejected
 
 

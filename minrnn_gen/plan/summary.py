@@ -29,8 +29,12 @@ _TERMS = {
 def limit_in_words(predicted_us: Mapping[str, float], total_us: float) -> str:
     """Return which term takes most of the predicted time."""
     name, us = max(predicted_us.items(), key=lambda term: term[1])
-    words = _TERMS.get(name, name.replace("_", " "))
-    return f"{words} (term {name}), {us:,.1f} of {total_us:,.1f} us as predicted"
+    return f"{term_in_words(name)} (term {name}), {us:,.1f} of {total_us:,.1f} us as predicted"
+
+
+def term_in_words(name: str) -> str:
+    """Return what a term of a cost model stands for."""
+    return _TERMS.get(name, name.replace("_", " "))
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,21 +1,23 @@
-"""Calls on NumPy arrays, as the CPU target takes them: time first, and in the order in which it runs."""
+"""Calls on host arrays: by native code, or in NumPy, which takes them time first and in the order in which it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.cpu_kernel import CpuKernel
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
-from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
+from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cpu import scan
@@ -26,6 +28,9 @@ from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run import cpu_views as views
+from minrnn_gen.run.cpu_products import project, through_projection
+from minrnn_gen.run.cpu_trace import slots_from
+from minrnn_gen.run.native_run import NativeRun, raw_gradients
 from minrnn_gen.run.saved import Forward, owner_of
 
 
@@ -36,13 +41,25 @@ class CpuRun:
     interface: Interface
     builder: Builder
 
+    @cached_property
+    def native(self) -> NativeRun:
+        """The native code of the cell, where there is some."""
+        return NativeRun(self.interface, self.builder)
+
+    def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
+        """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
+        return self.native.products_shape(rows, time)
+
     def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
         """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
-        Where a backward follows (`saves`), those of a cell that is no scan are always written: R did not multiply y as rounded.
+        Where a backward follows (`saves`), those of a cell that is no scan are written, but where native code reads y alone:
+        R did not multiply y as rounded.
         """
         precision = self.interface.precision
         writes_states = self.states_dtype(states_out, saves) is not None
+        if kernel := self.native.kernels.forward:
+            return self.native.forward(kernel, call, writes_states, saves)
         return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, writes_states)
 
     @staticmethod
@@ -62,8 +79,15 @@ class CpuRun:
 
     def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
-        writes_states = states_out != "none" or (saves and not isinstance(self.builder.lowered, LoweredScan))
+        writes_states = states_out != "none" or (saves and self._keeps_states)
         return self.interface.precision.arithmetic_dtype if writes_states else None
+
+    @cached_property
+    def _keeps_states(self) -> bool:
+        """Whether a forward that saves writes states whatever is asked for."""
+        if self.builder.kind == "affine-diagonal":
+            return False
+        return self.native.kernels.keeps_states if self.native.kernels.forward else True
 
     def reference(self, call: Call, all_states: bool) -> ForwardResult:
         """Run over time sequentially in float64; the results are NumPy arrays in float64."""
@@ -72,6 +96,8 @@ class CpuRun:
 
     def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
+        if kernel := self.native.kernels.forward:
+            return self.native.step(kernel, call)
         interface, precision = self.interface, self.interface.precision
         outputs = Outputs(
             y=memory.new_array(call.x, interface.state_shape(call.batch), precision.storage_dtype),
@@ -85,6 +111,8 @@ class CpuRun:
 
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
+        if kernel := self._native_backward(forward):
+            return self.native.backward(kernel, forward, incoming)
         interface, call, projected = self.interface, forward.call, forward.projected
         carried = interface.precision.arithmetic_dtype
         gradients = Gradients(
@@ -108,16 +136,59 @@ class CpuRun:
                 None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
         initial, dshared = ([array.owner for array in arrays] for arrays in (gradients.dinitial, gradients.dshared))
-        dx, dweight = gradients.dx, None
+        dx, dweight = gradients.dx.owner, None
         if call.weight is not None:
-            dx, dweight = _through_projection(call, call.weight, projected.x_axes, as_numpy(gradients.dx))
-        return RawGradients(dx.owner, dweight, initial, sums, dR, vectors, dshared)
+            dx, dweight = through_projection(call, call.weight, gradients.dx)
+        return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared)
+
+    def replay_forward(self, keyed: KeyedArrays | None, saves: bool) -> ForwardResult | None:
+        """Run a call again whose key was met before; None where it was not."""
+        return self.native.forwards.replay(keyed, saves)
+
+    def replay_step(self, keyed: KeyedArrays | None) -> StepResult | None:
+        """Run a step again whose key was met before; None where it was not."""
+        return self.native.steps.replay(keyed)
+
+    def replay_backward(self, keyed: KeyedArrays, reads_x: bool) -> RawGradients | None:
+        """Run a backward again whose key was met before; None where it was not."""
+        result = self.native.backwards.replay(keyed, reads_x)
+        return None if result is None else raw_gradients(result)
+
+    def record_backward(
+        self, keyed: KeyedArrays, forward: Forward, incoming: IncomingGradient, reads_x: bool
+    ) -> RawGradients | None:
+        """Run a backward of arrays with a key: those of the call, what the forward wrote, the gradients; None by NumPy."""
+        kernel = self._native_backward(forward)
+        if kernel is None:
+            return None
+        call, outputs = forward.call.with_slots(keyed), forward.outputs
+        projected = None if forward.call.weight is None else forward.projected.x
+        written = (outputs.y, *outputs.kept, *(array for array in (outputs.products, projected) if array is not None))
+        inputs = len(keyed.arrays) - len(written) - 1 - len(incoming.dfinal)
+        y, *others = slots_from(written, inputs)
+        kept, others = others[: len(outputs.kept)], others[len(outputs.kept) :]
+        multiplied = call if projected is None else replace(call, x=others[-1], x_axes=forward.projected.x_axes, weight=None)
+        forward = Forward(call, multiplied, Outputs(y, tuple(kept), (), None if outputs.products is None else others[0]))
+        behind = inputs + len(written)
+        dfinal = [
+            None if gradient is None else gradient.with_slot(slot) for slot, gradient in enumerate(incoming.dfinal, behind + 1)
+        ]
+        incoming = IncomingGradient(incoming.dy.with_slot(behind), tuple(dfinal))
+        reads_initial = any(state is not None for state in call.initial)
+        return self.native.backward(kernel, forward, incoming, keyed, reads_x, reads_initial)
+
+    def _native_backward(self, forward: Forward) -> CpuKernel | None:
+        """Return the native backward of a forward; products with R are there where that was native."""
+        has_products = forward.call.R is None or forward.outputs.products is not None
+        return self.native.kernels.backward if has_products else None
 
     @staticmethod
     def in_form_of(array: Array, gradient: Values) -> Any:
         """Return a NumPy array in the library, shape and dtype of `array`."""
+        if array.library == "torch" and hasattr(gradient, "to"):
+            return gradient.to(array.owner.dtype).reshape(array.shape).contiguous()
         result = memory.new_array(array, array.shape, array.dtype)
-        as_numpy(result)[...] = gradient.reshape(array.shape)
+        as_numpy(result)[...] = numpy.asarray(gradient).reshape(array.shape)
         return result.owner
 
     def _new_states(self, like: Array, sequences: int, dtype: str) -> tuple[Array, ...]:
@@ -205,6 +276,8 @@ class CpuRun:
                 states[lowered.output_state] = views.y(interface, outputs.y)
         else:
             product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
+            if not outputs.kept and lowered.output_state is not None:
+                states[lowered.output_state] = views.y(interface, outputs.y)
             run = partial(run_steps_backward, lowered, product=product, clip=clip)
         dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
@@ -242,35 +315,9 @@ def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
     """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
     if call.weight is None:
         return call
-    product = scan.project(_input_rows(call), as_numpy(call.weight), numpy_dtype(arithmetic))
-    x = product.reshape(*product.shape[:-1], *interface.shape(interface.gate_axes, 0, 0))
+    x = project(call, call.weight, arithmetic, interface.shape(interface.gate_axes, 0, 0))
     # A single step has no axis of time.
-    return replace(call, x=wrap_numpy(x, "x"), x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
-
-
-def _through_projection(call: Call, weight: Array, axes: str, gradient: Values) -> tuple[Array, Values]:
-    """Return the gradients of x and of the weight, given that of pre-activations with `axes`, both of its dtype."""
-    x, lengths = _input_rows(call), call.sequences.lengths
-    gradient = gradient.reshape(*x.shape[:-1], weight.shape[0])
-    if lengths is not None:
-        # What lies beyond a length has no gradient, but a NaN there times zero would have.
-        within = within_lengths(lengths, call.time)
-        x = numpy.where((within if axes[0] == "t" else within.T)[..., None], x, x.dtype.type(0))
-    rows, flat = x.reshape(-1, x.shape[-1]).astype(gradient.dtype), gradient.reshape(-1, weight.shape[0])
-    dx = memory.new_array(call.x, call.x.shape, call.x.dtype)
-    with numpy.errstate(all="ignore"):
-        _rows_of(as_numpy(dx), call.x_axes)[...] = gradient @ as_numpy(weight).astype(gradient.dtype)
-        return dx, flat.T @ rows
-
-
-def _input_rows(call: Call) -> Values:
-    """View x with its input axis last."""
-    return _rows_of(as_numpy(call.x), call.x_axes)
-
-
-def _rows_of(x: Values, axes: str) -> Values:
-    view: Values = numpy.moveaxis(x, axes.index("i"), -1)
-    return view
+    return replace(call, x=x, x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
 
 
 @dataclass(frozen=True)

@@ -214,9 +214,6 @@ class DenseRun:
         What takes a call step by step reads at run time how it is called: of it there is one kernel for the same sizes.
         """
         sizes, hinted = sizes_of(part), self.builder.hinted_specialization
-        contiguous = recorder.choose(kernel_pass, hinted, sizes)
-        if not self.backend.plan(contiguous).is_persistent:
-            return contiguous
         head_bytes = self.interface.head_dim * self.interface.precision.storage_bytes
         exact = Specialization(
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
@@ -224,7 +221,13 @@ class DenseRun:
             resets=part.sequences.resets is not None,
             states_out=states_out,
         )
-        return contiguous if exact == hinted else recorder.choose(kernel_pass, exact, sizes)
+        contiguous = recorder.choose(kernel_pass, hinted, sizes)
+        if exact != hinted and contiguous not in self.backend.built:
+            # Both are compiled at once; only where a call is taken step by step the second is not needed.
+            self.backend.build_ahead(kernel_pass, exact, sizes)
+        if exact == hinted or not self.backend.plan(contiguous).is_persistent:
+            return contiguous
+        return recorder.choose(kernel_pass, exact, sizes)
 
 
 def _as_rows(initial: Array) -> Array:

@@ -72,7 +72,7 @@ def _vectors_of(builder: Builder) -> dict[str, Any]:
 
 
 class Run(Protocol):
-    """What runs checked calls: `GpuRun`, by a backend, or `CpuRun`, by NumPy."""
+    """What runs checked calls: `GpuRun`, by a backend, or `CpuRun`, by native code or NumPy."""
 
     @property
     def preactivation_axes(self) -> str: ...
@@ -81,6 +81,8 @@ class Run(Protocol):
     def preactivation_dtype(self) -> str: ...
 
     def states_dtype(self, states_out: StatesOut, saves: bool, /) -> str | None: ...
+
+    def products_shape(self, rows: int, time: int, /) -> tuple[int, ...]: ...
 
     def forward(self, call: Call, states_out: StatesOut, saves: bool, /) -> Forward: ...
 
@@ -131,6 +133,8 @@ class Executor:
         replay = self.gpu.steps.replay(call_key)
         if replay is not None:
             return replay.result
+        if _is_on_cpu(arguments.x) and (again := self.cpu.replay_step(call_key)):
+            return again
         call = self.checked(arguments, single_step=True)
         if call.weight is not None and not call.x.is_contiguous:
             return self.step(arguments._replace(x=memory.without_gaps(call.x).owner))
@@ -164,16 +168,19 @@ class Executor:
             return None  # `Kernel.forward` says why not
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
-        replay = self.gpu.forwards.replay(keyed(("forward", self._states_out(all_states, saves)), [*arrays]))
+        call_key = keyed(("forward", self._states_out(all_states, saves)), [*arrays])
+        if _is_on_cpu(arrays[0]):
+            return self.cpu.replay_forward(call_key, saves)
+        replay = self.gpu.forwards.replay(call_key)
         return None if replay is None else replay.result
 
     def replay_backward(
-        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], all_states: bool
+        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], all_states: bool, reads_x: bool = True
     ) -> RawGradients | None:
         """Run a backward whose key was met before, on arrays by slot; None where it was not.
 
         For the callers of `replay_forward`: `results` are y and `Saved.arrays`, `incoming` the gradients of y and of the final
-        states, None for zeros.
+        states, None for zeros. Where nobody `reads_x`, the gradient of x may be missing.
         """
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None
@@ -181,8 +188,34 @@ class Executor:
         flat = keyed(("backward", states_out), [*arrays, *results, *incoming])
         if flat is None:
             return None
+        if _is_on_cpu(arrays[0]):
+            return self.cpu.replay_backward(flat, reads_x) or self._record_on_cpu(
+                flat, arrays, results, incoming, all_states, reads_x
+            )
         known = self.gpu.restored.get(flat.key) or self._restored(states_out, flat, len(arrays), len(results))
         return None if known is None else self.gpu.replay_restored(known, flat)
+
+    def _record_on_cpu(
+        self,
+        flat: KeyedArrays,
+        arrays: Sequence[Any],
+        results: Sequence[Any],
+        incoming: Sequence[Any],
+        all_states: bool,
+        reads_x: bool,
+    ) -> RawGradients | None:
+        """Run a backward on tensors in host memory for calls of its key to come; None where there is no native code for it."""
+        if not all(tensor is None or tensor.is_contiguous() for tensor in flat.arrays):
+            return None
+        y, *extra = results
+        forward = self.restore(CallArguments.from_flat(self.interface, arrays), y, extra, all_states).open_for(self)
+        if not isinstance(forward, Forward):
+            return None
+        dy, *dfinal = incoming
+        has_states = any(gradient is not None for gradient in dfinal)
+        dstate = dict(zip(self.interface.states, dfinal, strict=True)) if has_states else None
+        checked = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, forward.call.batch)
+        return self.cpu.record_backward(flat, forward, checked, reads_x)
 
     def _restored(self, states_out: StatesOut, flat: KeyedArrays, inputs: int, results: int) -> RestoredBackward | None:
         """Return the backward of a forward that is restored from so many inputs and results, if its trace is there."""
@@ -229,7 +262,8 @@ class Executor:
         projected = call
         if call.weight is not None:
             projected = replace(call, x=written.pop(), x_axes=run.preactivation_axes, weight=None)
-        forward = Forward(call, projected, Outputs(y, tuple(written), ()))
+        products = written.pop() if run.products_shape(call.rows, call.time) else None
+        forward = Forward(call, projected, Outputs(y, tuple(written), (), products))
         return Saved(self, forward.result, forward)
 
     @cached_property
@@ -238,11 +272,14 @@ class Executor:
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
 
     def record_forward(self, arguments: CallArguments, all_states: bool) -> ForwardReplay | None:
-        """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed."""
+        """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.
+
+        Where it writes `all_states` a backward is expected, and built meanwhile.
+        """
         states_out = self._states_out(all_states, saves=False)
         call_key = keyed(("forward", states_out), arguments.flat(self.interface))
         call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
-        return self.recorded.forward(call, states_out, saves=False).replay
+        return self.recorded.forward(call, states_out, saves=all_states and self._builder.spec.training).replay
 
     def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
@@ -266,6 +303,11 @@ class Executor:
     def saved_layouts(self, batch: int, time: int, *, on_cpu: bool, all_states: bool = False) -> tuple[Layout, ...]:
         """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
         return self._saved_layouts(self.cpu if on_cpu else self.gpu, batch, time, all_states)
+
+    def keeps_states(self, *, on_cpu: bool) -> bool:
+        """Whether a forward that saves writes states."""
+        run = self.cpu if on_cpu else self.gpu
+        return run.states_dtype(self._states_out(False, saves=True), True) is not None
 
     def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
         """Run sequentially in float64 on host arrays; raises BadInput for arrays on a GPU."""
@@ -299,9 +341,16 @@ class Executor:
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
         interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
         layouts = [] if dtype is None else [(interface.states_shape(name, batch, time), dtype) for name in interface.states]
+        if shape := run.products_shape(batch, time):
+            layouts.append((shape, interface.precision.arithmetic_dtype))
         if interface.input_size:
             layouts.append((interface.shape(run.preactivation_axes, batch, time), run.preactivation_dtype))
         return tuple(layouts)
 
     def _run_of(self, call: Call) -> Run:
         return self.gpu if self.backend.takes(call) else self.cpu
+
+
+def _is_on_cpu(array: Any) -> bool:
+    """Say whether an array is a tensor in host memory, the only ones there whose calls have keys."""
+    return bool(getattr(array, "is_cpu", False))

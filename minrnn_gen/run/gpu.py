@@ -79,6 +79,11 @@ class GpuRun:
         precision = self._interface.precision
         return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[states_out]
 
+    @staticmethod
+    def products_shape(_rows: int, _time: int) -> tuple[int, ...]:
+        """Nothing: no products with R are saved."""
+        return ()
+
     def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
         """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward."""
         if saves:

@@ -17,7 +17,7 @@ from minrnn_gen.run.replay import Replay, Trace
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward that was run: the call, the same call with x projected (itself without a weight), and what was written.
+    """A forward that was run: the call, the same call with x projected (itself where that is not kept), and what was written.
 
     `replay`: the same, where it can be replayed.
     """
@@ -30,8 +30,9 @@ class Forward:
     @property
     def written(self) -> ForwardResult:
         """The results as the package describes arrays."""
-        outputs, projected = self.outputs, None if self.call.weight is None else self.projected.x
-        return ForwardResult(outputs.y, outputs.kept, outputs.final, projected)
+        is_kept = self.call.weight is not None and self.projected is not self.call
+        outputs, projected = self.outputs, self.projected.x if is_kept else None
+        return ForwardResult(outputs.y, outputs.kept, outputs.final, projected, outputs.products)
 
     @property
     def result(self) -> ForwardResult:
@@ -64,9 +65,9 @@ class Saved:
         self._held = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return what is held beside the arrays of the call and y: states after every step, and pre-activations, if any.
+        """Return what is held beside the arrays of the call and y: states after every step, products, pre-activations, if any.
 
-        With the former they are all that `Executor.restore` needs. Pre-activations of host arrays are in NumPy.
+        With the former they are all that `Executor.restore` needs.
         """
         return self._opened()[0].saved
 

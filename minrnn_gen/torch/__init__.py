@@ -23,6 +23,8 @@ try:
     )
     from minrnn_gen.torch.raw_scan import scan
     from minrnn_gen.torch.replacement import replace
+    from minrnn_gen.torch.sequence_group.gradients import sum_gradients
+    from minrnn_gen.torch.sequence_group.group import SequenceGroup
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise
@@ -43,8 +45,10 @@ __all__ = [
     "MinGRUTanh",
     "MinLSTM",
     "MinLSTMLog",
+    "SequenceGroup",
     "nn",
     "recurrence",
     "replace",
     "scan",
+    "sum_gradients",
 ]

@@ -32,7 +32,7 @@ def _by_cudnn(x: Any) -> bool:
 def result_dtype(mode: str, x: Any, state: Any, computed: torch.dtype, *, is_whole: bool) -> torch.dtype:
     """Return the dtype of what torch.nn returns under autocast for an input x and the last initial state, or None.
 
-    `computed`: the dtype of the products; `is_whole`: for a layer whose input is no PackedSequence, not for a cell.
+    `computed`: the dtype of the products; `is_whole`: for a layer whose input is no PackedSequence.
     """
     if x.device.type != "cpu" or mode.startswith("RNN"):
         return computed

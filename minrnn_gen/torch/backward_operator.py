@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minrnn_gen.torch.dispatch import below_autograd, define, records
-from minrnn_gen.torch.recorded import GradientFunction, Tensors
+from minrnn_gen.torch.dispatch import below_autograd, define
+from minrnn_gen.torch.recorded import Tensors, gradients_once
 
 _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
 
@@ -34,9 +34,7 @@ def define_backward(
     def record(*arguments: Any) -> list[Any]:
         *of_call, y, _saved, dy, dstate = arguments[len(settings) :]
         tensors = (*in_order(of_call, 0), y, dy, *dstate)
-        if records(tensors):
-            return list(GradientFunction.apply(lambda _: below_autograd(operator, *arguments), *tensors))
-        return below_autograd(operator, *arguments)  # type: ignore[no-any-return]
+        return list(gradients_once(lambda: below_autograd(operator, *arguments), tensors))
 
     operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)
     return operator

@@ -35,7 +35,7 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
         y, states = kernel(**named, all_states=all_states)
         return [y, *states.values()]
     y, _, saved = kernel.forward(**named, all_states=all_states)
-    # Pre-activations of tensors in host memory are in NumPy.
+    # What a forward in NumPy keeps is NumPy's.
     extra = (array if isinstance(array, torch.Tensor) else torch.from_numpy(array) for array in saved.arrays())
     return [y, *saved.final(), *extra]
 
@@ -47,15 +47,22 @@ def step(kernel: Kernel, tensors: Tensors) -> list[Any]:
 
 
 def backward(
-    kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
+    kernel: Kernel,
+    tensors: Tensors,
+    results: Tensors,
+    dy: Any,
+    dstate: Tensors,
+    all_states: bool = False,
+    reads_x: bool = True,
 ) -> list[Any]:
     """Return the gradients of `tensors`, no two in the same memory, and None for those without.
 
-    `results`: y, then what only a backward needs; `dstate`: of the final states, all or none.
+    `results`: y, then what only a backward needs; `dstate`: of the final states, all or none. Where nobody `reads_x`, its
+    gradient may be None.
     """
     dy = _without_gaps(dy)
     incoming = (dy, *(map(_without_gaps, dstate) if dstate else (None,) * len(kernel.states)))
-    raw = kernel.executor.replay_backward(tensors, results, incoming, all_states)
+    raw = kernel.executor.replay_backward(tensors, results, incoming, all_states, reads_x)
     if raw is not None:
         return gradients_by_slot(kernel.interface, tensors, raw)
     y, *extra = map(_without_gaps, results)

@@ -125,16 +125,6 @@ def check_states(states: Sequence[Any], names: tuple[str, ...], shape: tuple[int
             raise BadInput(f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
-def check_cell_states(states: Sequence[Any], names: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """Refuse states of a cell's step that are of another shape."""
-    for name, state in zip(names, states, strict=True):
-        check_tensor(state, f"hx of state {name}")
-        if tuple(state.shape) != shape:
-            raise BadInput(
-                f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, input's batch and hidden_size"
-            )
-
-
 def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype]) -> None:
     """Refuse initial states that would lose what they are when they are cast."""
     for name, state in zip(names, states, strict=True):

@@ -15,6 +15,8 @@ from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch import calls, checks
 from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import STATES
+from minrnn_gen.torch.sequence_group.cells import ways_in_words
+from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.stack import LayerStack
 from minrnn_gen.torch.stack_operator import together
 from minrnn_gen.torch.tensors import check_tensor
@@ -55,11 +57,13 @@ class DecodingStack(LayerStack):
         batch: int | None = None,
         time: int | None = None,
         dtype: torch.dtype | None = None,
+        sequence_group: Any = None,
     ) -> str:
         """Return the decision behind the kernels of a pass in words, layer by layer, equal ones once.
 
         which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
-        inputs, by default that of the weights. Plans for the GPU here, or where there is none for the default one.
+        inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Plans
+        for the GPU here, or where there is none for the default one.
         Raises BadInput for anything else.
         """
         if which not in PASSES:
@@ -68,7 +72,7 @@ class DecodingStack(LayerStack):
         for layer, recipe in enumerate(self._recipes(self._precision_of(dtype))):
             sections.setdefault(recipe, []).append(layer)
         return "\n\n".join(
-            f"{_named(layers)} of {self.num_layers}\n\n{_explained(recipe, which, batch, time)}"
+            f"{_named(layers)} of {self.num_layers}\n\n{_explained(recipe, which, batch, time, sequence_group)}"
             for recipe, layers in sections.items()
         )
 
@@ -102,9 +106,13 @@ def _named(layers: Sequence[int]) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
 
 
-def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None) -> str:
-    builder = kernel_by(recipe).builder
+def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None, sequence_group: Any) -> str:
+    kernel = kernel_by(recipe)
+    builder = kernel.builder
     hinted = builder.hinted_sizes
     (sizes,) = sizes_from([(hinted.batch if batch is None else batch, hinted.time if time is None else time)])
     built = build_plain(builder, which, sizes)
-    return explain(built, memory_bytes=builder.target.profile.memory_bytes)
+    text = explain(built, memory_bytes=builder.target.profile.memory_bytes)
+    if sequence_group is None:
+        return text
+    return f"{ways_in_words(kernel, sizes.batch, sizes.time, member_of(sequence_group))}\n\n{text}"

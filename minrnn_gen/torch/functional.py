@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.calls import storage_dtype
 from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 
@@ -29,6 +31,8 @@ def recurrence(
     lengths: Any = None,
     cu_seqlens: Any = None,
     all_states: bool = False,
+    sequence_group: Any = None,
+    head_group: Any = None,
 ) -> tuple[Any, ...]:
     """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
 
@@ -36,8 +40,33 @@ def recurrence(
 
     Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
     and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are, or the
+    channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
+    arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state)
+    if sequence_group is not None or head_group is not None:
+        return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
+    tensors = _tensors_of(kernel, arguments, all_states)
+    recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
+    count = len(kernel.states)
+    return _named(run(recipe, count, len(kernel.parameters), tensors, kernel, all_states), kernel.states, all_states)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _over_ranks(
+    kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
+) -> tuple[Any, ...]:
+    """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
+    ranks = Ranks.of(sequence_group, head_group)
+    with ranks.refused_everywhere(arguments.x):
+        tensors = _tensors_of(kernel, arguments, all_states)
+    return _named(ranks.run(kernel, tensors, all_states), kernel.states, all_states)
+
+
+def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
+    """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, _ = arguments
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
     if not isinstance(all_states, bool):
@@ -61,12 +90,14 @@ def recurrence(
     absent = [name for name, tensor in zip(kernel.states, initial, strict=True) if tensor is None]
     if 0 < len(absent) < len(initial):
         raise BadInput(f"state['{absent[0]}'] is None; give all of {', '.join(kernel.states)}, or none for zeros")
-    tensors = (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
-    recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
-    count = len(kernel.states)
-    y, *states = run(recipe, count, len(kernel.parameters), tensors, kernel, all_states)
-    final = dict(zip(kernel.states, states[:count], strict=True))
-    return (y, final, dict(zip(kernel.states, states[count:], strict=True))) if all_states else (y, final)
+    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
+
+
+def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> tuple[Any, ...]:
+    """Return y and the states by their names: the final ones, and for `all_states` those of all steps."""
+    y, *states = results
+    final = dict(zip(names, states[: len(names)], strict=True))
+    return (y, final, dict(zip(names, states[len(names) :], strict=True))) if all_states else (y, final)
 
 
 def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:

@@ -71,7 +71,7 @@ class _Straight:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
             dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shape(self.kernel, tensors), results[0], gradients)
-            return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states)
+            return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states, tensors[0].requires_grad)
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
 

@@ -130,6 +130,8 @@ class RNN(DecodingStack, torch.nn.Module):
         resets: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
+        sequence_group: Any = None,
+        head_group: Any = None,
     ) -> tuple[Any, Any]:
         """Return (output, h_n), of a cell of several states (output, (h_n, c_n, …)).
 
@@ -137,9 +139,11 @@ class RNN(DecodingStack, torch.nn.Module):
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
         (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
         resets, lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
+        sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
+        (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.
         """
-        output, states = self._call(input, hx, resets, lengths, cu_seqlens)
+        output, states = self._call(input, hx, resets, lengths, cu_seqlens, sequence_group, head_group)
         return output, states[0] if len(states) == 1 else states
 
     def _directed(self) -> Iterator[Names]:

@@ -18,6 +18,10 @@ class _OfCell(RNN):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[LayerOptions]) -> None:
         super().__init__(self.cell, input_size, hidden_size, num_layers, **options)
 
+    def extra_repr(self) -> str:
+        """Return what the layer was made with, without the cell that it is called after."""
+        return super().extra_repr().removeprefix(f"{self.cell!r}, ")
+
 
 class MinGRU(_OfCell):
     """arXiv 2410.01201."""

@@ -3,26 +3,27 @@
 Each class is a subclass of torch's class of its name: constructor, parameters, initialisation, state_dict, pickling and
 messages of the constructor are torch's own. `isinstance(layer, torch.nn.LSTM)` therefore holds, as code that goes through a
 model's modules expects it: to initialise weights, to group parameters, to freeze layers.
+
+LSTMCell, GRUCell and RNNCell are torch's own. A call of theirs is one step, two products and one pointwise kernel, which torch
+launches from C++ in the time that a call from Python takes before its first launch.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace as with_fields
 from typing import Any, ClassVar
 
 import torch
+from torch.nn import GRUCell, LSTMCell, RNNCell
 from torch.nn.utils.rnn import PackedSequence
 
-from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import Architecture, architecture_of
-from minrnn_gen.torch import checks
 from minrnn_gen.torch.autocast import layer_dtype, result_dtype
 from minrnn_gen.torch.decode import DecodingStack
-from minrnn_gen.torch.fp32_precision import Setting
 from minrnn_gen.torch.layers import ELMAN_RELU
 from minrnn_gen.torch.stack import LayerStack
-from minrnn_gen.torch.tensors import autocasts, check_tensor
+from minrnn_gen.torch.tensors import autocasts
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
@@ -51,16 +52,6 @@ def _architecture(
         recurrent_bias=None,
         precision=None,
     )
-
-
-@functools.lru_cache(_ARCHITECTURES_KEPT)
-def _cell_architecture(mode: str, input_size: int, hidden_size: int, bias: bool) -> Architecture:
-    """Return the architecture of a single layer, with the names that the parameters of a cell have."""
-    made = _architecture(mode, input_size, hidden_size, 1, bias, True, False)
-    ((names,),) = made.names
-    plain = {field: name and name.removesuffix("_l0") for field, name in names._asdict().items() if field != "vectors"}
-    shapes = {name.removesuffix("_l0"): shape for name, shape in made.shapes.items()}
-    return with_fields(made, names=((names._replace(**plain),),), shapes=shapes)
 
 
 class ByKernels(LayerStack):
@@ -241,96 +232,3 @@ class RNN(_Layer, torch.nn.RNN):
             dtype=dtype,
         )
         self.use_kernels()
-
-
-class _Cell(ByKernels):
-    """One of LSTMCell, GRUCell and RNNCell: a layer over a single step."""
-
-    num_layers, batch_first, dropout, bidirectional = 1, True, 0.0, False
-
-    @property
-    def _fp32_setting(self) -> Setting:
-        return "matmul"  # torch's own cells multiply without cuDNN
-
-    def use_kernels(self) -> None:
-        self._made = _cell_architecture(self.mode, self.input_size, self.hidden_size, self.bias)
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """Return the state after one step, of LSTMCell (h, c): input [B, I] or [I], states [B, H] or [H]."""
-        check_tensor(input, "input")
-        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
-            raise BadInput(
-                f"input has shape {list(input.shape)}, but input_size is {self.input_size}; [batch, {self.input_size}] is "
-                f"expected, or [{self.input_size}] without a batch"
-            )
-        initial = () if hx is None else checks.states_in(hx, self.states)
-        if initial:
-            checks.check_cell_states(initial, self.states, (*input.shape[:-1], self.hidden_size))
-        y, states = self._call(input.unsqueeze(-2), [state.unsqueeze(0) for state in initial] or None)
-        h, *others = y.squeeze(-2), *(state.squeeze(0) for state in states[1:])
-        dtype = h.dtype
-        if autocasts(input) and input.dtype is not torch.float64:
-            dtype = result_dtype(self.mode, input, initial[-1] if initial else None, dtype, is_whole=False)
-        results = tuple(state.to(dtype) for state in (h, *others))
-        return results if others else results[0]
-
-
-class LSTMCell(_Cell, torch.nn.LSTMCell):
-    """torch.nn.LSTMCell, its arguments and all, computed by the kernels of `lstm`."""
-
-    torch_class = torch.nn.LSTMCell
-    mode = "LSTM"
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
-        self.use_kernels()
-
-
-class GRUCell(_Cell, torch.nn.GRUCell):
-    """torch.nn.GRUCell, its arguments and all, computed by the kernels of `gru`."""
-
-    torch_class = torch.nn.GRUCell
-    mode = "GRU"
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
-        self.use_kernels()
-
-
-class RNNCell(_Cell, torch.nn.RNNCell):
-    """torch.nn.RNNCell, its arguments and all, computed by the kernels of `elman`, or of the same cell with relu."""
-
-    torch_class = torch.nn.RNNCell
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        nonlinearity: str = "tanh",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, nonlinearity, device=device, dtype=dtype)
-        self.use_kernels()
-
-    @property
-    def mode(self) -> str:  # type: ignore[override]
-        """The name of the cell as torch.nn.RNN has it."""
-        if self.nonlinearity not in ("tanh", "relu"):
-            raise BadInput(f"nonlinearity is {shown(self.nonlinearity)}; tanh or relu is expected")
-        return f"RNN_{self.nonlinearity.upper()}"

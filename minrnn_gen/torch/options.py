@@ -58,7 +58,9 @@ KEYWORDS = (*(name for name in _TYPES if name not in OPTIONS), *OPTIONS)
 
 def keywords_of(layer: type) -> tuple[str, ...]:
     """Return the names that the constructor of a layer takes by keyword, its own first."""
-    own = [name for name, parameter in inspect.signature(layer).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    own = [
+        name for name, parameter in inspect.signature(layer).parameters.items() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     return tuple(dict.fromkeys((*own, *KEYWORDS)))
 
 

@@ -13,19 +13,32 @@ from minrnn_gen.raw_scan.arguments import check_scan
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
-from minrnn_gen.torch.recorded import GradientFunction, RecurrenceFunction, Tensors
+from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors, gradients_once
+from minrnn_gen.torch.sequence_group.group import member_of
+from minrnn_gen.torch.sequence_group.scans import scan_pieces
 from minrnn_gen.torch.tensors import autocasts, check_tensor, without_values
 
 _OPTIONS = "bool log_a, bool reverse, int axis"
 
 
-def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool = False, axis: int = 1) -> tuple[Any, Any]:
+def scan(
+    a: Any,
+    b: Any,
+    h0: Any = None,
+    *,
+    log_a: bool = False,
+    reverse: bool = False,
+    axis: int = 1,
+    sequence_group: Any = None,
+) -> tuple[Any, Any]:
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
     Shapes and dtypes are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors on the
-    meta device give results there. There are no gradients of gradients and there is no vmap. Raises BadInput for what does not
-    fit.
+    meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process group
+    over whose ranks `axis` is split (docs/how-to/several-gpus.md). Raises BadInput for what does not fit.
     """
+    if sequence_group is not None:
+        return scan_pieces(a, b, h0, member_of(sequence_group), log_a=log_a, reverse=reverse, axis=axis)  # type: ignore[no-any-return]
     check_tensor(a, "a")
     check_tensor(b, "b")
     if h0 is not None:
@@ -121,10 +134,7 @@ def _record(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> A
 
 
 def _record_backward(*arguments: Any) -> Any:
-    tensors = arguments[:5]
-    if records(tensors):
-        return GradientFunction.apply(lambda _: below_autograd(_SCAN_BACKWARD, *arguments), *tensors)
-    return below_autograd(_SCAN_BACKWARD, *arguments)
+    return gradients_once(lambda: below_autograd(_SCAN_BACKWARD, *arguments), arguments[:5])
 
 
 _SCAN = define(f"scan(Tensor a, Tensor b, Tensor? h0, {_OPTIONS}) -> (Tensor, Tensor)", _run, _fake, _record)

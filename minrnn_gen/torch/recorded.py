@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, dense_gradients
+from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, dense_gradients, records
 
 Tensors = Sequence[Any]
 """Tensors in a fixed order, None for those that were not given."""
@@ -71,12 +71,19 @@ class RecurrenceFunction(torch.autograd.Function):
         raise BadInput(NO_FORWARD_MODE)
 
 
+def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
+    """Return the gradients that `run` computes from `tensors`; where autograd records them, asking for theirs is refused."""
+    if records(tensors):
+        return GradientFunction.apply(run, *tensors)  # type: ignore[no-any-return]
+    return run()
+
+
 class GradientFunction(torch.autograd.Function):
     """A gradient, of which there is none."""
 
     @staticmethod
-    def forward(_ctx: Any, run: Callable[..., Any], *tensors: Any) -> Any:
-        return tuple(run(tensors))
+    def forward(_ctx: Any, run: Callable[[], Tensors], *_tensors: Any) -> Any:
+        return tuple(run())
 
     @staticmethod
     def backward(_ctx: Any, *_gradients: Any) -> Any:

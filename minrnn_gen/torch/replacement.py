@@ -18,7 +18,7 @@ from minrnn_gen.errors import BadInput, MinrnnError, nearest_name, shown
 from minrnn_gen.torch import nn as by_kernels
 from minrnn_gen.torch.dtypes import PRECISIONS
 
-_CLASSES: dict[type, Any] = {getattr(torch.nn, name): getattr(by_kernels, name) for name in by_kernels.__all__}
+_CLASSES: dict[type, Any] = {torch.nn.LSTM: by_kernels.LSTM, torch.nn.GRU: by_kernels.GRU, torch.nn.RNN: by_kernels.RNN}
 _DEVICES = ("cpu", "cuda", "meta")
 
 
@@ -62,12 +62,12 @@ class Replacement:
 
 
 def replace(model: Any, *, leave: Iterable[str] = (), back: bool = False) -> Replacement:
-    """Let the kernels compute every LSTM, GRU, RNN, LSTMCell, GRUCell and RNNCell of torch.nn in a model, in place.
+    """Let the kernels compute every LSTM, GRU and RNN of torch.nn in a model, in place.
 
     A layer keeps its identity: parameters, hooks, names, mode, requires_grad, device, dtype and ties are untouched, and
     optimizers that have its parameters go on with them. Subclasses of these classes are left, and so is what the kernels do
-    not compute. leave: names of layers, or patterns such as `decoder.*`, that stay as they are. back: give layers that have
-    been replaced torch's classes again.
+    not compute. LSTMCell, GRUCell and RNNCell are left too: torch launches a single step faster. leave: names of layers, or
+    patterns such as `decoder.*`, that stay as they are. back: give layers that have been replaced torch's classes again.
 
     Return what has been replaced, and what is left and why. Raises BadInput where the model is no module, and where a name to
     be left is none of a recurrent layer; the model is untouched then.
@@ -126,6 +126,8 @@ def _reason_to_leave(module: Any, back: bool) -> str | None:
         names = ", ".join(module.parametrizations)
         return f"{names} {'has' if len(module.parametrizations) == 1 else 'have'} parametrizations; register them afterwards"
     kind = type(module)
+    if isinstance(module, torch.nn.RNNCellBase):
+        return "torch launches a single step faster; a layer over whole sequences gains"
     if kind not in (_CLASSES.values() if back else _CLASSES):
         if kind in _CLASSES.values():
             return "it is computed by the kernels already"

@@ -17,6 +17,7 @@ from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
@@ -82,11 +83,41 @@ class LayerStack:
         return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
 
     def _call(
-        self, input: Any, hx: Any, resets: Any = None, lengths: Any = None, cu_seqlens: Any = None
+        self,
+        input: Any,
+        hx: Any,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        sequence_group: Any = None,
+        head_group: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_tracing()
+        sequences = (resets, lengths, cu_seqlens)
+        if sequence_group is None and head_group is None:
+            return self._call_of(input, hx, sequences, None)
+        return self._call_over_ranks(input, hx, sequences, sequence_group, head_group)  # type: ignore[no-any-return]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _call_over_ranks(
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
+        ranks = Ranks.of(sequence_group, head_group)
+        with ranks.refused_everywhere(input):
+            return self._call_of(input, hx, sequences, ranks)
+
+    def _call_of(
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        resets, lengths, cu_seqlens = sequences
         if isinstance(input, PackedSequence):
+            if ranks is not None:
+                raise BadInput(
+                    "a PackedSequence was given with a group of ranks; give padded sequences and their lengths, or joined "
+                    "ones and cu_seqlens"
+                )
             return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
         check_tensor(input, "input")
         lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
@@ -97,9 +128,9 @@ class LayerStack:
         x = input if batched else input.unsqueeze(batch_axis)
         states: Sequence[Any] = ()
         if hx is not None:
-            sequences = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
-            states = self._states(hx, sequences, batched)
-        y, final = self._run(x, states, (resets, lengths, cu_seqlens))
+            count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
+            states = self._states(hx, count, batched)
+        y, final = self._run(x, states, (resets, lengths, cu_seqlens), ranks)
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
@@ -129,7 +160,9 @@ class LayerStack:
         checks.check_states(states, self.states, shape)
         return states if batched else [state.unsqueeze(1) for state in states]
 
-    def _run(self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any]) -> tuple[Any, Sequence[Any]]:
+    def _run(
+        self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any], ranks: Ranks | None = None
+    ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
@@ -140,7 +173,8 @@ class LayerStack:
             states = [state.to(STATES[precision]) for state in states]
         parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
         recipes = self._recipes(precision)
-        if self.num_layers > 1 and not (self.dropout and self.training) and _reaches_down((x, *parameters[0], *states)):
+        is_one_node = self.num_layers > 1 and ranks is None
+        if is_one_node and not (self.dropout and self.training) and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
             of_all = (parameter for of_layer in parameters for parameter in of_layer)
             x, *last = run_layers(recipes, len(made.states), (x, *sequences, *of_all, *initial))
@@ -150,7 +184,10 @@ class LayerStack:
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
-            x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
+            if ranks is None:
+                x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
+            else:
+                x, *last = ranks.run(kernel_by(recipe), tensors)
             final.append(last)
             if layer + 1 < self.num_layers:
                 x = torch.nn.functional.dropout(x, self.dropout, self.training)

@@ -107,7 +107,8 @@ class _Layers:
             call = self.call(tensors, layer, below)
             own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
             own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
-            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate)
+            reads_x = bool(layer) or tensors[0].requires_grad
+            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=reads_x)
             states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
             parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
             initial.insert(0, others[states_from:])

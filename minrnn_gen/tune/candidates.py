@@ -146,6 +146,10 @@ class CandidatePool:
         self._note(key, "measured", times_us=times_us)
         return times_us
 
+    def predicted_us(self, key: CandidateKey) -> float:
+        """Return the predicted time of a candidate."""
+        return _predicted_us(*self.ranked[key])
+
     def forget(self, key: CandidateKey) -> None:
         """Release a compiled candidate."""
         self._built.pop(key, None)
@@ -172,7 +176,7 @@ class CandidatePool:
             variables=dict(variables),
             outcome=outcome,
             times_us=times_us,
-            predicted_us=_predicted_us(*self.ranked[key]),
+            predicted_us=self.predicted_us(key),
             error_share=share if share is not None and math.isfinite(share) else None,
             compile_seconds=round(built.seconds, 3) if built else None,
             note=note,

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.assemble import builder_of, target_of
@@ -74,6 +74,7 @@ def summary_of(tuned: TunedKernel) -> dict[str, Any]:
         "best_us": tuned.best_us,
         "family": tuned.winner.plan.name if tuned.winner else None,
         "variables": dict(tuned.winner.plan.variables) if tuned.winner else None,
+        "raced": list(map(asdict, tuned.raced)),
     }
 
 

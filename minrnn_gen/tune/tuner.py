@@ -54,10 +54,22 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class RacedCandidate:
+    """A candidate that was tried: what its time was predicted to be, and its median time, None where it was eliminated."""
+
+    family: str
+    variables: Mapping[str, int]
+    predicted_us: float
+    median_us: float | None
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class TunedKernel:
     """What came of one kernel. `winner` is what calls use from now on, None where no candidate could be measured.
 
-    `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates.
+    `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates, and
+    `raced` are those of them that were tried, best predicted first.
     """
 
     setting: Setting
@@ -67,6 +79,7 @@ class TunedKernel:
     first_us: float | None
     best_us: float | None
     winner: BuiltKernel | None
+    raced: tuple[RacedCandidate, ...]
 
 
 def kernels_of(builder: Builder) -> tuple[KernelKey, ...]:
@@ -135,7 +148,20 @@ class KernelTuning:
         medians_us, first = pool.medians_us, next(iter(pool.ranked))
         best_us = None if race.leader is None else medians_us[race.leader]
         winner = None if race.leader is None or best_us is None else self._keep(race.leader, best_us)
-        return TunedKernel(pool.setting, race.ended, len(pool.ranked), pool.outcomes, medians_us.get(first), best_us, winner)
+        return TunedKernel(
+            pool.setting, race.ended, len(pool.ranked), pool.outcomes, medians_us.get(first), best_us, winner, self._raced()
+        )
+
+    def _raced(self) -> tuple[RacedCandidate, ...]:
+        pool, medians_us = self.pool, self.pool.medians_us
+        return tuple(
+            RacedCandidate(
+                family, dict(variables), pool.predicted_us(key), medians_us.get(key), pool.eliminated.get(key, "measured")
+            )
+            for key in pool.ranked
+            for family, variables in [key]
+            if key in medians_us or key in pool.eliminated
+        )
 
     def _keep(self, winner: CandidateKey, best_us: float) -> BuiltKernel:
         pool = self.pool

@@ -385,6 +385,7 @@ def test_the_suites_name_their_baselines() -> None:
         "recurrent": suites.RECURRENT,
         "calls": suites.CALLS,
         "layers": suites.LAYERS,
+        "jax": suites.JAX,
     }
     assert suites.CALLS.baselines == ("torch.nn",)
     assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")

@@ -30,9 +30,9 @@ PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 # Every way to multiply in fp32 and fp64, on every GPU and of every cell; odd sizes have rows at multiples of one value.
 WIDE: tuple[dict[str, Any], ...] = ({"precision": "fp32"}, {"precision": "fp32", "fp32_product": "fma"}, {"precision": "fp64"})
 WIDE_GPUS = ("h200", "h100", "a100", "rtx4090", "b200", "rtx5090")
-# Every day each cell meets every second GPU once; the rest is part of the whole matrix.
+# Every day each GPU meets one of the cells; the rest is part of the whole matrix.
 WIDE_CASES = tuple(
-    pytest.param(model, gpu, head_dim, WIDE[(m + g + s) % 3], marks=() if s == (m + g) % 3 and (m + g // 3) % 2 == 0 else FULL)
+    pytest.param(model, gpu, head_dim, WIDE[(m + g + s) % 3], marks=() if s == (m + 2 * g) % 3 and (m + g) % 4 == 0 else FULL)
     for (m, model), (g, gpu), (s, head_dim) in itertools.product(
         enumerate(MODELS), enumerate(WIDE_GPUS), enumerate((16, 33, 128))
     )
@@ -70,12 +70,13 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_d
 # A model's hidden size in heads, and layers of one head up to more than fits; rows at multiples of 2, 4, 8 and 16 bytes.
 LAYERS = ((12, 64), (6, 128), (3, 256), (4, 48), (1, 32), (1, 33), (1, 100), (1, 256), (1, 512), (1, 640), (1, 768), (1, 1024))
 LAYER_GPUS, PRECISIONS, BATCHES = ("h200", "h100", "a100", "rtx4090"), ("bf16", "fp16", "fp32"), (16, 1, 64)
-# Every day the largest that are persistent, and of each kind of the others one.
-EVERY_DAY = {
+# The largest that are persistent, and of each kind of the others one.
+FIRST_HOLDS = (
     ("lstm", "h200", (1, 512), "bf16"), ("gru", "h100", (1, 768), "fp16"), ("slstm", "h200", (1, 640), "bf16"),
     ("elman", "h100", (1, 1024), "bf16"), ("lstm", "h100", (1, 768), "bf16"), ("gru", "a100", (3, 256), "bf16"),
     ("lstm", "rtx4090", (6, 128), "fp16"), ("slstm", "a100", (12, 64), "fp32"), ("slstm", "rtx4090", (1, 33), "bf16"),
-}  # fmt: skip
+)  # fmt: skip
+EVERY_DAY = FIRST_HOLDS[::2]
 LAYER_CASES = tuple(
     pytest.param(
         *case,
@@ -94,7 +95,7 @@ def test_training_gets_what_was_planned_first(model: str, gpu: str, layer: tuple
     for kernel_pass in PASSES:
         kept: Any = "arithmetic" if kernel_pass == "forward" else "none"
         built = builder.build(builder.key_of(kernel_pass, replace(builder.hinted_specialization, states_out=kept)))
-        assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in EVERY_DAY else ATTEMPTS_AT_ONCE), built.dropped
+        assert len(built.dropped) <= (0 if (model, gpu, layer, precision) in FIRST_HOLDS else ATTEMPTS_AT_ONCE), built.dropped
         assert built.resources is not None and all(kernel.spill_bytes == 0 for kernel in built.resources)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.browser import assert_is_readable, assert_is_whole, needs_browser
 from support.command_runner import EXAMPLES
 
 from minrnn_gen.api import builder_for
@@ -21,44 +20,23 @@ from minrnn_gen.build import decision_page as module
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.decision_page import decision_page
 from minrnn_gen.build.drawing import Axis, memory_map
+from minrnn_gen.build.timeline import _spans, html_of, timeline_of
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
+from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, total_us
 from minrnn_gen.plan.solver import Solution
+from minrnn_gen.plan.summary import term_in_words
 from minrnn_gen.run.ahead import plain_specialization
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
+DECIDED = [("min_gru", "forward", 96), ("lstm", "backward", 96), ("lstm", "step", 96), ("lstm", "forward", 8192)]
 
 
-class Balanced(HTMLParser):
-    """A parser that refuses an element that is not closed where it should be, and notes what a page would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened: list[str] = []
-        self.loaded: list[str] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.opened.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.opened.pop() == tag
-
-
-@pytest.fixture(scope="module", params=[("min_gru", "forward"), ("lstm", "backward"), ("lstm", "step")], ids="-".join)
+@pytest.fixture(scope="module", params=DECIDED, ids=lambda decided: f"{decided[0]}-{decided[1]}-{decided[2]}")
 def decided(request: pytest.FixtureRequest) -> tuple[BuiltKernel, Solution]:
-    example, kernel_pass = request.param
-    spec = load_spec(EXAMPLES / f"{example}.yaml", gpu="h200", hidden_size=96)
+    example, kernel_pass, hidden_size = request.param
+    heads = 1 if hidden_size == 8192 else load_spec(EXAMPLES / f"{example}.yaml").heads
+    spec = load_spec(EXAMPLES / f"{example}.yaml", gpu="h200", hidden_size=hidden_size, heads=heads)
     builder = builder_for(spec, target_of(spec))
     key = builder.key_of(kernel_pass, plain_specialization(builder, kernel_pass, builder.hinted_sizes))
     solution = builder.solve(key)
@@ -68,10 +46,9 @@ def decided(request: pytest.FixtureRequest) -> tuple[BuiltKernel, Solution]:
 def test_the_page_is_whole_and_needs_nothing_else(decided: tuple[BuiltKernel, Solution]) -> None:
     built, solution = decided
     page = decision_page(built, solution, load_profile("h200"))
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.opened == [] and parser.loaded == ["data:,"] and "script" not in parser.tags
-    assert "http" not in page.partition("<pre>")[0] and "@import" not in page and "url(" not in page.partition("<pre>")[0]
+    assert_is_whole(page)
+    assert "<script" not in page and "script-src 'none'" in page
+    assert "http:" not in page.partition("<pre>")[0] and "https:" not in page.partition("<pre>")[0]
     plan, text = built.plan, html.unescape(re.sub(r"<[^>]*>", "", page))
     assert all(name in text for name in (*plan.variables, *plan.shared_map, *(margin.constraint for margin in plan.margins)))
     assert page.count('<circle class="pick"') == 1 and f"{plan.candidate_count:,} candidates fit" in text
@@ -125,13 +102,33 @@ def test_the_command_writes_the_page_and_takes_one_form_at_a_time(tmp_path: Path
 
 
 # A browser takes seconds: one page is enough.
-@pytest.mark.parametrize("decided", [("min_gru", "forward")], indirect=True)
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this system")
+@pytest.mark.parametrize("decided", [("min_gru", "forward", 96)], indirect=True)
+@needs_browser
 def test_a_browser_shows_it_without_a_word_on_its_console(decided: tuple[BuiltKernel, Solution], tmp_path: Path) -> None:
     built, solution = decided
-    file = tmp_path / "page.html"
-    file.write_text(decision_page(built, solution, load_profile("h200")), encoding="utf-8")
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
-    command = [str(BROWSER), *options, f"--user-data-dir={tmp_path}", file.as_uri()]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "CONSOLE" not in answer.stderr and answer.stdout.count("<svg") > 10 and "The search space" in answer.stdout
+    assert_is_readable(decision_page(built, solution, load_profile("h200")), tmp_path)
+
+
+def test_a_timeline_has_every_term_and_takes_the_predicted_time(decided: tuple[BuiltKernel, Solution]) -> None:
+    plan = decided[0].plan
+    timeline = timeline_of(plan)
+    is_of_step = plan.family == "dense" and plan.strategy != "decode"
+    assert timeline.title == ("Timeline of a step" if is_of_step else "Timeline of a call")
+    per_unit = (plan.time if is_of_step else 1) * {"ns": 1e-3, "us": 1.0}[timeline.unit]
+    us = {span.term: (span.end - span.start) * per_unit for span in timeline.spans}
+    terms = {name: us for name, us in plan.predicted_us.items() if us > 0 and not (is_of_step and name == "launch")}
+    assert us == pytest.approx(terms)
+    last_us = max(span.end for span in timeline.spans) * per_unit
+    most_us = plan.predicted_total_us - (plan.predicted_us["launch"] if is_of_step else 0)
+    assert last_us <= most_us * (1 + 1e-9)
+    drawn = html_of(timeline)
+    assert all(term_in_words(span.term) in drawn for span in timeline.spans)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(SEQUENTIAL_TERMS | {"memory", "issue", "chain"})), st.floats(1e-3, 1e6), min_size=1)
+)
+def test_what_adds_up_never_overlaps(terms: dict[str, float]) -> None:
+    spans = [span for span in _spans(terms) if span.term in SEQUENTIAL_TERMS]
+    assert all(one.end <= other.start + 1e-9 * other.start for one, other in pairwise(spans))
+    assert max(span.end for span in _spans(terms)) <= total_us(terms) * (1 + 1e-9)

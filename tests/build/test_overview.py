@@ -41,6 +41,9 @@ class _Rows(HTMLParser):
 
 
 def test_completion_shows_all_that_is_offered_without_importing_it() -> None:
+    with pytest.raises(AttributeError) as raised:
+        minrnn_gen.compil  # noqa: B018
+    assert raised.value.name == "compil" and raised.value.obj is minrnn_gen  # Python's suggestion is made of these
     program = "import sys, minrnn_gen; print(*dir(minrnn_gen)); sys.exit('minrnn_gen.kernel' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert {*minrnn_gen.__all__, "torch", "compat", "__version__"} <= {*shown}
@@ -50,6 +53,7 @@ def test_completion_shows_all_that_is_offered_without_importing_it() -> None:
 @pytest.mark.parametrize("model", ["min_gru", "ind_rnn", "lstm"])
 def test_objects_are_one_line_and_a_small_table(model: str) -> None:
     kernel = kernel_of(model=model)
+    assert len(repr(kernel.builder)) < 1000
     for shown in (kernel, kernel.plan, *kernel.built):
         assert len(repr(shown)) <= LINE_LIMIT and "\n" not in repr(shown)
         assert model in repr(shown)

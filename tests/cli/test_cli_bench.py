@@ -17,6 +17,7 @@ from minrnn_gen.bench.harness import gpu, session
 from minrnn_gen.bench.harness.rounds import Arrays, Limits, Run
 from minrnn_gen.bench.harness.session import Suite
 from minrnn_gen.bench.problems.scan_problems import Problem, problems_of
+from minrnn_gen.bench.report.page import html_of
 from minrnn_gen.bench.report.record import COPY, Row, read_record
 from minrnn_gen.bench.report.tables import time_text, whole_text
 from minrnn_gen.bench.suites import SUITES
@@ -49,10 +50,11 @@ def test_every_table_is_printed_and_recorded(
 ) -> None:
     measured(answer)
     path = tmp_path / "record.json"
-    said = command("bench", suite.command, "--quick", "--baseline", "none", "--json", path)
+    page = tmp_path / "record.html"
+    said = command("bench", suite.command, "--quick", "--baseline", "none", "--json", path, "--html", page)
     assert (said.status, said.error) == (0, "")
     record = read_record(path)
-    assert record.is_complete
+    assert record.is_complete and page.read_text(encoding="utf-8") == html_of(record, suite.titles)
     assert [row.problem for row in record.rows[::2]] == [
         problem for table in suite.tables for problem in suite.problems(table, True)
     ]
@@ -136,9 +138,10 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
         raise AssertionError("measured")
 
     measured(never)
-    said = command("bench", "scan", "--baseline", "none", f"--json={tmp_path}")
-    assert said.status == 2
-    assert said.error.startswith("error: --json: ")
+    for option in ("--json", "--html"):
+        said = command("bench", "scan", "--baseline", "none", f"{option}={tmp_path}")
+        assert said.status == 2
+        assert said.error.startswith(f"error: {option}: ")
 
 
 def test_what_is_missing_is_said_in_a_sentence(command: Command) -> None:

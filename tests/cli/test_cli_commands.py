@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +213,7 @@ def test_without_a_gpu_the_default_is_taken_and_said(command: Command, min_gru: 
     assert DEFAULT_GPU in answer.error
     said = command("run", min_gru, "--batch", 1, "--time", 3)
     assert (said.status, said.error) == (0, "")
-    assert f"no GPU found: compiled for {DEFAULT_GPU}, run on the CPU" in said.out.splitlines()
+    assert f"no GPU found: planned for {DEFAULT_GPU}, run on the CPU" in said.out.splitlines()
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
@@ -227,6 +229,46 @@ def test_run_keeps_the_tolerance_on_the_cpu(command: Command, example: str, prec
     assert report["seconds_per_call"] > 0
     if precision == "fp64":
         assert report["largest_error"] <= 1e-12
+
+
+def test_run_on_the_cpu_says_which_code_ran_beside_what(
+    command: Command, min_gru: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy where it ran; native code beside torch's layer where there is one, else beside NumPy."""
+    sizes = (
+        "--set",
+        "hidden_size=24",
+        "--set",
+        "precision=fp32",
+        "--device",
+        "cpu",
+        "--gpu",
+        "h100",
+        "--batch",
+        2,
+        "--time",
+        5,
+    )
+    monkeypatch.setenv("MINRNN_CPU", "numpy")
+    by_numpy = command("run", min_gru, *sizes, "--json").json
+    assert (by_numpy["code"], "beside" in by_numpy) == ("NumPy, since MINRNN_CPU is numpy", False)
+    if shutil.which("cc") is None:
+        return
+    monkeypatch.setenv("MINRNN_CPU", "native")
+    beside_numpy = command("run", min_gru, *sizes, "--json").json
+    assert (beside_numpy["code"], beside_numpy["beside"]["name"]) == ("native code", "NumPy")
+    assert os.environ["MINRNN_CPU"] == "native"
+    pytest.importorskip("torch")
+    layer = ("--set", "model=lstm", "--set", "input_size=8")
+    assert "by native code; " in (said := command("run", min_gru, *sizes, *layer).out) and "by torch.nn.LSTM" in said
+
+
+def test_bench_of_the_cpu_has_a_device_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[bool] = []
+    monkeypatch.setattr("minrnn_gen.cli.bench_cpu.cpu", lambda: measured.append(True))
+    assert (command("bench", "--device", "cpu").status, measured) == (0, [True])
+    answer = command("bench", "--device", "cpu", "scan")
+    assert answer.status == 2 and "scan is measured on a GPU" in answer.error
 
 
 def test_run_with_a_projection_and_parameters(command: Command, min_gru: Path) -> None:

@@ -10,11 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.command_runner import EXAMPLES, Command
 
+from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.errors import ToolchainMissing
@@ -122,6 +124,7 @@ def test_doctor_has_rows_for_torch_and_a_compiler(command: Command, monkeypatch:
         return {finding["name"]: finding for finding in command("doctor", "--json").json["findings"]}
 
     here = rows()
+    assert here["CPU"]["is_well"] == (not why_no_native_code()) and numpy.__version__ in here["CPU"]["state"]
     assert not here["torch"]["is_needed"] and not here["C++ compiler"]["is_needed"]
     monkeypatch.setenv("CXX", "no-such-compiler")
     installed = metadata.version

@@ -39,7 +39,8 @@ def shown_file(folder: Path, text: str) -> Path:
 
 def test_a_new_cell_is_a_scan_that_compiles(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "Leaky Gate-2.yaml"
-    assert command("new", "cell", file).status == 0
+    written = command("new", "cell", file)
+    assert written.status == 0 and f"minrnn-gen cells show '{file}'" in written.error
     assert command("cells", "show", file, "--json").json["class"] == "affine-diagonal"
     assert command("new", "spec", tmp_path / "mine.yaml", "--model", file.name).status == 0
     assert "leaky_gate_2" in command("explain", tmp_path / "mine.yaml", "--gpu", "h200").out

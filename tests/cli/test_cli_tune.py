@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.browser import assert_is_readable, assert_is_whole, needs_browser
 from support.command_runner import Command
 from support.fake_measurer import FakeMeasurer
 
@@ -84,6 +86,34 @@ def test_results_go_out_and_come_in(command: Command, min_gru: Path, tmp_path: P
     assert command("tune", "--import", lines, "--json").json == {"imported": won["exported"]}
     there = command("compile", min_gru, "--gpu", "h200", "--json").json
     assert there["plan"]["variables"] == won["kernels"][0]["variables"]
+
+
+def test_the_page_has_every_candidate_that_was_tried(
+    command: Command, gpu: FakeMeasurer, min_gru: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tuned.html"
+    kernels = command("tune", min_gru, "--gpu", "h200", "--top", 5, "--html", file, "--json").json["kernels"]
+    page = file.read_text(encoding="utf-8")
+    assert_is_whole(page)
+    for kernel in kernels:
+        raced = kernel["raced"]
+        assert Counter(one["outcome"] for one in raced) == kernel["candidates"]
+        assert min(one["median_us"] for one in raced if one["median_us"]) == kernel["best_us"]
+        assert any((one["family"], one["variables"]) == (kernel["family"], kernel["variables"]) for one in raced)
+    tried = sum(len(kernel["raced"]) for kernel in kernels)
+    assert page.count("data-says=") == page.count("<tr><td") == tried
+    # What cannot be written is refused before a measurement, and a page without one is none.
+    timed = len(gpu.timed)
+    assert command("tune", min_gru, "--html", tmp_path).status == 2 and len(gpu.timed) == timed
+    assert "give a spec" in command("tune", "--html", file, "--export", tmp_path / "known").error
+
+
+@needs_browser
+def test_a_browser_shows_the_page(command: Command, gpu: FakeMeasurer, min_gru: Path, tmp_path: Path) -> None:
+    gpu.wrong = lambda key: dict(key[1]).get("stages") == 3
+    file = tmp_path / "tuned.html"
+    command("tune", min_gru, "--gpu", "h200", "--top", 6, "--html", file)
+    assert_is_readable(file.read_text(encoding="utf-8"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rules every template keeps, read off the templates themselves."""
+"""The rules every template of CUDA keeps, read off the templates themselves; those of C: test_cpu_source.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Family
 
 FOLDER = package_folder("templates")
-TEMPLATES = {path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.j2"))}
+TEMPLATES = {
+    path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(FOLDER.rglob("*.j2"))
+    if path.parent.name != "cpu"
+}
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
 RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import posixpath
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from support.browser import BROWSER, needs_browser
 from support.documentation import PAGES, ROOT, anchors, name_of
 
 from minrnn_gen.cli.schema import Kind, schema_of
@@ -16,6 +18,7 @@ from minrnn_gen.cli.schema import Kind, schema_of
 sys.path.append(str(ROOT / "docs" / "site"))
 import check
 import pages
+import reports
 
 GENERATED = {f"reference/{package.rpartition('.')[2]}.md" for package in pages.API} | {
     f"reference/{kind}-schema.md" for kind in Kind
@@ -69,6 +72,21 @@ def test_links_are_led_to_where_the_site_has_their_targets() -> None:
     )
 
 
+def test_every_report_is_linked_from_a_page() -> None:
+    written = {name for name, _ in reports.records()} | {
+        f"{reports.FOLDER}/{example}_{kernel_pass}.html" for example, kernel_pass in reports.DECISIONS.values()
+    }
+    linked = set()
+    for page in (reports.RESULTS, *reports.DECISIONS):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        more = reports.with_reports(text, page)
+        assert more.startswith(text.partition("\n\n")[0]) and more.endswith(text.split("\n\n", 2)[2])
+        links = set(pages.LINK.findall(more)) - set(pages.LINK.findall(text))
+        linked |= {posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) for link in links}
+    assert linked == written
+    assert reports.with_reports("# A\n\nb", "spec.md") == "# A\n\nb"
+
+
 def test_headings_have_the_anchors_that_links_use() -> None:
     headings = [line.lstrip("# ") for line in (ROOT / "docs/kernels/scan.md").read_text().splitlines() if line.startswith("#")]
     assert {pages.anchor_of(heading) for heading in headings} == anchors(ROOT / "docs/kernels/scan.md")
@@ -109,3 +127,13 @@ def test_the_check_sees_what_is_wrong(tmp_path: Path) -> None:
         "bad.html: good.html#none has no such heading",
         "bad.html: https://example.org/a.css comes from the network",
     ]
+
+
+@needs_browser
+def test_the_check_sees_what_a_phone_shows(tmp_path: Path) -> None:
+    (tmp_path / "good.html").write_text("<p>narrow</p>")
+    (tmp_path / "wide.html").write_text('<p style="width: 700px">wide</p>')
+    (tmp_path / "loud.html").write_text('<script>console.error("loud")</script>')
+    (tmp_path / "index.html").write_text("<p>start</p>")
+    wrong = check.opened(str(BROWSER), tmp_path)
+    assert len(wrong) == 2 and "loud" in wrong[0] and "wide.html" in wrong[1] and "on a phone of 400" in wrong[1]

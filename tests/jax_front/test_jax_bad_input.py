@@ -50,6 +50,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: recurrence(SPEC, X, all_states=1), "all_states is a int; True or False is expected"),
     (lambda: step({**SPEC, "direction": "bidirectional"}, X[:, 0]), "step needs one direction"),
     (lambda: jax.grad(lambda x: recurrence({**SPEC, "training": False}, x)[0].sum())(X), "the spec says training: false"),
+    (lambda: RNN("lstm", 5, 4, num_layer=2), r"num_layer is no argument of a layer \(did you mean 'num_layers'\?\)"),
     (lambda: RNN("lstm", 5, 4, headz=2), r"headz is no argument of a layer \(did you mean 'heads'\?\)"),
     (lambda: RNN("lstm", 5, 4, 0), "num_layers is 0"),
     (lambda: RNN("gru", 5, 4, forget_bias=1.0), "forget_bias was given, but gru has no bias of a gate f"),

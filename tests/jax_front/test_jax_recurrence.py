@@ -79,6 +79,18 @@ def results_and_gradients(run: Any, arrays: Any, incoming: Any) -> Any:
 
 @pytest.mark.parametrize("model", CELLS)
 def test_values_and_gradients_are_those_of_lax_scan(model: str) -> None:
+    by_lax_scan_too(model)
+
+
+@pytest.mark.parametrize("model", ["lstm", "min_gru"])
+def test_native_code_serves_programs_of_jax(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_CPU", "native")
+    monkeypatch.setattr("minrnn_gen.layers.kernels._KERNELS", {})
+    by_lax_scan_too(model)
+
+
+def by_lax_scan_too(model: str) -> None:
+    """Values and gradients of a cell in fp64, and those of its equations in lax.scan."""
     spec = {"model": model, "hidden_size": HIDDEN, "heads": HEADS if CELLS[model][3] else 1, "precision": "fp64"}
     arrays, sequences = split(drawn(kernel_of(spec), boundaries="resets"))
 

@@ -210,11 +210,11 @@ def assert_layouts(one: Kernel, arrays: Any, keeps: bool, on_cpu: bool) -> None:
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.parametrize("is_persistent", [True, False])
 def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
-    monkeypatch: pytest.MonkeyPatch, checked: list[str], tmp_path: Path, is_persistent: bool
+    monkeypatch: pytest.MonkeyPatch, checked: list[str], folder: Path, is_persistent: bool
 ) -> None:
     hidden, batch, time = 16, 3, 5
     code = persistent_kernels(
-        tmp_path, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
+        folder, "lstm", hidden, 1, "fp64", Specialization(16), "tf32x3", False, False, cluster_blocks=1
     ).code("forward")
     one = compiled_for_host({"model": "lstm", "hidden_size": hidden, "precision": "fp64"})
     plan = code.plan if is_persistent else replace(code.plan, entry="stepwise_forward", strategy="stepwise")

@@ -1,11 +1,11 @@
-"""How many examples hypothesis draws where one takes long: few every day, four times as many in the whole matrix."""
+"""How many examples hypothesis draws where one takes long: few every day, seven times as many in the whole matrix."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 # Of the profiles that are run every day (tests/conftest.py).
-EVERYDAY_EXAMPLES = 50
+EVERYDAY_EXAMPLES = 30
 
 
 def examples(everyday: int) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from hypothesis import Phase, settings
+
 
 class _Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
@@ -17,3 +19,6 @@ class _Hidden(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Hidden())
+
+# What is skipped with its first example is not worth shrinking: --hypothesis-profile unshrunk.
+settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.generate))

@@ -42,7 +42,8 @@ def kernel_of(layer: Any, precision: str = "fp32", at: int = 0) -> minrnn_gen.Ke
 
 def test_every_built_in_cell_has_its_layer() -> None:
     assert sorted(NAMED) == sorted(library_names())
-    assert {one.__name__ for one in NAMED.values()} | {"RNN", "nn", "recurrence", "replace", "scan"} == set(wing.__all__)
+    others = {"RNN", "SequenceGroup", "nn", "recurrence", "replace", "scan", "sum_gradients"}
+    assert {one.__name__ for one in NAMED.values()} | others == set(wing.__all__)
 
 
 @pytest.mark.parametrize("model", library_names())
@@ -114,6 +115,9 @@ def test_copies_and_files_of_a_layer() -> None:
     for one in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
         assert torch.equal(one(x)[0], y)
     assert "num_layers=2, bidirectional=True" in repr(layer)
+    # A layer that is called after its cell says the cell once.
+    assert repr(minrnn_gen.torch.LSTM(3, 4, heads=2)) == "LSTM(3, 4, heads=2)"
+    assert repr(minrnn_gen.torch.RNN("lstm", 3, 4)) == "RNN('lstm', 3, 4)"
 
 
 def test_the_parameters_may_be_put_in_their_place_by_others() -> None:

@@ -77,6 +77,8 @@ CALLS = {
         lambda: layer(function="fast"),
         r"function is no argument of a layer \(did you mean 'functions'\?\)",
     ),
+    "an argument that may be a position": (lambda: layer(num_layer=2), r"num_layer is no .* \(did you mean 'num_layers'\?\)"),
+    "a size": (lambda: layer(hiden_size=2), r"hiden_size is no argument of a layer \(did you mean 'hidden_size'\?\)"),
     "functions in float64": (
         lambda: layer(functions="fast", dtype=torch.float64)(X.double()),
         r"input has dtype torch\.float64; one of torch\.float32, torch\.float16, torch\.bfloat16 is expected",

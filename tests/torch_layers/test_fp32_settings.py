@@ -56,12 +56,11 @@ def products(layer: Any, *inputs: Any) -> set[str]:
 
 
 X = torch.ones(2, 3, 4)
-# A layer or a cell, and whether it is cuDNN's setting that it follows; torch's cells multiply without cuDNN.
+# A layer, and whether it is cuDNN's setting that it follows.
 FOLLOWING = (
     (wing.LSTM(4, 8, num_layers=2), True),
     (wing.GRU(4, 8, bidirectional=True, precision="fp32"), True),
     (wing.nn.LSTM(4, 8), True),
-    (wing.nn.LSTMCell(4, 8), False),
     (wing.MinGRU(4, 8), False),
     (wing.IndRNN(4, 8), False),
 )
@@ -70,13 +69,12 @@ FOLLOWING = (
 @pytest.mark.parametrize(("layer", "is_cudnn"), FOLLOWING, ids=lambda value: type(value).__name__)
 @given(settings=st.lists(st.tuples(st.sampled_from(PRECISIONS), st.sampled_from(PRECISIONS)), min_size=1, max_size=4))
 def test_every_call_follows_what_is_set_then(layer: Any, is_cudnn: bool, settings: list[tuple[str, str]]) -> None:
-    x = X[:, 0] if isinstance(layer, torch.nn.LSTMCell) else X
     before = read()
     try:
         for setting in settings:
             write(*setting)
             followed = read()[0 if is_cudnn else 1]
-            assert products(layer, x) == {"tf32" if followed == "tf32" else "tf32x3"}
+            assert products(layer, X) == {"tf32" if followed == "tf32" else "tf32x3"}
     finally:
         write(*before)
 

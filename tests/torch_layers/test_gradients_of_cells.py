@@ -113,12 +113,12 @@ def test_of_the_raw_scan_in_logarithms() -> None:
         torch.autograd.gradgradcheck(lambda a: wing.scan(a, b, h0, log_a=True), (a,))
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_what_a_call_records_is_what_the_kernel_returns(clip: float | None) -> None:
-    kernel = host_kernel("gru", HIDDEN, "fp64", recurrent_gradient_clip=clip)
+@pytest.mark.parametrize(("model", "clip"), [("gru", None), ("gru", 0.05), ("lstm", None), ("slstm", None), ("elman", None)])
+def test_what_a_call_records_is_what_the_kernel_returns(model: str, clip: float | None) -> None:
+    kernel = host_kernel(model, HIDDEN, "fp64", recurrent_gradient_clip=clip)
     x, R, dy = (
-        tensor(BATCH, TIME, 3, HIDDEN),
-        tensor(3, 1, HIDDEN, HIDDEN),
+        tensor(BATCH, TIME, len(kernel.interface.gates), HIDDEN),
+        tensor(*kernel.interface.R_shape),
         torch.randn(BATCH, TIME, HIDDEN, dtype=torch.float64),
     )
     y, final = wing.recurrence(kernel, x, R)
@@ -126,7 +126,7 @@ def test_what_a_call_records_is_what_the_kernel_returns(clip: float | None) -> N
     with torch.no_grad():
         expected, last, saved = kernel.forward(x, R)
         found = kernel.backward(saved, dy)
-    assert torch.equal(y, expected) and torch.equal(final["h"], last["h"])
+    assert torch.equal(y, expected) and all(torch.equal(final[name], last[name]) for name in kernel.states)
     assert torch.equal(dx, found["x"]) and torch.equal(dR, found["R"])
 
 

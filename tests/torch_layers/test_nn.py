@@ -21,15 +21,14 @@ torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
 rnn_utils = pytest.importorskip("torch.nn.utils.rnn")
 
-LAYERS, CELLS = ("LSTM", "GRU", "RNN"), ("LSTMCell", "GRUCell", "RNNCell")
-NAMES = LAYERS + CELLS
+NAMES = ("LSTM", "GRU", "RNN")
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}
 GRADIENT_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def pair(name: str, *sizes: int, **options: Any) -> tuple[Any, Any]:
-    """Return our layer or cell and torch's, with the same weights."""
+    """Return our layer and torch's, with the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         ours = getattr(wing.nn, name)(*sizes, **options)
@@ -132,12 +131,17 @@ def test_the_classes_are_torchs(name: str) -> None:
         wing.nn.GRU(5, 4, dropout=0.5)
 
 
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
+def test_cells_are_torchs_own(name: str) -> None:
+    assert name in wing.nn.__all__ and getattr(wing.nn, name) is getattr(torch.nn, name)
+
+
 # Results.
 
 
 @st.composite
 def layers(draw: Any) -> tuple[str, dict[str, Any]]:
-    name = draw(st.sampled_from(LAYERS))
+    name = draw(st.sampled_from(NAMES))
     options = {
         "num_layers": draw(st.integers(1, 3)),
         "bias": draw(st.booleans()),
@@ -184,35 +188,6 @@ def test_layers_compute_what_torchs_do(layer: tuple[str, dict[str, Any]], form: 
         assert_same(ours_gradients, theirs_gradients, GRADIENT_TOLERANCES[dtype])
 
 
-@given(
-    st.sampled_from(CELLS),
-    st.booleans(),
-    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(["tanh", "relu"]),
-)
-def test_cells_compute_what_torchs_do(
-    name: str, bias: bool, dtype: Any, is_batched: bool, has_hx: bool, nonlinearity: str
-) -> None:
-    options = {"nonlinearity": nonlinearity} if name == "RNNCell" else {}
-    ours, theirs = pair(name, 3, 4, bias=bias, dtype=dtype, **options)
-    generator, batch = torch.Generator().manual_seed(1), (2,) if is_batched else ()
-    shapes = [(*batch, 3), *[(*batch, 4)] * (2 if name == "LSTMCell" else 1)]
-    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    results = []
-    for module in (ours, theirs):
-        x, *states = (tensor.detach().clone().requires_grad_() for tensor in tensors)
-        hx = (tuple(states) if name == "LSTMCell" else states[0]) if has_hx else None
-        first = module(x, hx)
-        second = module(x, first)  # what decoders do
-        results.append((first, second, gradients(module, (first, second), [x, *(states if has_hx else ())])))
-    assert type(results[0][0]) is type(results[1][0])
-    assert_same(results[0][:2], results[1][:2], TOLERANCES[dtype])
-    if dtype is not torch.bfloat16:
-        assert_same(results[0][2], results[1][2], GRADIENT_TOLERANCES[dtype])
-
-
 def test_a_projection_of_the_output_is_computed_by_torch() -> None:
     ours, theirs = pair("LSTM", 3, 4, 2, proj_size=2, bidirectional=True, dtype=torch.float64)
     assert "weight_hr_l1_reverse" in ours.state_dict()
@@ -243,11 +218,10 @@ def test_results_under_autocast_have_the_dtypes_of_torchs(name: str, autocast: A
     for parameters in (FLOAT32, autocast):
         ours, theirs = pair(name, 3, 4, dtype=parameters)
         for dtype in (FLOAT32, BFLOAT16, FLOAT16):
-            x = torch.randn(2, 3, dtype=dtype) if name in CELLS else torch.randn(5, 2, 3, dtype=dtype)
-            shape = (2, 4) if name in CELLS else (1, 2, 4)
-            initial = [None, *(torch.zeros(shape, dtype=other) for other in (FLOAT32, BFLOAT16))]
+            x = torch.randn(5, 2, 3, dtype=dtype)
+            initial = [None, *(torch.zeros(1, 2, 4, dtype=other) for other in (FLOAT32, BFLOAT16))]
             for state in initial:
-                hx = (state, state) if state is not None and name.startswith("LSTM") else state
+                hx = (state, state) if state is not None and name == "LSTM" else state
                 if name == "LSTM" and dtype is FLOAT16 and autocast is BFLOAT16:
                     continue  # oneDNN takes it or not, as the CPU is
                 with torch.autocast("cpu", dtype=autocast):
@@ -258,7 +232,7 @@ def test_results_under_autocast_have_the_dtypes_of_torchs(name: str, autocast: A
     assert compared >= 6
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_packed_sequences_under_autocast_have_the_dtypes_of_torchs(name: str) -> None:
     ours, theirs = pair(name, 3, 4, 2)
     for dtype in (FLOAT32, BFLOAT16):
@@ -274,7 +248,7 @@ def test_packed_sequences_under_autocast_have_the_dtypes_of_torchs(name: str) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_go_both_ways_and_copies_are_independent(name: str) -> None:
     ours, theirs = (getattr(module, name)(3, 4, dtype=torch.float64) for module in (wing.nn, torch.nn))
-    x = torch.randn(2, 3).double() if name in CELLS else torch.randn(5, 2, 3).double()
+    x = torch.randn(5, 2, 3).double()
     ours.load_state_dict(theirs.state_dict())
     expected = theirs(x)
     assert_same(ours(x), expected, 1e-12)
@@ -321,31 +295,17 @@ def test_attributes_may_be_set_later_as_on_torchs() -> None:
     assert_same(ours.eval()(x), theirs.eval()(x), 1e-12)
 
 
-def test_what_does_not_fit_a_cell_is_refused() -> None:
-    cell, x, state = wing.nn.LSTMCell(3, 4), torch.randn(2, 3), torch.zeros(2, 4)
-    with pytest.raises(BadInput, match=r"input has shape \[2, 4\], but input_size is 3; \[batch, 3\] is expected"):
-        cell(state)
-    with pytest.raises(BadInput, match="hx has 1 states; a tuple of 2, h, c, is expected"):
-        cell(x, state)
-    with pytest.raises(
-        BadInput, match=r"hx of state c has shape \[3, 4\]; \[2, 4\] is expected, input's batch and hidden_size"
-    ):
-        cell(x, (state, torch.zeros(3, 4)))
-    with pytest.raises(BadInput, match="nonlinearity is 'sine'; tanh or relu is expected"):
-        wing.nn.RNNCell(3, 4, nonlinearity="sine")
-
-
 def test_graphs_have_the_layers_as_operators() -> None:
-    """torch.compile stops at torch's layers unless told otherwise, and at their subclasses too; cells it takes as they are."""
+    """torch.compile stops at torch's layers unless told otherwise, and at their subclasses too."""
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.cell = wing.nn.LSTM(3, 4), wing.nn.GRUCell(4, 4)
+            self.layer, self.second = wing.nn.LSTM(3, 4), wing.nn.GRU(4, 4)
 
         def forward(self, x: Any) -> Any:
             y, (h, _) = self.layer(x)
-            return self.cell(y[-1], h[0])
+            return self.second(y, h)[0]
 
     model, x = Model(), torch.randn(5, 2, 3)
     expected = model(x)

@@ -21,6 +21,7 @@ options = pytest.importorskip("minrnn_gen.torch.options")
 KEYWORDS, OPTIONS = options.KEYWORDS, options.OPTIONS
 
 LAYERS = [getattr(wing, name) for name in wing.__all__ if isinstance(getattr(wing, name), type)]
+LAYERS = [layer for layer in LAYERS if issubclass(layer, torch.nn.Module)]
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)

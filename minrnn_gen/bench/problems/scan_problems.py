@@ -11,12 +11,12 @@ from minrnn_gen.precision import PrecisionName
 
 TableName = Literal[
     "raw", "cells", "layers", "classic", "sweep", "large", "accuracy", "host", "decode",
-    "headline", "weights", "spread", "sizes", "token", "scans",
+    "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
 ]  # fmt: skip
 # The table `host` has besides a forward that is recorded for a backward.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
 # Units of the tables whose times are too short for ms.
-_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us"}
+_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us", "dispatch": "us"}
 # Calls that are timed together: programs call again and again, and find the processor's caches warm.
 CALLS_IN_A_ROW = 16
 
@@ -100,7 +100,12 @@ class Problem(pydantic.BaseModel):
     @property
     def units_per_ms(self) -> float:
         """The time of a run of 1 ms in the unit that the heading names, else in ms."""
-        return {"host": 1e3 / CALLS_IN_A_ROW, "decode": 1e3 / max(self.time, 1), "token": 1e3}.get(self.table, 1.0)
+        return {
+            "host": 1e3 / CALLS_IN_A_ROW,
+            "dispatch": 1e3 / CALLS_IN_A_ROW,
+            "decode": 1e3 / max(self.time, 1),
+            "token": 1e3,
+        }.get(self.table, 1.0)
 
     @property
     def spec(self) -> dict[str, str | int | bool | None]:

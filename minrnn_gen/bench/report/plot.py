@@ -15,7 +15,7 @@ from minrnn_gen.bench.report.record import COPY, Record, Row
 from minrnn_gen.bench.report.tables import OURS, best_alternative, by_problem, contenders
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
-_PANEL_INCHES = (6.4, 4.2)
+_PANEL_INCHES = (5.4, 3.8)
 # One colour for each library in every figure (Okabe and Ito's, distinct to people with colour blindness too); ways of one
 # library differ by their lines.
 LIBRARY_COLORS = {
@@ -31,7 +31,9 @@ LIBRARY_COLORS = {
 _OTHER_COLORS = ("#000000", "#999933", "#882255", "#44AA99", "#AA4499")
 _LINE_STYLES = ("-", "--", ":", "-.")
 # The names at the ends of lines: the least distance of two, as a share of the height of a panel.
-_NAME_DISTANCE = 0.055
+_NAME_DISTANCE = 0.065
+# How the names of our own curves begin.
+OURS_BEGIN = ("minrnn-gen", "GPU")
 BEST_OF_TORCH = "torch.nn, its fastest precision"
 
 
@@ -190,9 +192,9 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
             axes = figure.add_subplot(rows, columns, index + 1)
             if panel.is_scatter:
                 _scatter(axes, panel)
-            for curve, color, style in _styled(() if panel.is_scatter else panel.curves):
+            for curve, color, style in styled(() if panel.is_scatter else panel.curves):
                 (line,) = axes.plot(curve.sizes, curve.values, marker="o", markersize=3, color=color, linestyle=style)
-                line.set(linewidth=2.2 if curve.name.startswith(("minrnn-gen", "GPU")) else 1.1)
+                line.set(linewidth=2.2 if curve.name.startswith(OURS_BEGIN) else 1.1)
             axes.set(title=panel.title, xlabel=panel.size, ylabel=panel.quantity)
             if panel.is_size_log:
                 axes.set_xscale("log", base=10 if panel.is_scatter else 2)
@@ -212,7 +214,7 @@ def svg_text(panels: Sequence[Panel], title: str) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def _styled(curves: Sequence[Curve]) -> list[tuple[Curve, str, str]]:
+def styled(curves: Sequence[Curve]) -> list[tuple[Curve, str, str]]:
     """Return curves with the colour of their library and the line of their way."""
     ways: dict[str, int] = {}
     others: dict[str, str] = {}
@@ -230,7 +232,7 @@ def _styled(curves: Sequence[Curve]) -> list[tuple[Curve, str, str]]:
 def _name_lines(axes: Any, panel: Panel) -> None:
     """Write the name of each line beside its end, outside the panel, no two closer than can be read."""
     named = []
-    for curve, color, _ in _styled(panel.curves):
+    for curve, color, _ in styled(panel.curves):
         end = (curve.sizes[-1], curve.values[-1])
         x, y = axes.transLimits.transform(axes.transScale.transform(end))
         named.append((float(y), float(x), curve.name, color))
@@ -238,7 +240,7 @@ def _name_lines(axes: Any, panel: Panel) -> None:
     places = spread([end[0] for end in named], _NAME_DISTANCE)
     for (y, x, name, color), place in zip(named, places, strict=True):
         axes.plot([x, 1.015], [y, place], transform=axes.transAxes, color=color, linewidth=0.6, alpha=0.5, clip_on=False)
-        axes.text(1.02, place, name, transform=axes.transAxes, color=color, fontsize=7, va="center")
+        axes.text(1.02, place, name, transform=axes.transAxes, color=color, fontsize=8.5, va="center")
 
 
 def spread(places: Sequence[float], distance: float) -> list[float]:

@@ -12,6 +12,8 @@ LIMIT, PATH, BEST = "limit", "path", "of the best"
 OURS = "minrnn-gen"
 # Fact of a row: the seconds from compile(), or from the start of a build, to the first results.
 FIRST_CALL = "first_call_seconds"
+# Facts of a row: what many calls and tracing anew have left behind.
+GROWN, TARGETS, RECORDED = LEFT_BEHIND = "bytes grown", "targets registered", "calls recorded"
 # The longest failure that stands in a cell; a longer one is a note below the table.
 INLINE_CHARACTERS = 20
 # ninja's line for a step of a build: where a build stops without a message, its last line is such a command.
@@ -47,7 +49,7 @@ def whole_text(rows: Sequence[Row]) -> str:
         return sizes_text(rows)
     if any(row.problem.layers is not None for row in rows):
         return layers_text(rows)
-    return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows))))
+    return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows), left_behind_text(rows))))
 
 
 def layers_text(rows: Sequence[Row]) -> str:
@@ -207,6 +209,16 @@ def first_calls_text(rows: Sequence[Row]) -> str:
     for problem, by_name in by_problem(timed).items():
         seconds = (f"{float(by_name[name].facts[FIRST_CALL]):.3g}" if name in by_name else "" for name in names)
         lines.append(f"| {problem.label} | {' | '.join(seconds)} |")
+    return "\n".join(lines) + "\n"
+
+
+def left_behind_text(rows: Sequence[Row]) -> str:
+    """Return a table of what many calls have left behind; empty where no row says it."""
+    counted = [row for row in rows if all(name in row.facts for name in LEFT_BEHIND)]
+    if not counted:
+        return ""
+    lines = [heading(f"left behind: {rows[0].problem.heading.partition(': ')[2]}", LEFT_BEHIND)]
+    lines += [f"| {row.problem.label} | {' | '.join(str(row.facts[name]) for name in LEFT_BEHIND)} |" for row in counted]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,84 @@
+"""Timeline of a step or of a call as the cost model predicts it: its terms as bars, behind and above each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from minrnn_gen.build.drawing import PARTS
+from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan, total_us
+from minrnn_gen.plan.summary import term_in_words
+
+# What a step of a kernel that goes step by step does, in this order; the launch is once for all steps.
+ORDER_OF_STEP = ("step", "shared_matrix", "products", "pointwise", "reduce_split_k", "cells", "exchange", "prefetch")
+LONG_STEP_US = 10.0  # from here on the times of a step are in us
+LEAST_WIDTH = 0.7  # of the widths of all lanes, in hundredths: what is short is seen too
+
+
+@dataclass(frozen=True)
+class Span:
+    """A term of the cost model from `start` to `end`."""
+
+    term: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans in a unit of time, and in words what they are a timeline of."""
+
+    title: str
+    words: str
+    unit: str
+    spans: tuple[Span, ...]
+
+
+def timeline_of(plan: KernelPlan) -> Timeline:
+    """Return the timeline of one step where the kernel goes step by step, else of a whole call."""
+    terms = {name: us for name, us in plan.predicted_us.items() if us > 0}
+    of_step = {name: terms[name] for name in ORDER_OF_STEP if name in terms}
+    if of_step:
+        per_us, unit = (1e3, "ns") if sum(of_step.values()) < LONG_STEP_US * plan.time else (1.0, "us")
+        spans = _spans({name: us * per_us / plan.time for name, us in of_step.items()})
+        words = f"Predicted, one thing after the other; the {plan.time:,} steps of a call follow each other."
+        return Timeline("Timeline of a step", words, unit, spans)
+    launch = {name: us for name, us in terms.items() if name == "launch"}
+    words = "Predicted, of all steps together: what is above each other overlaps, but never quite."
+    return Timeline("Timeline of a call", words, "us", _spans({**launch, **terms}))
+
+
+def _spans(terms: dict[str, float]) -> tuple[Span, ...]:
+    """Return terms where they begin and end: the sequential ones in their order, the overlapping ones at once."""
+    overlapping = {name: value for name, value in terms.items() if name not in SEQUENTIAL_TERMS}
+    together = float(total_us(overlapping)) if overlapping else 0.0
+    spans, at, begun = [], 0.0, None
+    for name, value in terms.items():
+        if name in overlapping:
+            if begun is None:
+                begun, at = at, at + together
+            spans.append(Span(name, begun, begun + value))
+        else:
+            spans.append(Span(name, at, at + value))
+            at += value
+    return tuple(spans)
+
+
+def _digits(value: float) -> str:
+    """Return a number with three digits at least, and without an exponent where it is large."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def html_of(timeline: Timeline) -> str:
+    """Return a timeline as a table with a lane for each term."""
+    last = max((span.end for span in timeline.spans), default=1.0)
+    rows = []
+    for lane, span in enumerate(timeline.spans):
+        x, width = 100 * span.start / last, max(100 * (span.end - span.start) / last, LEAST_WIDTH)
+        drawn = (
+            '<svg class="span" viewBox="0 0 100 10" preserveAspectRatio="none"><rect class="free" width="100" height="10"/>'
+            f'<rect class="part{lane % PARTS}" x="{min(x, 100 - width):.2f}" width="{width:.2f}" height="10"/></svg>'
+        )
+        words, us = escape(term_in_words(span.term)), _digits(span.end - span.start)
+        rows.append(f'<tr title="{escape(span.term)}"><th>{words}</th><td>{drawn}</td><td>{us}</td></tr>')
+    return f'<table class="bars"><tr><th>term</th><th></th><th>{timeline.unit}</th></tr>{"".join(rows)}</table>'

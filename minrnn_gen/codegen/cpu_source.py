@@ -1,0 +1,291 @@
+"""A cell as C for the host's CPU: its arguments, and the text of a pass for every size, layout and direction."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.cell.program import Program
+from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.render import environment
+
+CpuPass = Literal["forward", "backward"]
+# A panel of R has about so many vectors of outputs for each input: fewer would wait for their sums, more would not fit.
+PANEL_VECTORS = 4
+
+
+class Field(NamedTuple):
+    """One argument of a kernel, 8 bytes wide."""
+
+    ctype: str
+    name: str
+    comment: str
+
+    @property
+    def declaration(self) -> str:
+        """The field as a member of a C structure."""
+        return self.ctype.format(self.name) if "{}" in self.ctype else f"{self.ctype} {self.name}"
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it points to an array of the caller or of the call."""
+        return self.ctype.endswith("*") and self.name != "workspace"
+
+    @property
+    def format(self) -> str:
+        """The field as `struct` has it: a pointer is a number."""
+        return "d" if self.ctype == "double" else "q"
+
+
+class Storage(NamedTuple):
+    """The type of an array's elements, and its name in those of functions."""
+
+    name: str
+    ctype: str
+
+
+_STORAGE = {
+    "float64": Storage("double", "double"),
+    "float32": Storage("float", "float"),
+    "float16": Storage("float16", "uint16_t"),
+    "bfloat16": Storage("bfloat16", "uint16_t"),
+}
+
+
+class StatementText(NamedTuple):
+    """One statement of a program in C."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CpuPlan:
+    """A kernel for the CPU: a pass of a cell in a precision, whatever the sizes.
+
+    `x_dtype` is that of the pre-activations and of their gradients. `saved_in_storage` is the state whose values a backward
+    reads from y, in the storage dtype; others are in the arithmetic dtype.
+    """
+
+    kernel_pass: CpuPass
+    cell: LoweredSteps | LoweredStepsBackward
+    precision: str
+    arithmetic_dtype: str
+    storage_dtype: str
+    x_dtype: str
+    saved_in_storage: str | None = None
+
+    @property
+    def program(self) -> Program:
+        """The program of one element of one step."""
+        return self.cell.step if isinstance(self.cell, LoweredSteps) else self.cell.backward
+
+    @property
+    def statements(self) -> list[StatementText]:
+        """The program in C."""
+        return [StatementText(statement.name, statement.c) for statement in self.program.statements]
+
+    @cached_property
+    def _results(self) -> Mapping[str, str]:
+        return dict(self.program.results)
+
+    def result(self, label: str) -> str:
+        """Return the variable that holds a result."""
+        return f"cell_{self._results[label]}"
+
+    @property
+    def real(self) -> str:
+        """The arithmetic type."""
+        return _STORAGE[self.arithmetic_dtype].ctype
+
+    @property
+    def storage(self) -> Storage:
+        """The type of R, y and dy."""
+        return _STORAGE[self.storage_dtype]
+
+    @property
+    def x(self) -> Storage:
+        """The type of pre-activations and their gradients."""
+        return _STORAGE[self.x_dtype]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there is a product with R."""
+        return bool(self.cell.recurrent_gates)
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The gates of x."""
+        return self.cell.gates
+
+    @property
+    def recurrent_gates(self) -> tuple[str, ...]:
+        """The gates of R."""
+        return self.cell.recurrent_gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states."""
+        return self.cell.states
+
+    @property
+    def output_state(self) -> str | None:
+        """The state that the output is, if it is one as such."""
+        return self.cell.output_state
+
+    @property
+    def read_gates(self) -> tuple[str, ...]:
+        """The gates that the program reads."""
+        return tuple(gate for gate in self.gates if f"W_{gate}" in self.program.inputs)
+
+    @property
+    def read_parameters(self) -> tuple[str, ...]:
+        """The parameters that the program reads."""
+        return tuple(name for name in self.cell.parameters if f"parameter_{name}" in self.program.inputs)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values before a step a backward reads."""
+        read = self.cell.read_states if isinstance(self.cell, LoweredStepsBackward) else ()
+        return tuple(name for name in self.states if name in read or (self.is_dense and name == self.output_state))
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The results that are added up over time and batch: gradients of biases, recurrent biases, parameters."""
+        named = ("W", self.gates), ("R", self.recurrent_gates), ("parameter", self.cell.parameters)
+        return tuple(f"gradient_{kind}_{name}" for kind, names in named for name in names)
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
+        same = all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.recurrent_gates)
+        return same and self.recurrent_gates == self.gates and self.x_dtype == self.arithmetic_dtype
+
+    @property
+    def unit_vectors(self) -> int:
+        """How many vectors of units a block of R has for each gate."""
+        return max(1, PANEL_VECTORS // len(self.recurrent_gates))
+
+    def access_of(self, state: str) -> str:
+        """Return the kind of load of a saved state."""
+        return "storage" if state == self.saved_in_storage else "real"
+
+    def region_of(self, state: str) -> int:
+        """Return the place of a state among the regions of the workspace, of which the output of a dense cell has two."""
+        place = self.states.index(state)
+        if not self.is_dense or self.output_state is None:
+            return place
+        output = self.states.index(self.output_state)
+        return 0 if place == output else place + (2 if place < output else 1)
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The arguments, in their order."""
+        return tuple(_fields(self))
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The places of the arguments by name."""
+        return {field.name: place for place, field in enumerate(self.fields)}
+
+    @cached_property
+    def packer(self) -> struct.Struct:
+        """What packs the values of all arguments in their order."""
+        return struct.Struct("".join(field.format for field in self.fields))
+
+    @property
+    def template(self) -> str:
+        """The template of the pass."""
+        return f"cpu/{self.kernel_pass}.c.j2"
+
+
+def _fields(plan: CpuPlan) -> list[Field]:
+    """Return the arguments of a kernel."""
+    backward = plan.kernel_pass == "backward"
+    fields = [
+        Field("long", "rows", "sequences: B"),
+        Field("long", "time", "T, the steps of x"),
+        Field("long", "steps", "those of the longest sequence"),
+        Field("long", "hidden", "H"),
+        Field("long", "heads", "N"),
+        Field("long", "head_dim", "D; H = N * D"),
+        Field("long", "reverse", "whether time runs from each sequence's end"),
+        Field("long", "fills", "whether what is behind a sequence is written, with zeros"),
+        Field("long", "threads", "how many are asked for"),
+        Field("long", "splits_units", "whether threads share units, else rows"),
+        Field("long", "packs", "whether R is packed: 1 by this launch, 2 by the one before"),
+        *_strides("resets", "row", "time"),
+        *_strides("x", "row", "time", "channel"),
+        *_strides("y", "row", "time", "channel"),
+        *_strides("products", "row"),
+    ]
+    fields += [
+        Field("void (*{})(void (*)(void *), void *, unsigned, unsigned)", "parallel", "runs a function on threads"),
+        Field("int (*{})(void)", "team_size", "how many of them run it"),
+        Field("void *", "workspace", "bytes as workspace_bytes says"),
+        Field("const long *", "firsts", "first step of each sequence"),
+        Field("const long *", "counts", "steps of each sequence"),
+        Field("const unsigned char *", "resets", "[B, T]"),
+        *(Field("const x_t *", f"W_{gate}", "pre-activations") for gate in plan.gates),
+        Field("const real *", "bias", "[G, H]"),
+        *(Field("const real *", f"parameter_{name}", "[H]") for name in plan.cell.parameters),
+        *(Field("const real *", f"initial_{state}", "[B, H]") for state in plan.states),
+    ]
+    if plan.is_dense:
+        fields += [
+            Field("const storage_t *", "R", "[Gr, N, D, D]"),
+            Field("real *", "products", "[B, T, Gr, H], of R and the output before each step"),
+        ]
+    if not backward:
+        fields += [
+            *((Field("const real *", "recurrent_bias", "[Gr, H]"),) if plan.is_dense else ()),
+            Field("storage_t *", "y", "output"),
+            *(Field("real *", f"kept_{state}", "after every step, strides of y") for state in plan.states),
+            *(Field("real *", f"final_{state}", "[B, H]") for state in plan.states),
+        ]
+        return fields
+    fields += _strides("dx", "row", "time", "channel")
+    fields += [
+        Field("const storage_t *", "dy", "strides of y"),
+        *(Field(f"const {_saved_type(plan, state)} *", f"state_{state}", "after every step") for state in plan.saved_states),
+        *(Field("const real *", f"dfinal_{state}", "[B, H]") for state in plan.states),
+        *(Field("x_t *", f"dW_{gate}", "gradients of pre-activations") for gate in plan.gates),
+        *(Field("real *", f"dinitial_{state}", "[B, H]") for state in plan.states),
+        Field("double *", "sums", "[biases, recurrent biases, parameters; H]"),
+    ]
+    if plan.is_dense:
+        fields += [
+            Field("long", "clips", "whether gradients through time are bounded"),
+            Field("double", "clip", "their bound"),
+            *_strides("outputs", "row", "time"),
+            Field("real *", "outputs", "[B, T, H] or [T, B, H], before each step"),
+            Field("real *", "dproducts", "[B, T, Gr, H], gradients of the products"),
+        ]
+    return fields
+
+
+def _strides(array: str, *axes: str) -> list[Field]:
+    return [Field("long", f"{array}_{axis}", "stride") for axis in axes]
+
+
+def _saved_type(plan: CpuPlan, state: str) -> str:
+    return {"storage": "storage_t", "real": "real"}[plan.access_of(state)]
+
+
+def cpu_source(plan: CpuPlan) -> str:
+    """Render a kernel for the CPU."""
+    header = (
+        f"{plan.cell.name}: {plan.kernel_pass}, {plan.precision}, for the CPU; from {plan.template} by minrnn-gen.",
+        "One step of one channel is, for all sizes, layouts and directions:",
+        *(f"  {line}" for line in plan.cell.equations.strip().splitlines()),
+    )
+    return environment().get_template(plan.template).render(plan=plan, header=tuple(map(comment, header)))
+
+
+def pool_source() -> str:
+    """Render the threads that kernels share where the process has no runtime of its own for them."""
+    return environment().get_template("cpu/threads.c.j2").render(header=("Threads of kernels for the CPU; by minrnn-gen.",))

@@ -1,0 +1,72 @@
+"""Threads of native code: how many a call takes, what they share, and whose they are."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from minrnn_gen.build.cpu_kernel import ThreadPool, openmp_threads, own_threads
+from minrnn_gen.build.store import Store
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.cpu_source import CpuPass
+from minrnn_gen.config.environment import thread_count
+from minrnn_gen.precision import Precision
+
+# Waking another thread takes microseconds: for less than so many multiply-adds it is not worth it.
+MULTIPLY_ADDS_LEAST = 1 << 17
+# Threads that share the units of a step meet after each, which takes as long as so many multiply-adds.
+STEP_MULTIPLY_ADDS_LEAST = 1 << 15
+# What a cell's equations take of each unit, in multiply-adds.
+POINTWISE_MULTIPLY_ADDS = 64
+# A core's own cache holds this much of R: of more each thread takes a part, so that together they hold all of it.
+CORE_CACHE_BYTES = 1 << 19
+# A step over fewer rows in all than this, each of which R is read for, takes R as it lies: packing would take longer.
+ROWS_READ_LEAST = {"forward": 2, "backward": 4}
+ROWS_AT_ONCE = 6
+# R as it lies serves a backward of one head whose units fill its panels, in its arithmetic type.
+PANEL_UNITS = 64
+
+
+# What `packs` of a call says: that R is packed, and that the launch before this one left it so in the workspace.
+PACKS, IS_PACKED = 1, 2
+
+
+class Schedule(NamedTuple):
+    """How a call is run: on how many threads, which share units or rows, and whether R is packed (`PACKS`, `IS_PACKED`)."""
+
+    threads: int
+    splits_units: bool
+    packs: int
+
+
+def threads_of(store: Store) -> ThreadPool:
+    """Return the threads to run on: those of torch's OpenMP where torch is loaded, else our own."""
+    return (openmp_threads() if "torch" in sys.modules else None) or own_threads(store)
+
+
+def schedule(interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, has_initial: bool) -> Schedule:
+    """Return how a call of these sizes is run; a function of its arguments and of the process's number of threads."""
+    hidden, gates = interface.hidden_size, len(interface.recurrent_gates)
+    step = rows * hidden * (gates * interface.head_dim + POINTWISE_MULTIPLY_ADDS)
+    threads = thread_count() if step * steps >= MULTIPLY_ADDS_LEAST else 1
+    if not gates:
+        return Schedule(threads, splits_units=rows < threads, packs=False)
+    packs = _packs(interface, kernel_pass, rows, steps - (not has_initial))
+    R_bytes = gates * hidden * interface.head_dim * interface.precision.arithmetic_bytes
+    if threads > 1 and (rows < 2 * threads or R_bytes > CORE_CACHE_BYTES):
+        if step >= STEP_MULTIPLY_ADDS_LEAST:
+            return Schedule(threads, splits_units=True, packs=packs)
+        threads = min(threads, rows)
+    return Schedule(threads, splits_units=False, packs=packs)
+
+
+def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int) -> bool:
+    """Say whether R is packed for so many products of so many rows."""
+    reads_lines = kernel_pass == "forward" or (
+        interface.heads == 1 and interface.head_dim % PANEL_UNITS == 0 and _is_wide(interface.precision)
+    )
+    return not reads_lines or products * -(-rows // ROWS_AT_ONCE) > ROWS_READ_LEAST[kernel_pass]
+
+
+def _is_wide(precision: Precision) -> bool:
+    return precision.storage_dtype == precision.arithmetic_dtype

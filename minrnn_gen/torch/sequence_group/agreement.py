@@ -1,0 +1,103 @@
+"""The agreement of all ranks on a call: one exchange of what each was called with, and one error on all where they differ.
+
+Tensors in host memory are agreed on in every call. With CUDA tensors a look at the answer would wait for the stream: there
+only the first call of a form (its shapes, dtypes and settings) exchanges it.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.torch.sequence_group.exchange import all_gather
+from minrnn_gen.torch.sequence_group.group import Member
+
+# Of one rank's form and message as text; a spec or a message beyond it is cut or hashed before.
+MESSAGE_BYTES = 2048
+_ERROR_CHARACTERS = 400
+
+_AGREED: weakref.WeakKeyDictionary[Any, dict[str, Agreement]] = weakref.WeakKeyDictionary()
+
+
+class RefusedEverywhere(BadInput):
+    """Bad input that every rank of a group raises."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know of a call. `times`: the steps of each rank's piece; `records`: whether any rank records gradients."""
+
+    times: tuple[int, ...]
+    records: bool
+
+    def begin(self, rank: int) -> int:
+        """Return how many steps lie before the piece of a rank."""
+        return sum(self.times[:rank])
+
+    @property
+    def time(self) -> int:
+        """The steps of all pieces."""
+        return sum(self.times)
+
+
+def agree(
+    member: Member, device: torch.device, form: Mapping[str, Any], *, time: int, records: bool, refusal: BadInput | None
+) -> Agreement:
+    """Return what all ranks agree on. `form`: what has to be equal on all of them; `refusal`: why this rank refuses its call.
+
+    Raises BadInput on every rank where a rank refuses, naming it, and where forms differ, naming rank and difference.
+    """
+    on_gpu = device.type != "cpu"
+    said = {"form": dict(form), "time": time, "records": records, "refusal": str(refusal or "")[:_ERROR_CHARACTERS]}
+    text = json.dumps(said, ensure_ascii=True, sort_keys=True)
+    if on_gpu:
+        agreed = _AGREED.setdefault(member.process_group, {})
+        if text in agreed:
+            return agreed[text]
+        if refusal is not None and agreed:
+            raise RefusedEverywhere(str(refusal))  # others may know their form, and then do not listen
+    everyone = [json.loads(answer) for answer in _exchanged(text, device, member)]
+    if refusal is not None:
+        raise RefusedEverywhere(str(refusal)) from refusal
+    for rank, answer in enumerate(everyone):
+        if answer["refusal"]:
+            raise RefusedEverywhere(f"rank {rank} of the sequence group refuses the call: {answer['refusal']}")
+    for rank, answer in enumerate(everyone):
+        _check_equal(rank, answer["form"], everyone[0]["form"])
+    agreement = Agreement(tuple(answer["time"] for answer in everyone), any(answer["records"] for answer in everyone))
+    if on_gpu:
+        _AGREED[member.process_group][text] = agreement
+    return agreement
+
+
+def refuse(member: Member | None, tensor: Any, refusal: BadInput) -> None:
+    """Raise on every rank of a group, if there is one, what this rank refuses before it has a form to agree on."""
+    if member is not None:
+        agree(member, device_of(tensor), {}, time=0, records=False, refusal=refusal)
+
+
+def device_of(tensor: Any) -> torch.device:
+    """Return where ranks exchange what they were called with: beside the tensor, or in host memory where it has none."""
+    return tensor.device if isinstance(tensor, torch.Tensor) and not tensor.is_meta else torch.device("cpu")
+
+
+def _exchanged(text: str, device: torch.device, member: Member) -> list[str]:
+    encoded = text.encode("ascii")
+    assert len(encoded) <= MESSAGE_BYTES
+    message = torch.frombuffer(bytearray(encoded.ljust(MESSAGE_BYTES)), dtype=torch.uint8).to(device)
+    return [bytes(answer.cpu().tolist()).decode("ascii") for answer in all_gather(message, member)]
+
+
+def _check_equal(rank: int, form: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    for key in {**first, **form}:
+        if form.get(key) != first.get(key):
+            raise RefusedEverywhere(
+                f"rank {rank} of the sequence group has {key} {form.get(key)}, but rank 0 has {first.get(key)}; call all ranks "
+                f"with the same"
+            )

@@ -1,0 +1,146 @@
+"""The recurrence of a kernel over the pieces of a group: agreement, the choice of a way, and both directions."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
+from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.call.validate import check_call
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import memory
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction
+from minrnn_gen.torch import calls
+from minrnn_gen.torch.dispatch import is_plain, records
+from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
+from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
+from minrnn_gen.torch.sequence_group.cost import Choice, cell_passes, choices, piece_seconds
+from minrnn_gen.torch.sequence_group.gathered import Gathered
+from minrnn_gen.torch.sequence_group.group import Member, Way
+from minrnn_gen.torch.sequence_group.piece import Piece
+from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
+from minrnn_gen.torch.sequence_group.pipeline import Pipeline
+
+# A recipe longer than this stands in the message of a rank by its digest.
+_RECIPE_CHARACTERS = 400
+
+
+def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
+    """Return y of this rank's piece and the final states of whole sequences, and for `all_states` those of the piece's steps.
+
+    Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for what does not fit.
+    """
+    time, refusal = 0, None
+    try:
+        check_plain_call(kernel, tensors, is_global=True)
+        _check_way(kernel, member)
+        time = tensors[0].shape[kernel.interface.x_axes.index("t")]
+    except BadInput as refused:
+        refusal = refused
+    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
+    form = {} if refusal else {**form_of(kernel, tensors), **asked}
+    agreement = agree(member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal)
+    check_global_sequences(tensors, agreement)
+    if not kernel.interface.directions:
+        return _run_direction(kernel, tensors, member, agreement, all_states)
+    directions = Directions(kernel.interface)
+    forward, reverse = (
+        _run_direction(
+            kernel_by(recipe_in_direction(kernel, name)), directions.part(tensors, place), member, agreement, all_states
+        )
+        for place, name in enumerate(("forward", "reverse"))
+    )
+    return directions.together(forward, reverse, len(kernel.states))
+
+
+def ways_of(
+    kernel: Kernel, batch: int, time: int, member: Member, has_sequences: bool = False, is_packed: bool = False
+) -> list[Choice]:
+    """Return the ways of a call of `batch` rows and `time` steps over all ranks, the cheapest first.
+
+    `has_sequences`: some begin or end within a row, all in one where it `is_packed`.
+    """
+    spec, interface = kernel.spec, kernel.interface
+    allowed: dict[Way, float] = {"pipeline": 1.0}
+    if kernel.builder.cell_shape.kind == "affine-diagonal" and spec.training:
+        allowed |= cell_passes(member.size, has_sequences)
+    is_dense = kernel.builder.cell_shape.kind == "dense"
+    words = len(interface.gates) + 1
+    itemsize = calls.storage_dtype(kernel).itemsize
+    piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
+    groups = 1 if is_packed else batch
+    seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)
+    return choices(member.size, groups, seconds, allowed, member.way, member.micro_batches)
+
+
+def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
+    """Return the ways of a call with their predicted passes, the chosen one first."""
+    ways = [
+        f"{choice.way}{f' of {choice.micro_batches} groups' * (choice.way == 'pipeline')}, {choice.passes:.2f} passes"
+        for choice in ways_of(kernel, batch, time, member)
+    ]
+    return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}"
+
+
+def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, agreement: Agreement, all_states: bool) -> list[Any]:
+    time = agreement.times[member.rank]
+    local = with_local_sequences(tensors, agreement.begin(member.rank), time)
+    batch = tensors[0].shape[kernel.interface.x_axes.index("b")]
+    is_packed = tensors[CU_SEQLENS] is not None
+    choice = ways_of(kernel, batch, agreement.time, member, Piece.has_sequences(tensors), is_packed)[0]
+    piece = Piece(kernel, member, all_states, agreement.records)
+    way = Pipeline(piece, choice.micro_batches) if choice.way == "pipeline" else Gathered(piece, choice.way == "correct")
+    if not agreement.records:
+        return list(way.forward((*local, None)))
+    # A rank without a gradient of its own takes part in the backward of others.
+    anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
+    return list(RecurrenceFunction.of(way, (*local, anchor)))
+
+
+def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
+    """Return what ranks have alike in a call of a kernel, whatever is split over them."""
+    recipe = kernel.recipe
+    if len(recipe) > _RECIPE_CHARACTERS:
+        recipe = hashlib.sha256(recipe.encode()).hexdigest()
+    x, on_cpu = tensors[0], tensors[0].device.type == "cpu"
+    lengths, ends = tensors[LENGTHS], tensors[CU_SEQLENS]
+    return {
+        "spec": recipe,
+        "batch": x.shape[kernel.interface.x_axes.index("b")],
+        "device": x.device.type,
+        "lengths": digest_of(lengths) if on_cpu else lengths is not None,
+        "cu_seqlens": digest_of(ends) if on_cpu else None if ends is None else ends.numel(),
+    }
+
+
+def _check_way(kernel: Kernel, member: Member) -> None:
+    """Refuse a way that the cell does not have."""
+    gathers = member.way in ("summary", "correct")
+    if gathers and kernel.builder.cell_shape.kind != "affine-diagonal":
+        raise BadInput(f"way is {member.way!r}, which {kernel.builder.cell_source.name} does not have; leave it out")
+    if gathers and not kernel.spec.training:
+        raise BadInput(f"way is {member.way!r}, which needs the backward of the kernel, but the spec has training: false")
+
+
+def check_plain_call(kernel: Kernel, tensors: Tensors, is_global: bool) -> None:
+    """Refuse what the kernel refuses, but for lengths and boundaries beyond the piece where they are global."""
+    interface = kernel.interface
+    calls.check_tensors(kernel, tensors)
+    if not is_plain(tensors):
+        raise BadInput("a group of ranks was given with tensors that are no plain ones of torch in memory; give such ones")
+    x = tensors[0]
+    time = x.shape[interface.x_axes.index("t")] if x.dim() == len(interface.x_axes) else 0
+    local = with_local_sequences(tensors, 0, time) if is_global else tensors
+    detached = [tensor if tensor is None else tensor.detach() for tensor in local]
+    check_call(interface, _inspect, memory.read_back, CallArguments.from_flat(interface, detached))
+
+
+def _inspect(value: Any, name: str) -> Array:
+    """Describe a tensor as if without gaps: where it has some, a kernel takes a copy."""
+    array = memory.inspect(value, name)
+    return replace(array, strides=contiguous_strides(array.shape))

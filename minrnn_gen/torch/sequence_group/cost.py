@@ -1,0 +1,79 @@
+"""The cost formula of a group of ranks: which way states are passed on, and into how many groups of sequences a pipeline cuts.
+
+Times are in passes: what one rank takes for its whole piece, forward. A way costs its passes and its hops, which are messages
+that wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minrnn_gen.torch.sequence_group.group import Way
+
+# A cell's piece from zero and again with the states that enter it, by the kernels that there are.
+SUMMARY_PASSES_OF_CELL = 2.0
+# From zero, and twice a sixteenth, where gates forget; the worst, where none does, is 2.6.
+CORRECT_PASSES_OF_CELL = 1.2
+# The product of a cell's coefficients, of pieces that are neither first nor last: a backward, which moves twice what a forward
+# does (docs/kernels/scan.md).
+PRODUCT_PASSES_OF_CELL = 2.0
+# Of the raw scan: one that is read for its last state and once more for the product, and then the scan itself.
+SUMMARY_PASSES_OF_SCAN = 2.5
+# The scan from zero, the product of coefficients (one of three words), and the head again, short where coefficients forget.
+CORRECT_PASSES = 1.5
+# A message of a few kilobytes between GPUs, launch and arrival; an assumption, as are the two rates below.
+HOP_SECONDS = 20e-6
+# What a scan reads and writes in a second: the memory of a large GPU.
+BYTES_PER_SECOND = 4e12
+# A step of a dense cell, which waits for the one before: barrier, exchange, product and pointwise part.
+DENSE_STEP_SECONDS = 1.5e-6
+# More groups than this leave kernels too few sequences to fill a GPU.
+MICRO_BATCHES_MOST = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way, its groups of sequences, and its predicted time over that of one rank's piece by itself."""
+
+    way: Way
+    micro_batches: int
+    passes: float
+
+
+def cell_passes(ranks: int, has_sequences: bool) -> dict[Way, float]:
+    """Return the passes of the ways that gather, of a cell; where sequences begin and end within pieces, all is run again."""
+    product = PRODUCT_PASSES_OF_CELL if ranks > 2 else 0.0
+    correct = SUMMARY_PASSES_OF_CELL if has_sequences else CORRECT_PASSES_OF_CELL
+    return {"correct": correct + product, "summary": SUMMARY_PASSES_OF_CELL + product}
+
+
+def pipeline_passes(ranks: int, micro_batches: int) -> float:
+    """Return the passes of a pipeline: the last rank starts when P - 1 groups have gone through the others."""
+    return (micro_batches + ranks - 1) / micro_batches
+
+
+def piece_seconds(piece_bytes: float, dense_steps: float) -> float:
+    """Return what a pass over a piece takes, at least: its bytes, or the steps of a dense cell, one after the other."""
+    return max(piece_bytes / BYTES_PER_SECOND, dense_steps * DENSE_STEP_SECONDS, HOP_SECONDS * 1e-3)
+
+
+def choices(
+    ranks: int, batch: int, seconds: float, allowed: dict[Way, float], way: Way | None, micro_batches: int | None
+) -> list[Choice]:
+    """Return the `allowed` ways, each by its passes, the cheapest first; those of a pipeline follow from its groups.
+
+    `seconds`: of a pass. `way` and `micro_batches` are settled where they are not None.
+    """
+    hop = HOP_SECONDS / seconds
+    costed = []
+    for name, passes in allowed.items():
+        if way not in (None, name):
+            continue
+        if name != "pipeline":
+            costed.append(Choice(name, 1, passes + hop))
+            continue
+        most = max(1, batch)
+        counts = range(1, min(MICRO_BATCHES_MOST, most) + 1) if micro_batches is None else (min(micro_batches, most),)
+        pipelines = [Choice(name, count, pipeline_passes(ranks, count) + hop * (count + ranks - 1)) for count in counts]
+        costed.append(min(pipelines, key=lambda choice: choice.passes))
+    return sorted(costed, key=lambda choice: choice.passes)

@@ -1,0 +1,154 @@
+"""Heads over the ranks of a group: each rank computes its share of the channels for all of time, and all ranks get all of y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minrnn_gen.call.arguments import PARAMETERS_FROM
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
+from minrnn_gen.torch.dispatch import records
+from minrnn_gen.torch.recorded import Tensors
+from minrnn_gen.torch.sequence_group.agreement import agree, device_of
+from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of
+from minrnn_gen.torch.sequence_group.exchange import all_gather
+from minrnn_gen.torch.sequence_group.group import Member
+
+Run = Callable[[Kernel, tuple[Any, ...]], Any]
+
+
+def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_global: bool) -> None:
+    """Agree on a call of which every rank has all arrays; raises BadInput on every rank for what does not fit.
+
+    `is_global`: lengths and boundaries are those of a sequence group.
+    """
+    refusal, form = None, {}
+    try:
+        check_plain_call(kernel, tensors, is_global)
+        _check_divides(kernel, member.size)
+        form = {**form_of(kernel, tensors), "shape of x": [*tensors[0].shape]}
+    except BadInput as refused:
+        refusal = refused
+    agree(member, device_of(tensors[0]), form, time=0, records=records(tensors), refusal=refusal)
+
+
+def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run) -> list[Any]:
+    """Return what `run` returns for a call of which every rank has all arrays, each rank computing its share of the heads.
+
+    Gradients of x and of initial states are whole on every rank; those of weights and vectors are the rank's own share, zero
+    elsewhere.
+    """
+    if member.size == 1:
+        return list(run(kernel, tensors))
+    share = _Share(kernel.interface, member)
+    results = run(kernel_by(recipe_of_heads(kernel, member.size)), share.of(tensors))
+    return share.joined(results, len(kernel.states))
+
+
+def _check_divides(kernel: Kernel, ranks: int) -> None:
+    interface = kernel.interface
+    count, what = (interface.heads, "heads") if interface.recurrent_gates else (interface.hidden_size, "channels")
+    if count % ranks:
+        raise BadInput(f"head_group has {ranks} ranks, but the kernel has {count} {what}; a divisor of {count} is expected")
+
+
+class _Share:
+    """This rank's share of the channels of a call: the r-th part of its heads, or of its channels where heads do not matter."""
+
+    def __init__(self, interface: Interface, member: Member) -> None:
+        self.interface, self.member = interface, member
+        self.count = interface.hidden_size // member.size
+        self.begin = member.rank * self.count
+
+    def of(self, tensors: Tensors) -> tuple[Any, ...]:
+        """Return a call's tensors on this share."""
+        x, R, weight, bias, recurrent_bias, *others = tensors
+        interface = self.interface
+        runs = len(interface.runs_reversed)
+        sequences, vectors = others[: PARAMETERS_FROM - 5], others[PARAMETERS_FROM - 5 :]
+        parameters, states = vectors[: len(interface.parameters)], vectors[len(interface.parameters) :]
+        x = _shared(x, self.member)
+        if not interface.input_size:
+            x = self._channels(x, interface.x_axes.index("h"))
+        if weight is not None:
+            rows = weight.reshape(runs * len(interface.gates), interface.hidden_size, -1)
+            weight = self._channels(rows, 1).flatten(0, 1)
+        if bias is not None:
+            bias = self._channels(bias.reshape(*interface.directions, len(interface.gates), interface.hidden_size), -1)
+        heads = interface.heads // self.member.size
+        first = self.member.rank * heads
+        if R is not None:
+            R = R.reshape(interface.R_shape).narrow(-3, first, heads)
+        if recurrent_bias is not None:
+            recurrent_bias = recurrent_bias.reshape(interface.recurrent_bias_shape).narrow(-2, first, heads)
+        return (
+            x,
+            R,
+            weight,
+            bias,
+            recurrent_bias,
+            *sequences,
+            *(self._channels(vector, -1) for vector in parameters),
+            *(None if state is None else self._channels(_shared(state, self.member), -1) for state in states),
+        )
+
+    def joined(self, results: Any, states: int) -> list[Any]:
+        """Return the results of all ranks together: y and the states after every step, and the final states."""
+        axis = self.interface.y_shape(-1, -2).index(self._y_channels)
+        return [
+            _Joined.apply(value, -1 if 0 < place <= states else axis, self.member, len(self.interface.runs_reversed))
+            for place, value in enumerate(results)
+        ]
+
+    @property
+    def _y_channels(self) -> int:
+        return len(self.interface.runs_reversed) * self.interface.hidden_size
+
+    def _channels(self, tensor: Any, axis: int) -> Any:
+        return tensor.narrow(axis, self.begin, self.count)
+
+
+def _shared(tensor: Any, member: Member) -> Any:
+    return _Shared.apply(tensor, member)
+
+
+class _Shared(torch.autograd.Function):
+    """An array that all ranks have, of which each uses a share: its gradient is the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, member: Member) -> Any:
+        ctx.member = member
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        summed = gradient.contiguous().clone()
+        if summed.numel():
+            dist.all_reduce(summed, group=ctx.member.process_group)
+        return summed, None
+
+
+class _Joined(torch.autograd.Function):
+    """The shares of all ranks side by side: the gradient, which all ranks have alike, is this rank's share of it."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Any, axis: int, member: Member, runs: int) -> Any:
+        ctx.axis, ctx.member, ctx.runs = axis, member, runs
+        parts = all_gather(share, member)
+        if axis == -1:
+            return torch.cat(parts, axis)
+        # Both directions lie behind each other along the channels of y.
+        chunks = [part.chunk(runs, axis) for part in parts]
+        return torch.cat([chunk[run] for run in range(runs) for chunk in chunks], axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        member, runs = ctx.member, 1 if ctx.axis == -1 else ctx.runs
+        of_runs = [whole.chunk(member.size, ctx.axis)[member.rank] for whole in gradient.chunk(runs, ctx.axis)]
+        return torch.cat(of_runs, ctx.axis), None, None, None

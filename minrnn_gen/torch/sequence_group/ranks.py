@@ -1,0 +1,61 @@
+"""The groups of a call: pieces of time over the ranks of one, heads over those of the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.kernel_operator import run
+from minrnn_gen.torch.sequence_group.agreement import RefusedEverywhere, refuse
+from minrnn_gen.torch.sequence_group.cells import run_pieces
+from minrnn_gen.torch.sequence_group.group import Member, member_of
+from minrnn_gen.torch.sequence_group.heads import agree_on_heads, run_heads
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's places in the groups of a call: of time, of heads, or of both, which are axes of one mesh then."""
+
+    time: Member | None
+    heads: Member | None
+
+    @classmethod
+    def of(cls, sequence_group: Any, head_group: Any) -> Ranks:
+        """Return the places in groups, of which one may be None; raises BadInput for what is none."""
+        return cls(
+            None if sequence_group is None else member_of(sequence_group),
+            None if head_group is None else member_of(head_group, "head_group"),
+        )
+
+    @contextlib.contextmanager
+    def refused_everywhere(self, tensor: Any) -> Iterator[None]:
+        """Let what is refused within, before the call itself, be refused on all ranks of the groups."""
+        try:
+            yield
+        except RefusedEverywhere:
+            raise
+        except BadInput as refusal:
+            with contextlib.suppress(RefusedEverywhere):
+                refuse(self.heads, tensor, refusal)
+            refuse(self.time, tensor, refusal)
+            raise
+
+    def run(self, kernel: Kernel, tensors: tuple[Any, ...], all_states: bool = False) -> Sequence[Any]:
+        """Return y of this rank's piece and the final states, and for `all_states` those after every step."""
+        if self.heads is None:
+            return self._run_time(kernel, tensors, all_states)
+        try:
+            agree_on_heads(kernel, tensors, self.heads, self.time is not None)
+        except RefusedEverywhere as refusal:
+            refuse(self.time, tensors[0], refusal)
+            raise
+        return run_heads(kernel, tensors, self.heads, lambda share, own: self._run_time(share, own, all_states))
+
+    def _run_time(self, kernel: Kernel, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
+        if self.time is None:
+            return run(kernel.recipe, len(kernel.states), len(kernel.parameters), tensors, kernel, all_states)
+        return run_pieces(kernel, tensors, self.time, all_states)

@@ -1,0 +1,396 @@
+"""Time over the ranks of a group: pieces side by side are the whole, forward and backward, whatever the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("this torch is without torch.distributed", allow_module_level=True)
+
+from support import ranks  # noqa: E402
+
+from minrnn_gen.torch.sequence_group import cost  # noqa: E402
+
+# How far pieces may be from the whole, over the largest of the values, beside what the whole itself rounds.
+TOLERANCES = {"fp64": 1e-12, "fp32": 2e-7, "bf16": 2.0**-7, "fp16": 2.0**-10}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SPECS: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 3, "precision": "fp64"},
+    {"model": "min_gru", "hidden_size": 3, "precision": "fp32", "direction": "bidirectional", "input_size": 2},
+    {"model": "min_lstm", "hidden_size": 2, "precision": "fp64", "layout": "BDT", "direction": "reverse"},
+    {"model": "qrnn", "hidden_size": 2, "precision": "fp64", "layout": "TBD", "input_size": 3},
+    {"model": "rg_lru", "hidden_size": 2, "precision": "bf16"},
+    {"model": "ind_rnn", "hidden_size": 2, "precision": "fp64", "direction": "bidirectional"},
+    {"model": "lstm", "hidden_size": 4, "heads": 2, "precision": "fp64", "direction": "bidirectional"},
+    {"model": "gru", "hidden_size": 2, "precision": "fp32", "input_size": 3},
+)
+SCANS = ("min_gru", "min_lstm", "qrnn", "rg_lru")
+
+
+def pieces() -> st.SearchStrategy[list[int]]:
+    """Draw the steps of the pieces of two or three ranks, any of them empty."""
+    return st.integers(2, ranks.RANKS).flatmap(lambda size: st.lists(st.integers(0, 6), min_size=size, max_size=size))
+
+
+def assert_like(actual: Any, expected: Any, exact: Any, tolerance: float, name: str, scale: float = 0.0) -> None:
+    """Compare pieces with the whole; `exact` is the whole in fp64, from which it is as far as it rounds."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype, name
+    if expected.numel():
+        difference = (actual - expected).abs().double().max().item()
+        rounding = (expected - exact).abs().double().max().item()
+        size = max(expected.abs().double().max().item(), scale)
+        assert difference <= tolerance * size + 2 * rounding, f"{name}: {difference} beside {size} and {rounding}"
+
+
+def largest(values: Any) -> float:
+    """Return the largest magnitude of values, by which states behind them were rounded."""
+    return max(values.abs().double().max().item(), 1.0) if values.numel() else 1.0
+
+
+def in_fp64(value: Any) -> Any:
+    """Return tensors, in mappings too, with real numbers in fp64."""
+    if isinstance(value, Mapping):
+        return {name: in_fp64(inner) for name, inner in value.items()}
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@st.composite
+def calls(draw: st.DrawFn, specs: Sequence[Mapping[str, Any]] = SPECS) -> dict[str, Any]:
+    """Draw a recurrence over pieces: spec, arrays, sequences, way."""
+    spec, steps = draw(st.sampled_from(specs)), draw(pieces())
+    if spec["precision"] == "fp64" and draw(st.booleans()):
+        steps = [20 * step for step in steps]  # of which a correction is a part
+    interface = ranks.kernel_of(spec).interface
+    time, directions, dtype = sum(steps), interface.directions, DTYPES[spec["precision"]]
+    carried = torch.float64 if spec["precision"] == "fp64" else torch.float32
+    packs = interface.layout == "BTD" and draw(st.booleans())
+    batch = 1 if packs else draw(st.integers(0, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int, dtype: Any = dtype, by: float = 1.0) -> Any:
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * by).to(dtype)
+
+    tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, batch, time))}
+    sequences = batch
+    if packs:
+        ends = sorted(draw(st.lists(st.integers(0, time), max_size=4)))
+        tensors["cu_seqlens"] = torch.tensor([0, *ends, time])
+        sequences = len(ends) + 1
+    elif draw(st.booleans()):
+        tensors["lengths"] = torch.tensor(
+            draw(st.lists(st.integers(0, time), min_size=batch, max_size=batch)), dtype=torch.int32
+        )
+    if draw(st.booleans()):
+        tensors["resets"] = torch.rand(batch, time, generator=generator) < 0.15
+    if interface.recurrent_gates:
+        tensors["R"] = normal(*interface.R_shape, by=0.5)
+    if interface.input_size:
+        tensors["weight"] = normal(interface.weight_rows, interface.input_size)
+    if draw(st.booleans()):
+        tensors["bias"] = normal(*directions, len(interface.gates), interface.hidden_size)
+    tensors["parameters"] = {name: normal(*interface.parameter_shape) for name in interface.parameters}
+    shape = interface.state_shape(sequences)
+    if draw(st.booleans()):
+        tensors["state"] = {name: normal(*shape, dtype=carried) for name in interface.states}
+    tensors["weights of y"] = normal(*interface.y_shape(batch, time), dtype=carried)
+    tensors["weights of state"] = {name: normal(len(steps), *shape, dtype=carried) for name in interface.states}
+    ways = (None, "pipeline", *(["summary", "correct"] if spec["model"] in SCANS else []))
+    way, micro_batches = draw(st.sampled_from(ways)), draw(st.sampled_from((None, 1, 2, 3)))
+    asked = {"way": way, "micro_batches": micro_batches, "all_states": draw(st.booleans())}
+    return {"spec": spec, "tensors": tensors, "pieces": steps, **asked}
+
+
+def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> None:
+    spec, steps, tensors = call["spec"], call["pieces"], call["tensors"]
+    layout, tolerance = spec.get("layout", "BTD"), TOLERANCES[spec["precision"]]
+    whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None, all_states=call["all_states"])
+    exact = whole
+    if spec["precision"] == "fp32":
+        in_double = {**spec, "precision": "fp64"}
+        exact = ranks.cell(None, 0, spec=in_double, tensors=in_fp64(tensors), pieces=None, all_states=call["all_states"])
+    parts = group.run(len(steps), "cell", **call, **options)
+    interface = ranks.kernel_of(spec).interface
+    for name, expected in whole.items():
+        own = [part[name] for part in parts]
+        if name == "dx":
+            assert_like(torch.cat(own, interface.x_axes.index("t")), expected, exact[name], tolerance, name)
+        elif name == "y" or name.startswith("steps"):
+            assert_like(torch.cat(own, layout.index("T")), expected, exact[name], tolerance, name)
+        elif name.startswith("final"):
+            assert all(torch.equal(state, own[0]) for state in own), name
+            assert_like(own[0], expected, exact[name], tolerance, name)
+        else:
+            # Gradients of initial states where they do not count are zeros; those of weights are the pieces' own.
+            summed = torch.stack([gradient.double() for gradient in own]).sum(0).to(expected.dtype)
+            assert_like(summed, expected, exact[name], tolerance, name, scale=1.0)
+
+
+@settings(max_examples=20)  # each is a call of three or four processes
+@given(calls())
+def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@st.composite
+def scans(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a raw scan over pieces, long ones among them, whose coefficients forget fast or slowly."""
+    steps = draw(pieces())
+    if draw(st.booleans()):
+        steps = [40 * step for step in steps]
+    # In fp32 the order of long sums alone changes more than the tolerance.
+    dtypes = (torch.float64, torch.complex128, torch.bfloat16, *([torch.float32] if max(steps) < 40 else []))
+    dtype = draw(st.sampled_from(dtypes))
+    carried = torch.float32 if dtype is torch.bfloat16 else dtype
+    rank = draw(st.integers(1, 3))
+    axis = draw(st.integers(-rank, rank - 1))
+    shape = draw(st.lists(st.integers(0, 3), min_size=rank - 1, max_size=rank - 1))
+    shape.insert(axis % rank, sum(steps))
+    state_shape = shape[: axis % rank] + shape[axis % rank + 1 :]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    log_a = not dtype.is_complex and draw(st.booleans())
+
+    def normal(*shape: int, dtype: Any = carried) -> Any:
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
+
+    least = draw(st.sampled_from((0.0, 0.5, 0.99)))
+    a = least + (1 - least) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    a = (a.clamp_min(1e-3).log() if log_a else a).to(dtype)
+    if dtype.is_complex:
+        a = a * (0.8 + 0.6j)
+    tensors = {"a": a, "b": normal(*shape, dtype=dtype), "h0": normal(*state_shape) if draw(st.booleans()) else None}
+    tensors["weights of y"] = normal(*shape)
+    tensors["weights of final"] = normal(len(steps), *state_shape)
+    way = draw(st.sampled_from((None, "summary", "correct")))
+    return {"tensors": tensors, "pieces": steps, "axis": axis, "log_a": log_a, "reverse": draw(st.booleans()), "way": way}
+
+
+@given(scans())
+def test_pieces_of_a_raw_scan_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_scan(group, call)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=500)
+@given(calls())
+def test_pieces_of_many_recurrences_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=500)
+@given(scans())
+def test_pieces_of_many_raw_scans_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_scan(group, call)
+
+
+def check_scan(group: ranks.Ranks, call: Mapping[str, Any]) -> None:
+    tensors = call["tensors"]
+    whole = ranks.scan(None, 0, **{**call, "pieces": None, "way": None})
+    exact = whole
+    if tensors["a"].dtype is torch.float32:
+        exact = ranks.scan(None, 0, **{**call, "tensors": in_fp64(tensors), "pieces": None, "way": None})
+    parts = group.run(len(call["pieces"]), "scan", **call)
+    tolerance = {torch.float32: 2e-7, torch.bfloat16: 2.0**-7}.get(tensors["a"].dtype, 1e-12)
+    for name in ("y", "da", "db"):
+        assert_like(torch.cat([part[name] for part in parts], call["axis"]), whole[name], exact[name], tolerance, name)
+    assert all(torch.equal(part["final"], parts[0]["final"]) for part in parts)
+    assert_like(parts[0]["final"], whole["final"], exact["final"], tolerance, "final", scale=largest(whole["y"]))
+    if tensors["h0"] is not None:
+        assert_like(
+            sum(part["dh0"] for part in parts), whole["dh0"], exact["dh0"], tolerance, "dh0", scale=largest(whole["db"])
+        )
+
+
+MODES = ({}, {"checkpointed": True}, {"in_mesh": True})
+
+
+@pytest.mark.parametrize("mode", [*MODES, pytest.param({"compiled": True}, marks=pytest.mark.matrix_full)], ids=str)
+def test_layers_train_over_ranks_as_one_process_does(group: ranks.Ranks, mode: dict[str, bool]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, targets = (torch.randn(3, 8, size, generator=generator, dtype=torch.float64) for size in (3, 4))
+    whole = ranks.layers(None, 0, x=x, targets=targets, pieces=None)
+    parts = group.run(3, "layers", x=x, targets=targets, pieces=[3, 4, 1], **mode)
+    assert_like(torch.cat([part["y"] for part in parts], 1), whole["y"], whole["y"], 1e-12, "y")
+    assert_like(torch.cat([part["dx"] for part in parts], 1), whole["dx"], whole["dx"], 1e-12, "dx")
+    assert_like(sum(part["loss"] for part in parts), whole["loss"], whole["loss"], 1e-12, "loss")
+    for name in whole.keys() - {"y", "dx", "loss"}:
+        for part in parts:
+            assert_like(part[name], whole[name], whole[name], 1e-12, name, scale=1.0)
+
+
+def _x(*shape: int, dtype: Any = torch.float64) -> Any:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("calls", "rank", "difference"),
+    [
+        ([{"x": _x(2, 3, 3)}, {"x": _x(3, 3, 3)}], 1, "batch 3"),
+        ([{"x": _x(2, 3, 3)}, {"x": _x(2, 3, 3), "model": "min_lstm"}], 1, "min_lstm"),
+        ([{"x": _x(2, 3, 3)}, {"x": _x(2, 3, 3, dtype=torch.float32)}], 1, "float32"),
+        ([{"x": _x(2, 3, 4)}, {"x": _x(2, 3, 3)}], 0, "input_size is 3"),
+        ([{"x": _x(2, 3, 3)}] * 2 + [{"x": _x(2, 3, 3), "lengths": [3, 9]}], 2, "lengths"),
+        ([{"x": _x(2, 3, 3), "lengths": [3, 7]}] * 2, None, "lengths[1] is 7; 0 to 6, the time of all ranks' pieces"),
+        ([{"x": _x(1, 3, 3), "cu_seqlens": [0, 4]}] * 2, None, "cu_seqlens ends with 4; 6, the time of all ranks' pieces"),
+        ([{"x": _x(2, 3, 3), "hx": _x(1, 2, 5)}, {"x": _x(2, 3, 3)}], 0, "hx of state h has shape [1, 2, 5]"),
+        ([{"x": _x(2, 3, 3)}, {"x": _x(2, 3, 3), "way": "pipeline"}], 1, "way pipeline"),
+        ([{"x": _x(2, 3, 3), "way": "correct", "model": "gru"}] * 2, None, "way is 'correct'"),
+    ],
+)
+def test_what_disagrees_is_refused_on_every_rank(
+    group: ranks.Ranks, calls: list[dict[str, Any]], rank: int | None, difference: str
+) -> None:
+    messages = group.run(len(calls), "refusal", calls=calls)
+    assert all(difference in message for message in messages), messages
+    others = [message for place, message in enumerate(messages) if place != rank]
+    assert rank is None or all(f"rank {rank} of the sequence group" in message for message in others), messages
+
+
+def test_a_raw_scan_that_disagrees_is_refused_on_every_rank(group: ranks.Ranks) -> None:
+    first, second = group.run(2, "refused_scan", shapes=[(2, 3), (3, 3)], log_a=[False, False])
+    assert first == second and "rank 1 of the sequence group has shape beside time [3], but rank 0 has [2]" in first
+    first, second = group.run(2, "refused_scan", shapes=[(2, 3), (2, 3)], log_a=[False, 1])
+    assert "rank 1 of the sequence group refuses the call: log_a" in first and second.startswith("log_a is 1")
+
+
+@pytest.mark.parametrize("asking", range(3))
+def test_all_ranks_record_where_one_does(group: ranks.Ranks, asking: int) -> None:
+    answers = group.run(3, "one_sided", asking=asking)
+    assert all(requires_grad for requires_grad, _ in answers)
+    assert [gradient is not None for _, gradient in answers] == [rank == asking for rank in range(3)]
+
+
+@pytest.mark.parametrize("time", [4, 400])
+@pytest.mark.parametrize("way", ["summary", "correct"])
+def test_a_summary_and_a_correction_send_two_values_of_each_state(group: ranks.Ranks, way: str, time: int) -> None:
+    for spec in (None, {"model": "min_gru", "hidden_size": 8, "precision": "fp32"}):
+        for forward, backward in group.run(3, "bytes_sent", way=way, spec=spec, batch=5, time=time):
+            # The backward's are the gradient of what enters the piece, and that of the final state.
+            assert 0 < forward <= 2 * 5 * 8 * 4 and 0 < backward <= 2 * 5 * 8 * 4
+
+
+def test_delays_of_ranks_change_no_bit(group: ranks.Ranks) -> None:
+    group.run(3, "delayed", runs=10, seed=0)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_delays_of_ranks_change_no_bit(group: ranks.Ranks, size: int) -> None:
+    group.run(size, "delayed", runs=250, seed=size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_example_has_the_losses_of_one_process(group: ranks.Ranks, size: int) -> None:
+    expected = ranks.example(None, 0, steps=4)
+    assert len(set(expected)) == 4
+    for losses in group.run(size, "example", steps=4):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in SCANS and "direction" not in spec], ids=str)
+def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[str, Any]) -> None:
+    """Of long pieces only the head runs again, and in the backward the tail."""
+    spec = {**spec, "precision": "fp64"}
+    interface, steps, generator = ranks.kernel_of(spec).interface, [300, 400, 500], torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, 1200))}
+    tensors["parameters"] = {name: normal(*interface.parameter_shape) + 4 for name in interface.parameters}
+    tensors["state"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
+    if interface.input_size:
+        tensors["weight"] = normal(interface.weight_rows, interface.input_size)
+    tensors["weights of y"] = normal(*interface.y_shape(2, 1200))
+    tensors["weights of state"] = {name: normal(3, *interface.state_shape(2)) for name in interface.states}
+    call = {"spec": spec, "tensors": tensors, "pieces": steps, "way": "correct", "all_states": False}
+    check_call(group, call, repeats=2)
+    # The middle piece runs a backward for the product of its coefficients besides.
+    assert group.run(3, "full_runs", spec=spec, tensors=tensors, pieces=steps) == [(1, 1), (1, 2), (1, 1)]
+
+
+HEADS: tuple[dict[str, Any], ...] = (
+    {"model": "lstm", "hidden_size": 4, "heads": 2, "precision": "fp64", "direction": "bidirectional", "input_size": 3},
+    {"model": "gru", "hidden_size": 8, "heads": 4, "precision": "fp64", "layout": "TBD"},
+    {"model": "rg_lru", "hidden_size": 6, "precision": "fp64", "direction": "bidirectional", "layout": "BDT"},
+)
+
+
+@settings(max_examples=12)
+@given(calls(HEADS))
+def test_heads_over_ranks_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    spec, options = call["spec"], {"tensors": call["tensors"], "all_states": call["all_states"]}
+    whole = ranks.cell(None, 0, spec=spec, pieces=None, **options)
+    parts = group.run(2, "cell", spec=spec, pieces=None, over_heads=True, **options)
+    states = ranks.kernel_of(spec).interface.states
+    for name, expected in whole.items():
+        own = [part[name] for part in parts]
+        if name.startswith("d") and name != "dx" and name[1:] not in states:
+            own = [sum(own)]  # of weights each rank has its own share
+        for values in own:
+            assert_like(values, expected, expected, 1e-12, name, scale=1.0)
+
+
+def test_heads_that_no_ranks_divide_are_refused(group: ranks.Ranks) -> None:
+    x = _x(2, 3, 3)
+    messages = group.run(3, "refusal", calls=[{"x": x, "model": "lstm", "over_heads": True}] * 3)
+    assert all("head_group has 3 ranks, but the kernel has 1 heads" in message for message in messages)
+
+
+@pytest.mark.matrix_full
+def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path) -> None:
+    spec = {"model": "gru", "hidden_size": 4, "heads": 2, "precision": "fp64"}
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (3, 5, 3, 4), "R": (3, 2, 2, 2), "weights of y": (3, 5, 4)}
+    tensors: dict[str, Any] = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
+    }
+    tensors["state"] = {"h": torch.randn(3, 4, generator=generator, dtype=torch.float64)}
+    tensors["weights of state"] = {"h": torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)}
+    whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None)
+    with ranks.started(tmp_path, 4) as processes:
+        parts = processes.run(4, "in_mesh", spec=spec, tensors=tensors, pieces=[3, 2])
+    for heads in range(2):
+        time = [parts[heads], parts[2 + heads]]
+        for name in ("y", "dx"):
+            assert_like(torch.cat([part[name] for part in time], 1), whole[name], whole[name], 1e-12, name)
+        assert_like(time[0]["dh"], whole["dh"], whole["dh"], 1e-12, "dh")
+        assert all(torch.equal(part["final h"], parts[0]["final h"]) for part in time)
+    assert_like(parts[0]["final h"], whole["final h"], whole["final h"], 1e-12, "final h")
+    assert_like(sum(part["dR"] for part in parts), whole["dR"], whole["dR"], 1e-12, "dR")
+    assert all("float32" in part["refusal"] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "time", "chosen"),
+    [
+        ("min_gru", 1, 2**20, "correct"),  # one sequence has no groups
+        ("min_gru", 8, 2**19, "pipeline of 8 groups"),
+        ("gru", 256, 1024, "pipeline of"),
+    ],
+)
+def test_the_cost_formula_chooses_and_explain_says_which(
+    group: ranks.Ranks, model: str, batch: int, time: int, chosen: str
+) -> None:
+    lines = group.run(2, "explained", batch=batch, time=time, model=model)
+    assert lines[0] == lines[1] and lines[0].startswith(f"time over 2 ranks: {chosen}")
+    assert ("summary" in lines[0]) == (model == "min_gru")
+
+
+@given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0))
+def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float) -> None:
+    allowed = {"pipeline": 1.0, **cost.cell_passes(size, False)}
+    ways = cost.choices(size, batch, seconds, allowed, None, None)
+    assert [choice.way for choice in ways] != [] and ways == sorted(ways, key=lambda choice: choice.passes)
+    for choice in ways:
+        settled = cost.choices(size, batch, seconds, allowed, choice.way, choice.micro_batches)
+        assert settled == [choice] and 1 <= choice.micro_batches <= batch
