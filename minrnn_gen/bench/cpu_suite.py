@@ -14,7 +14,7 @@ from minrnn_gen.errors import ToolchainMissing
 def measure(quick: bool) -> CpuRecord:
     """Measure all tables; raises ToolchainMissing where torch, or a C compiler, is not installed."""
     try:
-        from minrnn_gen.bench.contenders.cpu_layers import cpu_name, rows_of_layers, rows_of_scan_layers
+        from minrnn_gen.bench.contenders.cpu_layers import cpu_name, rows_of_layers, rows_of_raw_scans, rows_of_scan_layers
     except ImportError:
         raise ToolchainMissing("torch is not installed, beside which layers are measured: pip install torch") from None
     c_compiler()
@@ -25,5 +25,5 @@ def measure(quick: bool) -> CpuRecord:
         cpu=cpu_name(),
         threads=thread_count(),
         versions=versions,
-        rows=(*rows_of_scan_layers(quick), *rows_of_layers(quick)),
+        rows=(*rows_of_raw_scans(quick), *rows_of_scan_layers(quick), *rows_of_layers(quick)),
     )

@@ -48,6 +48,11 @@ def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
     return None if described is None else KeyedArrays((operation, described[0]), arrays, described[1])
 
 
+def is_on_cpu(array: Any) -> bool:
+    """Say whether an array is a tensor in host memory, the only ones there whose calls have keys."""
+    return bool(getattr(array, "is_cpu", False))
+
+
 _Described = tuple[Hashable, list[int]]
 _Describer = Callable[[list[Any]], _Described | None]
 

@@ -103,13 +103,13 @@ def _strides(recurrence: Recurrence, array: Array) -> tuple[int, int] | None:
     """Return the strides of the axes before time, as one, and of time; None where they are not one or rows have gaps."""
     axis, shape = recurrence.axis, array.shape
     strides = array.strides if math.prod(shape) else contiguous_strides(shape)
-    before = _merged(shape[:axis], strides[:axis])
-    behind = _merged(shape[axis + 1 :], strides[axis + 1 :])
+    before = merged_stride(shape[:axis], strides[:axis])
+    behind = merged_stride(shape[axis + 1 :], strides[axis + 1 :])
     run = strides[axis] if math.prod(shape[axis + 1 :]) == 1 and shape[axis] > 1 else behind
     return None if before is None or run != 1 else (before, strides[axis])
 
 
-def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+def merged_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     """Return the stride of neighbouring axes taken as one, or None where there is none."""
     axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
     if any(stride != size * inner for (_, stride), (size, inner) in pairwise(axes)):

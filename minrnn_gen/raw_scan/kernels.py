@@ -42,10 +42,14 @@ def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, lo
 
 def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, target: Target) -> Builder:
     """Return what builds the kernels of h[t] = a[t] h[t-1] + b[t], gates a and b, for `target`."""
-    spec = RawSpec(
+    return Builder(raw_spec(precision, log_a, hidden_size, layout), target, Store(cache_folder()))
+
+
+def raw_spec(precision: RawPrecision, log_a: bool, hidden_size: int = 1, layout: RawLayout = "BTD") -> RawSpec:
+    """Return the recurrence as a spec, of a cell with gates a and b."""
+    return RawSpec(
         model={"name": "log_scan" if log_a else "scan", "equations": _EQUATIONS[log_a], "gates": ["a", "b"]},
         hidden_size=hidden_size,
         precision=precision,
         layout=layout,
     )
-    return Builder(spec, target, Store(cache_folder()))

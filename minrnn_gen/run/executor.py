@@ -13,7 +13,7 @@ from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, 
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import RawGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.key import KeyedArrays, keyed
+from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
@@ -133,7 +133,7 @@ class Executor:
         replay = self.gpu.steps.replay(call_key)
         if replay is not None:
             return replay.result
-        if _is_on_cpu(arguments.x) and (again := self.cpu.replay_step(call_key)):
+        if is_on_cpu(arguments.x) and (again := self.cpu.replay_step(call_key)):
             return again
         call = self.checked(arguments, single_step=True)
         if call.weight is not None and not call.x.is_contiguous:
@@ -169,7 +169,7 @@ class Executor:
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
         call_key = keyed(("forward", self._states_out(all_states, saves)), [*arrays])
-        if _is_on_cpu(arrays[0]):
+        if is_on_cpu(arrays[0]):
             return self.cpu.replay_forward(call_key, saves)
         replay = self.gpu.forwards.replay(call_key)
         return None if replay is None else replay.result
@@ -188,7 +188,7 @@ class Executor:
         flat = keyed(("backward", states_out), [*arrays, *results, *incoming])
         if flat is None:
             return None
-        if _is_on_cpu(arrays[0]):
+        if is_on_cpu(arrays[0]):
             return self.cpu.replay_backward(flat, reads_x) or self._record_on_cpu(
                 flat, arrays, results, incoming, all_states, reads_x
             )
@@ -349,8 +349,3 @@ class Executor:
 
     def _run_of(self, call: Call) -> Run:
         return self.gpu if self.backend.takes(call) else self.cpu
-
-
-def _is_on_cpu(array: Any) -> bool:
-    """Say whether an array is a tensor in host memory, the only ones there whose calls have keys."""
-    return bool(getattr(array, "is_cpu", False))

@@ -13,13 +13,17 @@ import numpy
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.cpu_kernel import CpuKernel, cpu_kernel, why_no_native_code
+from minrnn_gen.build.recipe import cell_source_of
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.codegen.cpu_source import CpuPass, CpuPlan
 from minrnn_gen.config.environment import thread_count
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.run.cpu_trace import CpuRecorder
 from minrnn_gen.run.threads import Schedule, schedule
 
@@ -88,14 +92,9 @@ class NativeKernels:
 
     def plan(self, kernel_pass: CpuPass) -> CpuPlan:
         """Return what is generated for a pass."""
-        interface, cell = self.interface, self.builder.cell
-        precision = interface.precision
-        x_dtype = precision.arithmetic_dtype if interface.input_size else precision.storage_dtype
-        dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
-        if kernel_pass == "forward":
-            return CpuPlan(kernel_pass, lower_steps(cell), precision.name, *dtypes)
-        lowered = lower_steps_backward(cell)
-        return CpuPlan(kernel_pass, lowered, precision.name, *dtypes, lowered.output_state if self.reads_y else None)
+        precision = self.interface.precision
+        x_dtype = precision.arithmetic_dtype if self.interface.input_size else precision.storage_dtype
+        return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y)
 
     @property
     def reads_y(self) -> bool:
@@ -176,6 +175,20 @@ class NativeKernels:
             values |= _strides("outputs", extra.outputs, extra.axes)
             values |= {"outputs": extra.outputs.pointer, "dproducts": _pointer(extra.dproducts)}
         recorder.launch(kernel, values)
+
+
+def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
+    """Return what is generated for a pass of a scan of pre-activations as they are."""
+    precision = precision_of(spec.precision)
+    return _plan(parse_cell(cell_source_of(spec)), kernel_pass, precision, precision.storage_dtype, reads_y=True)
+
+
+def _plan(cell: Cell, kernel_pass: CpuPass, precision: Precision, x_dtype: str, reads_y: bool) -> CpuPlan:
+    dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
+    if kernel_pass == "forward":
+        return CpuPlan(kernel_pass, lower_steps(cell), precision.name, *dtypes)
+    lowered = lower_steps_backward(cell)
+    return CpuPlan(kernel_pass, lowered, precision.name, *dtypes, lowered.output_state if reads_y else None)
 
 
 class ProductGradients(NamedTuple):

@@ -47,10 +47,10 @@ def threads_of(store: Store) -> ThreadPool:
 def schedule(interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, has_initial: bool) -> Schedule:
     """Return how a call of these sizes is run; a function of its arguments and of the process's number of threads."""
     hidden, gates = interface.hidden_size, len(interface.recurrent_gates)
-    step = rows * hidden * (gates * interface.head_dim + POINTWISE_MULTIPLY_ADDS)
-    threads = thread_count() if step * steps >= MULTIPLY_ADDS_LEAST else 1
     if not gates:
-        return Schedule(threads, splits_units=rows < threads, packs=False)
+        return pointwise_schedule(rows, hidden, steps)
+    step = rows * hidden * (gates * interface.head_dim + POINTWISE_MULTIPLY_ADDS)
+    threads = _threads_for(step * steps)
     packs = _packs(interface, kernel_pass, rows, steps - (not has_initial))
     R_bytes = gates * hidden * interface.head_dim * interface.precision.arithmetic_bytes
     if threads > 1 and (rows < 2 * threads or R_bytes > CORE_CACHE_BYTES):
@@ -58,6 +58,16 @@ def schedule(interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, 
             return Schedule(threads, splits_units=True, packs=packs)
         threads = min(threads, rows)
     return Schedule(threads, splits_units=False, packs=packs)
+
+
+def pointwise_schedule(rows: int, channels: int, steps: int) -> Schedule:
+    """Return how a call without a product is run: threads share rows, or where these are fewer, channels."""
+    threads = _threads_for(rows * channels * POINTWISE_MULTIPLY_ADDS * steps)
+    return Schedule(threads, splits_units=rows < threads, packs=False)
+
+
+def _threads_for(multiply_adds: int) -> int:
+    return thread_count() if multiply_adds >= MULTIPLY_ADDS_LEAST else 1
 
 
 def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int) -> bool:

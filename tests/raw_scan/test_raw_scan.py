@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.config.environment import numpy_alone
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
 
@@ -105,6 +106,17 @@ def assert_within(case: Case, result: Any, exact: Any, size: Any, roundoff: floa
 
 @given(cases())
 def test_a_scan_is_the_plain_loop(case: Case) -> None:
+    """Of native code, where there is a compiler."""
+    assert_plain_loop(case)
+
+
+@given(cases())
+def test_a_scan_in_numpy_is_the_plain_loop(case: Case) -> None:
+    with numpy_alone():
+        assert_plain_loop(case)
+
+
+def assert_plain_loop(case: Case) -> None:
     before = [np.array(case.a), np.array(case.b)]
     y, final = minrnn_gen.scan(case.a, case.b, case.h0, **case.options)
     assert (y.shape, y.dtype) == (case.a.shape, case.a.dtype) and final.dtype.name == case.precision.arithmetic_dtype

@@ -1,4 +1,4 @@
-"""Layers on the CPU beside those of torch.nn: forward and training step, ours and theirs in turn."""
+"""Layers on the CPU beside those of torch.nn, and scans beside a loop in C: ours and theirs in turn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from minrnn_gen.bench.contenders.cpu_loop import scan_loop
 from minrnn_gen.bench.report.cpu_record import CpuRow
 from minrnn_gen.torch import nn
 from minrnn_gen.torch.layers import MinGRU, MinLSTM
+from minrnn_gen.torch.raw_scan import scan
 
 LAYERS = ("LSTM", "GRU", "RNN")
 BATCHES, TIMES, WIDTHS = (1, 4, 16, 64), (1, 32, 256), (32, 128, 256, 512)
@@ -21,6 +24,8 @@ QUICK_BATCHES, QUICK_TIMES, QUICK_WIDTHS = (1, 16), (1, 32), (32, 128)
 # Batch, time, inputs and units of layers whose recurrence is a scan, beside their matrix products alone.
 SCAN_LAYERS = {"MinGRU": MinGRU, "MinLSTM": MinLSTM}
 SCAN_SIZES = ((16, 1024, 128, 256), (4, 4096, 256, 512))
+# Batch, time and channels of scans without a spec.
+RAW_SIZES = ((8, 1024, 1536), (1, 16384, 512), (64, 512, 128))
 # Fewest rounds, and for so long at most beyond them: medians of calls that other processes disturb need many.
 ROUNDS_LEAST, ROUNDS_MOST, SECONDS = 5, 51, 0.25
 WARM_UP_RUNS = 3
@@ -88,6 +93,20 @@ def rows_of_scan_layers(quick: bool) -> Iterator[CpuRow]:
                 )  # fmt: skip
 
 
+def rows_of_raw_scans(quick: bool) -> Iterator[CpuRow]:
+    """Measure scans without a spec beside a loop in C."""
+    for batch, steps, channels in RAW_SIZES[: 1 if quick else None]:
+        torch.manual_seed(0)
+        a, b = torch.rand(batch, steps, channels), torch.randn(batch, steps, channels)
+        loop = scan_loop(a.numpy(), b.numpy())
+        error = float((scan(a, b)[0] - torch.from_numpy(loop())).abs().max())
+        ours_ms, theirs_ms = in_turn(partial(scan, a, b), loop)
+        yield CpuRow(
+            layer="scan", batch=batch, time=steps, inputs=channels, hidden=channels, kernel_pass="forward",
+            beside="a loop in C", ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error,
+        )  # fmt: skip
+
+
 def _run_of(layer: Any, x: Any, kernel_pass: Pass) -> Callable[[], None]:
     def forward() -> None:
         with torch.no_grad():
@@ -113,7 +132,7 @@ def _run_of_product(product: Any, x: Any, kernel_pass: Pass) -> Callable[[], Non
     return forward if kernel_pass == "forward" else training
 
 
-def in_turn(ours: Callable[[], None], theirs: Callable[[], None]) -> tuple[float, float]:
+def in_turn(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
     """Return the median times of two runs in milliseconds, one after the other, round after round."""
     for _ in range(WARM_UP_RUNS):
         ours()

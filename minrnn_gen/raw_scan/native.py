@@ -1,0 +1,119 @@
+"""A raw scan on host arrays by native code: the kernels of a cell of two gates, on arrays of any shape."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minrnn_gen.build.cpu_kernel import CpuKernel, cpu_kernel, why_no_native_code
+from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.codegen.cpu_source import CpuPass
+from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.gpu import memory
+from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
+from minrnn_gen.raw_scan.arrangement import merged_stride
+from minrnn_gen.raw_scan.kernels import KERNELS_HELD, RawPrecision, raw_spec
+from minrnn_gen.run.cpu_trace import CpuRecorder
+from minrnn_gen.run.native import scan_plan
+from minrnn_gen.run.threads import pointwise_schedule
+
+LOG = logging.getLogger("minrnn_gen")
+
+
+class _Rows(NamedTuple):
+    """Arrays of a recurrence's shape as [rows, time, channels], with these strides.
+
+    Axes before time are the rows, those behind it the channels; with none behind it, those before it.
+    """
+
+    rows: int
+    channels: int
+    row: int
+    time: int
+    channel: int
+
+    def strides(self, name: str) -> dict[str, int]:
+        """Return the strides by the names of a kernel."""
+        return {f"{name}_row": self.row, f"{name}_time": self.time, f"{name}_channel": self.channel}
+
+
+def run_scan(kernel: CpuKernel, call: ScanCall, y: Array, final: Array, recorder: CpuRecorder) -> None:
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous."""
+    recurrence = call.recurrence
+    rows, (a, b) = _rows_of(recurrence, call.a, call.b)
+    values = _sizes(recurrence, rows) | rows.strides("x") | _contiguous(recurrence).strides("y")
+    values |= {"W_a": a.pointer, "W_b": b.pointer, "y": y.pointer, "final_h": final.pointer}
+    h0 = _state(call.h0)
+    recorder.launch(kernel, values | {"initial_h": h0.pointer if h0 else 0})
+
+
+def run_scan_backward(kernel: CpuKernel, call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: CpuRecorder) -> None:
+    """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, all contiguous."""
+    recurrence = call.recurrence
+    rows, (a,) = _rows_of(recurrence, call.a)
+    result = _contiguous(recurrence)
+    values = _sizes(recurrence, rows) | rows.strides("x") | result.strides("y") | result.strides("dx")
+    values |= {"W_a": a.pointer, "dW_a": da.pointer, "dW_b": db.pointer, "dinitial_h": dh0.pointer}
+    y, dy, h0, dfinal = memory.without_gaps(call.y), memory.without_gaps(call.dy), _state(call.h0), _state(call.dfinal)
+    values |= {"state_h": y.pointer, "dy": dy.pointer}
+    values |= {"initial_h": h0.pointer if h0 else 0, "dfinal_h": dfinal.pointer if dfinal else 0}
+    recorder.launch(kernel, values)
+
+
+def kernel_of(recurrence: Recurrence, kernel_pass: CpuPass) -> CpuKernel | None:
+    """Return the kernel of a pass, compiled when it is first needed; None where NumPy serves.
+
+    It does for complex numbers, for arrays without elements, where there is no compiler, and where it refuses the text.
+    """
+    precision = recurrence.precision
+    if precision.arithmetic_dtype.startswith("complex") or not math.prod(recurrence.shape) or why_no_native_code():
+        return None
+    return _kernel(precision.name, recurrence.log_a, kernel_pass, cache_folder())
+
+
+@lru_cache(maxsize=KERNELS_HELD)
+def _kernel(precision: RawPrecision, log_a: bool, kernel_pass: CpuPass, folder: Path) -> CpuKernel | None:
+    try:
+        return cpu_kernel(scan_plan(raw_spec(precision, log_a), kernel_pass), Store(folder))
+    except (CompileFailed, ToolchainMissing) as failed:
+        LOG.warning("%s; scans of host arrays run in NumPy", failed)
+        return None
+
+
+def _rows_of(recurrence: Recurrence, *arrays: Array) -> tuple[_Rows, tuple[Array, ...]]:
+    """View arrays of the recurrence's shape alike; they are copied where their strides are unlike, or not those of one view."""
+    views = {_viewed(recurrence, array.strides) for array in arrays}
+    (view, *others) = views
+    if view is not None and not others:
+        return view, arrays
+    return _contiguous(recurrence), tuple(memory.without_gaps(array) for array in arrays)
+
+
+def _contiguous(recurrence: Recurrence) -> _Rows:
+    view = _viewed(recurrence, contiguous_strides(recurrence.shape))
+    assert view is not None
+    return view
+
+
+def _viewed(recurrence: Recurrence, strides: tuple[int, ...]) -> _Rows | None:
+    """Return how arrays with these strides are viewed; None where the axes before time, or those behind it, are not as one."""
+    shape, axis = recurrence.shape, recurrence.axis
+    before, behind = merged_stride(shape[:axis], strides[:axis]), merged_stride(shape[axis + 1 :], strides[axis + 1 :])
+    if before is None or behind is None:
+        return None
+    rows, channels = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    return _Rows(1, rows, 0, strides[axis], before) if channels == 1 else _Rows(rows, channels, before, strides[axis], behind)
+
+
+def _sizes(recurrence: Recurrence, rows: _Rows) -> dict[str, Any]:
+    time = recurrence.shape[recurrence.axis]
+    sizes = {"rows": rows.rows, "time": time, "steps": time, "hidden": rows.channels, "heads": 1, "head_dim": rows.channels}
+    return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, rows.channels, time)._asdict()
+
+
+def _state(array: Array | None) -> Array | None:
+    return None if array is None else memory.without_gaps(array)

@@ -1,0 +1,45 @@
+"""What a raw scan and its backward return, and the arrays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.raw_scan.arguments import Recurrence
+
+
+class ScanResult(NamedTuple):
+    """What a scan gives."""
+
+    y: Any
+    final: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> ScanResult:
+        """Return the results with every entry changed."""
+        return ScanResult(change(self.y), change(self.final))
+
+
+class ScanGradients(NamedTuple):
+    """What a scan's backward gives."""
+
+    a: Any
+    b: Any
+    h0: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> ScanGradients:
+        """Return the results with every entry changed."""
+        return ScanGradients(change(self.a), change(self.b), change(self.h0))
+
+
+class Recorder(Protocol):
+    """What allocates the arrays of a call."""
+
+    def new_array(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+
+
+def results_of(recorder: Recorder, recurrence: Recurrence, count: int) -> tuple[tuple[Array, ...], Array]:
+    """Allocate `count` arrays shaped like a, and one of the state's shape and dtype."""
+    precision = recurrence.precision
+    rows = tuple(recorder.new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
+    return rows, recorder.new_array(recurrence.state_shape, precision.arithmetic_dtype)
