@@ -43,6 +43,7 @@ DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)$(if $(TORCH),-$(TORCH))
 DEV := $(VENV)/installed-dev
 DOCS := $(VENV)/installed-docs
+DROP_INS := $(VENV)/installed-drop-ins
 RELEASE := $(VENV)/installed-release
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -65,7 +66,7 @@ test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	@! nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -m pytest -m alone tests/gpu
 
-test-all: $(TEST)
+test-all: $(TEST) $(DROP_INS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "matrix_full or not matrix_full" --hypothesis-profile whole
 	@$(MAKE) --no-print-directory docs-check BLOCKS=
 
@@ -136,6 +137,14 @@ else ifneq ($(TORCH),)
 	@echo "installing torch: a download of 0.2 GB, or of 2.9 GB where it brings CUDA's libraries"
 	@$(PIP) torch || echo "torch cannot be installed here: the tests that need it are skipped"
 endif
+	touch $@
+
+# Packages with cells that the drop-ins compute. What xlstm and tirex name as needs would bring a compiler's packages that nothing of
+# them here imports.
+$(DROP_INS): constraints.txt | $(TEST)
+	@echo "installing into $(VENV): transformers, scikit-learn and others (installed 0.4 GB)"
+	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch && $(PIP) transformers scikit-learn einops \
+		|| echo "the packages of the drop-ins cannot be installed here: the tests that need them are skipped"
 	touch $@
 
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python

@@ -89,12 +89,16 @@ OWNERS = {
     "torch": (
         "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
         "bench.contenders.raw_scans "
-        "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm"
+        "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
+        "compat.recurrent_gemma compat.xlstm"
     ),
     "jax": "jax.* bench.contenders.baselines bench.contenders.jax_calls bench.contenders.jax_equations",
     "accelerated_scan": "bench.contenders.baselines",
     "fla": "bench.contenders.baselines",
     "flashrnn": "bench.contenders.flash bench.contenders.flash_build",
+    "xlstm": "compat.xlstm",
+    "transformers": "compat.recurrent_gemma",
+    "minGRU_pytorch": "compat.mingru_pytorch",
     "matplotlib": "bench.report.plot",
     "sympy": "cell.* !cell.files",
     "jinja2": "codegen.render",

@@ -47,7 +47,16 @@ API = {
         "sum_gradients",
     ),
     "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
-    "minrnn_gen.compat": ("flashrnn", "mamba_ssm", "accelerated_scan", "fla", "numpy_cells"),
+    "minrnn_gen.compat": (
+        "flashrnn",
+        "mamba_ssm",
+        "accelerated_scan",
+        "fla",
+        "numpy_cells",
+        "xlstm",
+        "recurrent_gemma",
+        "mingru_pytorch",
+    ),
 }
 # What a page says first, and what an entry shows beside its own members.
 FIRST_WORDS = {

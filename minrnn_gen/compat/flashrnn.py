@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
-from minrnn_gen.api import compile
+from minrnn_gen.compat.flashrnn_kernel import kernel_of
 from minrnn_gen.compat.flashrnn_request import BIAS, INPUT, OUTPUT, RECURRENT, Request, request_of
 from minrnn_gen.compat.flashrnn_states import stacked
 from minrnn_gen.errors import BadInput
-from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
 from minrnn_gen.torch.functional import recurrence
 from minrnn_gen.torch.tensors import check_tensor
@@ -42,7 +40,7 @@ def flashrnn(
     request = request_of(function, config, backend, dtype)
     Wx = _ordered(Wx, "Wx", request.input_order, INPUT)
     batch, _, _, heads, size = Wx.shape
-    kernel = _kernel(request.function, heads, heads * size, request.precision, request.gradient_clip)
+    kernel = kernel_of(request.function, heads, heads * size, request.precision, request.gradient_clip)
     gates = len(kernel.gates)
     _check(Wx, "Wx", request.input_order, INPUT, {"G": gates})
     R = _ordered(R, "R", request.recurrent_order, RECURRENT)
@@ -76,12 +74,6 @@ def flashrnn(
     after_every = stacked(y.to(Wx.dtype), [state_over_time.to(Wx.dtype) for state_over_time in others], kernel.states)
     after_last = torch.stack([final[name].unsqueeze(1) for name in kernel.states]).to(Wx.dtype)
     return _by_heads(after_every, heads, request), _by_heads(after_last, heads, request)
-
-
-@cache
-def _kernel(function: str, heads: int, hidden_size: int, precision: str, gradient_clip: float | None) -> Kernel:
-    sizes = {"hidden_size": hidden_size, "heads": heads, "precision": precision}
-    return compile({"model": function, **sizes, "recurrent_gradient_clip": gradient_clip})
 
 
 def _biases(function: str, b: Any) -> tuple[Any, Any]:

@@ -13,6 +13,6 @@ from support.uncompiled_kernels import nothing_compiled
 def _nothing_compiled() -> Iterator[None]:
     with nothing_compiled():
         yield
-    for name in ("flashrnn", "fla"):
-        if f"minrnn_gen.compat.{name}" in sys.modules:
-            sys.modules[f"minrnn_gen.compat.{name}"]._kernel.cache_clear()
+    for name, kernels in {"flashrnn_kernel": "kernel_of", "fla": "_kernel", "mingru_pytorch": "_kernel"}.items():
+        if module := sys.modules.get(f"minrnn_gen.compat.{name}"):
+            getattr(module, kernels).cache_clear()

@@ -1,0 +1,93 @@
+"""The sLSTM cell of the package `xlstm`, computed by the kernels here instead of by an extension that nvcc builds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.compat.flashrnn_kernel import kernel_of
+from minrnn_gen.compat.flashrnn_states import stacked
+from minrnn_gen.compat.installed import Exchange
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
+from minrnn_gen.torch.functional import recurrence
+
+
+def _cells() -> Any:
+    from xlstm.blocks.slstm import cell
+
+    return cell
+
+
+_EXCHANGE = Exchange(_cells, "xlstm==2.0.6")
+# Storage of a kernel by the dtype of what it multiplies.
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+
+
+def install() -> None:
+    """Let the kernels here compute each sLSTM cell of `xlstm` made from now on with `backend="cuda"`; TiRex's cells are these.
+
+    On a GPU and in host memory, without a compiler for CUDA. Parameters, state_dict, shapes and dtypes stay; cells with
+    `backend="vanilla"` stay as they are. `uninstall` takes it back. Raises ToolchainMissing where `xlstm` is not installed or
+    has other functions than version 2.0.6. Source: Beck et al., xLSTM, arXiv 2405.04517.
+    """
+    _EXCHANGE.install({"sLSTMCellFuncGenerator": _function_of})
+
+
+def uninstall() -> None:
+    """Give `xlstm` its extension back; cells made meanwhile keep the kernels here."""
+    _EXCHANGE.uninstall()
+
+
+def _function_of(training: bool, config: Any) -> _CellFunction:
+    """Return what computes a cell, as `xlstm` asks for it; raises BadInput for what no kernel here does."""
+    del training  # a backward is there whenever a gradient is asked for
+    if config.gradient_recurrent_cut:
+        raise BadInput("gradient_recurrent_cut is True, which no kernel here does; leave it False, or take backend 'vanilla'")
+    if config.forward_clipval is not None:
+        raise BadInput(
+            f"forward_clipval is {config.forward_clipval}, but no kernel here bounds outputs; leave it None, or take backend "
+            f"'vanilla'"
+        )
+    return _CellFunction(config)
+
+
+@dataclass(frozen=True)
+class _CellFunction:
+    """A cell over time, with gradients; its config is that of `xlstm`."""
+
+    config: Any
+
+    def apply(self, _training: bool, x: Any, state: Any, R: Any, bias: Any) -> Any:
+        """Return the states before the first step and after each, [S, T + 1, B, N D]: h, c and, of sLSTM, n, m.
+
+        x [T, B, N 4 D], gates i, f, z, o; state [S, B, N D]; R [N, D in, 4 D out]; bias [N 4 D].
+        """
+        config = self.config
+        heads, gates, size = config.num_heads, config.num_gates, config.head_dim
+        is_mixed = config.enable_automatic_mixed_precision and x.dtype is not torch.float64
+        kernel = self._kernel(config.torch_dtype_w if is_mixed else x.dtype)
+        dtype = config.torch_dtype_s if is_mixed else x.dtype
+        storage, arithmetic = storage_dtype(kernel), arithmetic_dtype(kernel)
+        with torch.autocast(x.device.type, enabled=False):
+            y, final, every = recurrence(
+                kernel,
+                x.to(storage).unflatten(-1, (heads, gates, size)).permute(1, 0, 3, 2, 4).flatten(3),
+                R.to(storage).unflatten(-1, (gates, size)).permute(2, 0, 3, 1),
+                bias=bias.to(arithmetic).view(heads, gates, size).transpose(0, 1).flatten(1),
+                state=dict(zip(kernel.states, state.to(arithmetic).unbind(), strict=True)),
+                all_states=True,
+            )
+            others = kernel.states[1:]
+            between = stacked(y.to(dtype), [every[name].to(dtype) for name in others], kernel.states).transpose(1, 2)
+            last = torch.stack([between[0, -1], *(final[name].to(dtype) for name in others)])
+        return torch.cat((state.to(dtype).unsqueeze(1), between[:, :-1], last.unsqueeze(1)), 1)
+
+    def _kernel(self, dtype: Any) -> Kernel:
+        config = self.config
+        return kernel_of(
+            config.function, config.num_heads, config.hidden_size, _PRECISIONS[dtype], config.gradient_recurrent_clipval
+        )

@@ -1,0 +1,193 @@
+"""Drop-ins beside the real packages, in host memory: equal outputs, states and gradients, and models of theirs as a whole.
+
+The packages are those of `make test-all`; a test without its package is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from minrnn_gen.compat import mingru_pytorch, recurrent_gemma, xlstm  # noqa: E402
+from minrnn_gen.compat.installed import Exchange  # noqa: E402
+from minrnn_gen.errors import BadInput, ToolchainMissing  # noqa: E402
+
+# Sums of a few hundred products of numbers of size 1, in two orders, relative to the largest: roundoffs of the dtype.
+ROUNDOFFS = 512
+
+
+@pytest.fixture(autouse=True)
+def _theirs_again() -> Iterator[None]:
+    yield
+    for drop_in in (xlstm, recurrent_gemma, mingru_pytorch):
+        drop_in.uninstall()
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        one, other = one.detach(), other.detach()
+        largest = max(1.0, float(other.abs().max()))
+        assert float((one - other).abs().max()) <= ROUNDOFFS * torch.finfo(one.dtype).eps * largest
+
+
+def gradients_of(model: Any, x: Any) -> list[Any]:
+    found = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    return [gradient.clone() for gradient in found if gradient is not None]
+
+
+def slstm_cells(function: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
+    """Return a cell of theirs in torch, and one that asks for their extension, with the same numbers."""
+    cell = pytest.importorskip("xlstm.blocks.slstm.cell")
+    xlstm.install()
+    torch.manual_seed(0)
+    config = {"hidden_size": 24, "num_heads": 3, "function": function, "dtype": "float32", **options}
+    plain, ours = (cell.sLSTMCell(cell.sLSTMCellConfig(backend=name, **config)).to(dtype) for name in ("vanilla", "cuda"))
+    for of_both in ("recurrent_kernel", "bias"):
+        values = 0.5 * torch.randn(getattr(plain, of_both).shape, dtype=dtype)
+        getattr(plain, of_both)[...] = values
+        getattr(ours, of_both)[...] = values
+    return plain, ours
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("function", ["slstm", "lstm"])
+def test_an_xlstm_cell_is_theirs(function: str, dtype: Any) -> None:
+    """In two pieces, the second of which starts from the state that the first one ended in.
+
+    Losses are of h: c and n are known but for a factor, and gradients of that factor are left out here.
+    """
+    results = []
+    for cell in slstm_cells(function, dtype):
+        torch.manual_seed(1)
+        x = torch.randn(3, 11, 4 * 24, dtype=dtype).requires_grad_()
+        first, state = cell(x[:, :7])
+        second, last = cell(x[:, 7:], state)
+        (first.sin().sum() + second.cos().sum() + last[0].sum()).backward()
+        of_R, of_bias = cell._recurrent_kernel_int2ext(cell._recurrent_kernel_.grad), cell._bias_int2ext(cell._bias_.grad)
+        results.append([first, second, last, x.grad, of_R, of_bias])
+    assert_equal(results[1], results[0])
+
+
+def test_a_stack_of_xlstm_blocks_is_theirs() -> None:
+    package = pytest.importorskip("xlstm")
+    xlstm.install()
+    results = []
+    for backend in ("vanilla", "cuda"):
+        torch.manual_seed(0)
+        layer = package.sLSTMLayerConfig(backend=backend, num_heads=4, conv1d_kernel_size=4, dtype="float32")
+        block = package.sLSTMBlockConfig(slstm=layer, feedforward=package.FeedForwardConfig(proj_factor=1.3, act_fn="gelu"))
+        config = package.xLSTMBlockStackConfig(
+            slstm_block=block, context_length=16, num_blocks=2, embedding_dim=32, slstm_at=[0, 1]
+        )
+        model = package.xLSTMBlockStack(config).double()
+        x = torch.randn(2, 16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = model(x)
+        y.square().sum().backward()
+        results.append([y, x.grad])
+    assert_equal(results[1], results[0])
+
+
+def test_what_no_kernel_does_is_refused() -> None:
+    with pytest.raises(BadInput, match="gradient_recurrent_cut is True, which no kernel here does"):
+        slstm_cells("slstm", torch.float32, gradient_recurrent_cut=True)
+    with pytest.raises(BadInput, match=r"forward_clipval is 2\.0, but no kernel here bounds outputs"):
+        slstm_cells("slstm", torch.float32, forward_clipval=2.0)
+
+
+@pytest.mark.filterwarnings("ignore:You use TiRex with sLSTM CUDA kernels")
+def test_tirexs_cell_is_theirs() -> None:
+    """Theirs rounds every state to bfloat16 after every step; ours keeps all but the output in float32."""
+    cell = pytest.importorskip("tirex.models.slstm.cell", exc_type=ImportError)
+    pytest.importorskip("xlstm")
+    xlstm.install()
+    torch.manual_seed(0)
+    config = cell.sLSTMBlockConfig(embedding_dim=32, num_heads=4)
+    plain, ours = cell.sLSTMCell(config, "torch"), cell.sLSTMCell(config, "cuda")
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ours.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 11, 128)
+    with torch.no_grad():
+        (y, state), (expected, expected_state) = ours(x, None), plain(x, None)
+    bound = 4 * torch.finfo(torch.bfloat16).eps
+    for one, other in ((y, expected), (state, expected_state)):
+        assert float((one - other).abs().max()) <= bound * max(1.0, float(other.abs().max()))
+
+
+def test_recurrent_gemma_is_theirs() -> None:
+    """Logits, gradients, and tokens generated with the cache."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.RecurrentGemmaConfig(
+        num_hidden_layers=3, vocab_size=97, hidden_size=32, intermediate_size=48, num_attention_heads=4, lru_width=32,
+        attention_window_size=8, head_dim=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()
+    tokens = torch.randint(3, 90, (2, 13))
+    results, generated = [], []
+    for install in (recurrent_gemma.uninstall, recurrent_gemma.install):
+        install()
+        model.zero_grad()
+        answer = model(tokens, labels=tokens, use_cache=False)
+        answer.loss.backward()
+        results.append([answer.logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        generated.append(model.generate(tokens, max_new_tokens=8, do_sample=False))
+    assert_equal(results[1], results[0])
+    assert torch.equal(*generated)
+
+
+@pytest.mark.parametrize("name", ["minGRU", "minLSTM"])
+@pytest.mark.parametrize("expansion", [1.0, 1.5])
+def test_mingru_pytorch_is_theirs(name: str, expansion: float) -> None:
+    """Whole sequences; and pieces of them are the whole."""
+    pytest.importorskip("minGRU_pytorch")
+    module = pytest.importorskip(f"minGRU_pytorch.{name}")
+    torch.manual_seed(0)
+    model = getattr(module, name)(8, expansion_factor=expansion).double()
+    results = []
+    for install in (mingru_pytorch.uninstall, mingru_pytorch.install):
+        install()
+        model.zero_grad()
+        x = torch.randn(2, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y, last = model(x, return_next_prev_hidden=True)
+        (y.sin().sum() + last.sum()).backward()
+        results.append([y, last, *gradients_of(model, x)])
+    assert_equal(results[1], results[0])
+    first, state = model(x[:, :4], return_next_prev_hidden=True)
+    token, state = model(x[:, 4:5], state, return_next_prev_hidden=True)
+    assert_equal([torch.cat((first, token, model(x[:, 5:], state)), 1)], results[1][:1])
+
+
+class Theirs:
+    """Stands for a class of another package."""
+
+    def forward(self) -> str:
+        return "theirs"
+
+
+def test_what_is_installed_is_given_back() -> None:
+    exchange = Exchange(lambda: Theirs, "theirs==1.0")
+    made = Theirs()
+    for _ in range(2):
+        exchange.install({"forward": lambda _self: "ours"})
+    assert made.forward() == "ours"
+    for _ in range(2):
+        exchange.uninstall()
+    assert made.forward() == "theirs"
+
+
+def test_another_version_is_said() -> None:
+    with pytest.raises(ToolchainMissing, match="Theirs has no backward: another version of its package is installed"):
+        Exchange(lambda: Theirs, "theirs==1.0").install({"backward": None})
+
+    def find() -> Any:
+        raise ImportError("No module named 'theirs'")
+
+    with pytest.raises(ToolchainMissing, match=r"\(No module named 'theirs'\): pip install theirs==1\.0"):
+        Exchange(find, "theirs==1.0").install({})
