@@ -82,7 +82,8 @@ def search_space(points: Sequence[Point], pick: Point) -> str:
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">shared memory of a block, KiB</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">predicted time, us (logarithmic)</text></svg>'
+        f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">predicted time, us (logarithmic)</text>'
+        "</svg>"
     )
     return "".join(parts)
 
