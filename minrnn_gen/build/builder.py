@@ -12,17 +12,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
-from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
+from minrnn_gen.build.cell_shape import backward_shape, forward_shape, vectors_shape, words_of_states
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
-from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
     from minrnn_gen.plan.solver import Solution
 
 LOG = logging.getLogger("minrnn_gen")
@@ -126,7 +127,11 @@ class Builder:
     def cell_shape(self) -> CellShape:
         """The shape of the cell in a forward, as the cache has it, else of the cell's text."""
         cached = self.find_classes("forward", self.hinted_specialization)
-        return cached.cell if cached else forward_shape(self.cell, self.recurrence, self.lowered, words_of_state=0)
+        if cached:
+            return cached.cell
+        if self.cell_source.has_vectors:
+            return self._vectors_shape("forward")
+        return forward_shape(self.cell, self.recurrence, self.lowered, words_of_state=0)
 
     @property
     def kind(self) -> CellKind:
@@ -216,7 +221,7 @@ class Builder:
         cached = [built for key in wanted if (built := self.find(key))]
         if len(cached) == len(wanted):
             return tuple(cached)
-        _ = self.lowered  # before the threads, so that it is made once
+        _ = [self.lowered_for(key.kernel_pass) for key in wanted]  # before the threads, so that each is made once
         with ThreadPoolExecutor(len(wanted)) as pool:
             return tuple(pool.map(self.build, wanted))
 
@@ -370,17 +375,37 @@ class Builder:
         """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
         return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
 
-    def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
-        """Return the program of a pass: a step computes what a forward does."""
+    @cached_property
+    def _lowered_vectors(self) -> LoweredVectors:
+        from minrnn_gen.cell.lowering_vectors import lower_vectors
+
+        return lower_vectors(self.cell)
+
+    @cached_property
+    def _lowered_vectors_backward(self) -> LoweredVectorsBackward:
+        from minrnn_gen.cell.lowering_vectors import lower_vectors_backward
+
+        return lower_vectors_backward(self.cell)
+
+    def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
+        """Return the program of a pass as its kernels take it: a step computes what a forward does."""
+        if self.cell_source.has_vectors:
+            return self._lowered_vectors_backward if kernel_pass == "backward" else self._lowered_vectors
         return self.lowered_backward if kernel_pass == "backward" else self.lowered
 
     def problem(self, key: KernelKey) -> Problem:
-        """Return the problem to plan for a kernel; raises BadInput for a cell with n values per channel."""
-        refuse_vectors(self.spec, self.cell_source)
+        """Return the problem to plan for a kernel."""
+        if self.cell_source.has_vectors:
+            return self.problem_of(self._vectors_shape(key.kernel_pass, key.specialization.states_out), key)
         parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
         if key.kernel_pass == "backward":
             return self.problem_of(backward_shape(*parts, self.lowered_backward), key)
         return self.problem_of(forward_shape(*parts, words_of_states(key.specialization.states_out, precision)), key)
+
+    def _vectors_shape(self, kernel_pass: KernelPass, states_out: StatesOut = "none") -> CellShape:
+        backward, words = kernel_pass == "backward", words_of_states(states_out, precision_of(self.spec.precision))
+        lowered = self._lowered_vectors_backward if backward else self._lowered_vectors
+        return vectors_shape(self.cell, self.recurrence, lowered, words, self.spec.state_size or 1)
 
     def problem_of(self, cell: CellShape, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel, whose cell has the shape `cell` in its pass."""
@@ -397,4 +422,6 @@ class Builder:
             gpu=self.target.profile,
             heads=spec.heads if cell.kind == "dense" else 1,
             fp32_product=spec.fp32_product,
+            state_size=(spec.state_size or 1) if self.cell_source.has_vectors else 0,
+            groups=spec.groups or 1,
         )

@@ -15,6 +15,7 @@ from minrnn_gen.codegen.parameter import Parameter, Signature
 
 if TYPE_CHECKING:
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
     from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # Entries of a kernel that takes a call step by step: `_begin` stores its parameters in a struct, which each `_step` reads.
@@ -22,7 +23,7 @@ BEGIN, STEP = "_begin", "_step"
 # Signatures in use at once: kinds of kernels, times cells.
 _SIGNATURES_HELD = 256
 # Axes, and how strides along them are called.
-AXES = {"b": "batch", "t": "time", "g": "gate", "h": "channel"}
+AXES = {"b": "batch", "t": "time", "g": "gate", "h": "channel", "k": "group", "n": "value", "p": "part"}
 # Axes whose strides scans and diagonal kernels take, of arrays like x and like y; the last axis is contiguous.
 SCAN_X_AXES = {"BTD": "btg", "TBD": "btg", "BDT": "bgh"}
 SCAN_Y_AXES = {"BTD": "bt", "TBD": "bt", "BDT": "bh"}
@@ -30,23 +31,35 @@ SCAN_Y_AXES = {"BTD": "bt", "TBD": "bt", "BDT": "bh"}
 DENSE_X_AXES, DENSE_Y_AXES = "btgh", "bth"
 # Axes whose strides a single step takes.
 STEP_X_AXES = "bgh"
+# Axes whose strides kernels for n values per channel take: of inputs S.*, of partial sums of their gradients, and of states
+# after every step.
+SHARED_AXES, STEP_SHARED_AXES, DSHARED_AXES, KEPT_AXES = "btkn", "bkn", "pbtkn", "bthn"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayNames:
     """Names of a cell's arrays in one pass, in the order in which a call has them.
 
-    A backward reads `saved_states`, the states after each step, of which `output_state` is y.
+    A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
+    `vector_parameters` have the axis n, and so have the inputs S.*, `shared`.
     """
 
     states: tuple[str, ...]
     parameters: tuple[str, ...]
     saved_states: tuple[str, ...] = ()
     output_state: str | None = None
+    vector_states: tuple[str, ...] = ()
+    vector_parameters: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
-def names_of(lowered: Lowered | LoweredBackward) -> ArrayNames:
+def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward) -> ArrayNames:
     """Return the names of the arrays of a lowered cell."""
+    from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+
+    if isinstance(lowered, LoweredVectors | LoweredVectorsBackward):
+        vectors = lowered.vectors
+        return ArrayNames(lowered.states, lowered.parameters, (), None, vectors.states, vectors.parameters, vectors.shared)
     from minrnn_gen.cell.lowering import LoweredScanBackward
     from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
 
@@ -128,9 +141,9 @@ def _output(name: str, element: str, comment: str, source: str, is_of_cell: bool
     return Parameter(name, f"{element}* __restrict__", comment, source, is_of_cell)
 
 
-def _strides(array: str, axes: str, source: str) -> _Parameters:
+def _strides(array: str, axes: str, source: str, is_of_cell: bool = False) -> _Parameters:
     for name, _ in stride_names(array, axes):
-        yield Parameter(name, "int64", "", source)
+        yield Parameter(name, "int64", "", source, is_of_cell)
 
 
 def _sizes(*names: str) -> _Parameters:
@@ -152,8 +165,9 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
     yield _input("bias", "void", "[GATES, HIDDEN_SIZE] or null", "call.bias")
     if recurrent:
         yield _input("recurrent_bias", "void", "[PRODUCTS, HIDDEN_SIZE] or null", "call.recurrent_bias")
-    for name in named_arrays("parameter", names.parameters):
-        yield _input(name, "void", "[HIDDEN_SIZE]", "call.parameters", is_of_cell=True)
+    for name in names.parameters:
+        comment = f"[{_channels(name in names.vector_parameters)}]"
+        yield _input(f"parameter_{name}", "void", comment, "call.parameters", is_of_cell=True)
     behind = "bit 1: recurrent_bias is; bit 2 + p" if recurrent else "bit 1 + p"
     yield Parameter(
         "float32_vectors", "unsigned", f"bit 0: bias is float32; {behind}: parameter p is", "launch.float32_vectors"
@@ -162,14 +176,21 @@ def _vectors(names: ArrayNames, recurrent: bool) -> _Parameters:
 
 def _states(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Initial states or the gradients of final ones, read once."""
-    for name in named_arrays(prefix, names.states):
-        yield _input(name, "compute_t", "[batch, HIDDEN_SIZE] or null for zeros", source, is_of_cell=True)
+    for name in names.states:
+        comment = f"[batch, {_channels(name in names.vector_states)}] or null for zeros"
+        yield _input(f"{prefix}_{name}", "compute_t", comment, source, is_of_cell=True)
 
 
 def _states_out(prefix: str, names: ArrayNames, source: str) -> _Parameters:
     """Final states or the gradients of initial ones, written once."""
-    for name in named_arrays(prefix, names.states):
-        yield _output(name, "compute_t", "[batch, HIDDEN_SIZE]", source, is_of_cell=True)
+    for name in names.states:
+        comment = f"[batch, {_channels(name in names.vector_states)}]"
+        yield _output(f"{prefix}_{name}", "compute_t", comment, source, is_of_cell=True)
+
+
+def _channels(is_wide: bool) -> str:
+    """The axes of what each channel has: n values or one."""
+    return "HIDDEN_SIZE, STATE_SIZE" if is_wide else "HIDDEN_SIZE"
 
 
 def _rows(axes: str, layout: str) -> str:
@@ -233,6 +254,63 @@ def _scan_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
     yield _output("sums", "compute_t", f"[{parts}, SUMS, batch, HIDDEN_SIZE], {summed}, or null", "gradients.sums")
     yield from _workspace(variant)
     yield from _sizes("batch", "time")
+
+
+def _shared_inputs(names: ArrayNames, axes: str) -> _Parameters:
+    """The inputs S.*, each with its own strides: which of its axes is contiguous depends on the layout."""
+    shape = "[batch, time, GROUPS, STATE_SIZE]" if "t" in axes else "[batch, GROUPS, STATE_SIZE]"
+    for name in names.shared:
+        yield _input(f"shared_{name}", "storage_t", f"{shape}, strides below", "call.shared", is_of_cell=True)
+        yield from _strides(f"shared_{name}", axes, "call.shared", is_of_cell=True)
+
+
+def _vector_forward(variant: _Variant, names: ArrayNames) -> _Parameters:
+    yield from _scan_inputs(variant, names)
+    yield from _shared_inputs(names, SHARED_AXES)
+    yield _output("y", "storage_t", _rows("y", variant.layout), "outputs.y")
+    yield from _strides("y", SCAN_Y_AXES[variant.layout], "outputs.y")
+    if variant.states_out != "none":
+        for name in names.states:
+            comment = "[as y], the state after each step, strides as y"
+            if name in names.vector_states:
+                comment = "[as y, with STATE_SIZE behind the channels], the state after each step, strides below"
+            yield _output(f"kept_{name}", "compute_t", comment, "outputs.kept", is_of_cell=True)
+        yield from _strides("kept", KEPT_AXES, "outputs.kept")
+    yield from _states_out("final", names, "outputs.final")
+    yield from _sizes("batch", "time")
+
+
+def _vector_backward(variant: _Variant, names: ArrayNames) -> _Parameters:
+    yield from _scan_inputs(variant, names)
+    yield from _shared_inputs(names, SHARED_AXES)
+    yield _input("dy", "storage_t", _rows("y", variant.layout), "incoming.dy")
+    yield from _strides("y", SCAN_Y_AXES[variant.layout], "incoming.dy")
+    yield from _states("dfinal", names, "incoming.dfinal")
+    yield _output("dx", "storage_t", _rows("x", variant.layout), "gradients.dx")
+    yield from _strides("dx", SCAN_X_AXES[variant.layout], "gradients.dx")
+    for name in names.shared:
+        comment = "[GROUP_BLOCKS, batch, time, GROUPS, STATE_SIZE], over the channels of a block, strides below"
+        yield _output(f"dshared_{name}", "compute_t", comment, "gradients.dshared", is_of_cell=True)
+        yield from _strides(f"dshared_{name}", DSHARED_AXES, "gradients.dshared", is_of_cell=True)
+    yield from _states_out("dinitial", names, "gradients.dinitial")
+    for name in names.vector_parameters:
+        comment = "[batch, HIDDEN_SIZE, STATE_SIZE], over time, or null"
+        yield _output(f"dparameter_{name}", "compute_t", comment, "gradients.vectors", is_of_cell=True)
+    comment = "[GATES + NARROW_PARAMETERS, batch, HIDDEN_SIZE], over time, or null"
+    yield _output("sums", "compute_t", comment, "gradients.sums")
+    comment = "[tiles, STATE_ROWS, HIDDEN_SIZE, LANES], the states at the begin of each tile"
+    yield Parameter("checkpoints", "compute_t*", comment, "launch.checkpoints")
+    yield from _sizes("batch", "time")
+
+
+def _vector_step(_: _Variant, names: ArrayNames) -> _Parameters:
+    yield from _x_of_step()
+    yield from _vectors(names, recurrent=False)
+    yield from _states("initial", names, "call.initial")
+    yield from _shared_inputs(names, STEP_SHARED_AXES)
+    yield _output("y", "storage_t", "[batch, HIDDEN_SIZE], contiguous", "outputs.y")
+    yield from _states_out("final", names, "outputs.final")
+    yield from _sizes("batch")
 
 
 def _single_step(names: ArrayNames, recurrent: bool) -> _Parameters:
@@ -364,6 +442,9 @@ _KINDS: Mapping[tuple[str, str], Callable[[_Variant, ArrayNames], _Parameters]] 
     ("diagonal_backward", ""): _scan_backward,
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
+    ("vector_forward", ""): _vector_forward,
+    ("vector_backward", ""): _vector_backward,
+    ("vector_step", ""): _vector_step,
     ("decode_step", ""): lambda _, names: _single_step(names, recurrent=True),
     ("persistent_forward", ""): _persistent_forward,
     ("persistent_backward", ""): _persistent_backward,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled_kernels import host_kernel
+from support.uncompiled_kernels import host_kernel, nothing_compiled
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
@@ -18,14 +18,18 @@ vector_cells = pytest.importorskip("support.vector_cells")
 CELLS, drawn, looped = vector_cells.CELLS, vector_cells.drawn, vector_cells.looped
 
 TOLERANCE = 1e-9
-AXES = {"BTD": "bt", "TBD": "tb"}
+
+
+def planned(spec: dict[str, Any]) -> minrnn_gen.Kernel:
+    with nothing_compiled():
+        return minrnn_gen.compile(spec)
 
 
 def kernel_of(name: str, **keys: Any) -> minrnn_gen.Kernel:
     sizes = {"hidden_size": 4, "state_size": 3} | keys
     if "groups" in sizes and "shared" not in CELLS[name].file:
         del sizes["groups"]
-    return minrnn_gen.compile(CELLS[name].spec(**sizes))
+    return planned(CELLS[name].spec(**sizes))
 
 
 def assert_like_the_loop(name: str, kernel: Any, rows: int, time: int, **sequences: Any) -> None:
@@ -226,18 +230,6 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
     with pytest.raises(BadInput) as caught:
         minrnn_gen.compile({"model": model, "hidden_size": 4, "gpu": "h200"} | keys)
     assert fragment in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_there_is_no_gpu_kernel_yet() -> None:
-    kernel = kernel_of("selective")
-    interpreted = CELLS["selective"].spec(hidden_size=4, state_size=3)
-    asked = (lambda: kernel.plan, lambda: kernel.source, kernel.explain, lambda: kernel.prepare([(1, 1)]))
-    for ask in (*asked, lambda: minrnn_gen.compile(interpreted, device="interpret")):
-        with pytest.raises(BadInput, match="n values per channel, for which there are no GPU kernels yet"):
-            ask()
-    assert (
-        kernel.built == () and not kernel.plans and kernel._repr_html_() is None and repr(kernel).startswith("Kernel(written")
-    )
 
 
 def test_torch_refuses_until_it_takes_them() -> None:
