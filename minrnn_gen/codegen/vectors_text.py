@@ -2,107 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
-from minrnn_gen.cell.program import Statement
 from minrnn_gen.cell.stages import Stage, StagedProgram, names_in, statements_of
 from minrnn_gen.codegen.header import comment
 
 Pair = tuple[str, str]
-"""An identifier and the text of its value."""
+"""A label or a place, and what belongs to it."""
 
-
-@dataclass(frozen=True)
-class StageText:
-    """A stage: statements once per channel, then a loop over a lane's values, then sums over n.
-
-    `inputs` are read once. The loop reads `loop_inputs`, computes `loop`, stores in arrays of `stored` what is read behind it,
-    and adds up `sums`.
-    """
-
-    inputs: tuple[Pair, ...]
-    narrow: tuple[Pair, ...]
-    loop_inputs: tuple[Pair, ...]
-    loop: tuple[Pair, ...]
-    stored: tuple[str, ...]
-    sums: tuple[Pair, ...]
-
-
-@dataclass(frozen=True)
-class FunctionText:
-    """A function of a lane: its stages, and its results as (place, value), of a channel and of each of its n values."""
-
-    result: str
-    name: str
-    parameters: str
-    stages: tuple[StageText, ...]
-    narrow_results: tuple[Pair, ...]
-    wide_results: tuple[Pair, ...]
+# A lane's value of what a channel has n times, and the loop over all of them.
+VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; ++k) {"
 
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints stages; `places` has the place of each input, and what `held` has is read from there by the steps."""
+    """Prints stages as the lines of a function of a lane; `places` has the place of each input, value `k` of one with n.
+
+    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes. Values of a loop
+    that are read behind it stay in arrays.
+    """
 
     program: StagedProgram
     places: Mapping[str, str]
 
-    def stages(self, stages: tuple[Stage, ...], results: tuple[str, ...]) -> tuple[StageText, ...]:
-        """Print `stages`, of which `results` are read behind the last one."""
+    def lines(self, stages: tuple[Stage, ...], results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print `stages` and `results`, each (place, name)."""
+        results = tuple(results)
         made = {statement.name: number for number, stage in enumerate(stages) for statement in statements_of(stage)}
-        wide = {name for name in made if name in self.program.wide}
-        readers: dict[str, set[int]] = {name: {len(stages)} if name in results else set() for name in wide}
-        for number, stage in enumerate(stages):
-            for statement in statements_of(stage):
-                for name in names_in(statement.expression):
-                    if name in wide:
-                        readers[name].add(number)
-        kept = {name for name in wide if readers[name] - {made[name]}}
-        texts, read = [], set[str]()
+        kept = self._read_later(stages, made, {name for _, name in results})
+        lines, read = list[str](), set[str]()
         for number, stage in enumerate(stages):
             names = [name for statement in statements_of(stage) for name in names_in(statement.expression)]
-            if number == len(stages) - 1:
-                names += [name for name in results if name not in self.program.wide]
-            inputs = [name for name in dict.fromkeys(names) if name not in made]
-            narrow = [name for name in inputs if name not in self.program.wide and name not in read]
-            read |= {*narrow}
-            of_loop = [name for one in (*stage.wide, *stage.sums) for name in names_in(one.expression)]
-            from_before = [name for name in dict.fromkeys(of_loop) if name in wide and made[name] < number]
-            loop_inputs = [name for name in dict.fromkeys(of_loop) if name in inputs and name in self.program.wide]
-            texts.append(
-                StageText(
-                    inputs=tuple((cuda_name(name), self.places[name]) for name in narrow),
-                    narrow=tuple(map(_pair, stage.narrow)),
-                    loop_inputs=(
-                        *((cuda_name(name), self.places[name]) for name in loop_inputs),
-                        *((cuda_name(name), f"{stored_name(name)}.at[k]") for name in from_before),
-                    ),
-                    loop=tuple(map(_pair, stage.wide)),
-                    stored=tuple(cuda_name(one.name) for one in stage.wide if one.name in kept),
-                    sums=tuple(map(_pair, stage.sums)),
-                )
-            )
-        return tuple(texts)
+            once = [name for name in dict.fromkeys(names) if name not in made and name not in self.program.wide]
+            lines += [_declared(name, self.places[name]) for name in once if name not in read]
+            read |= {*once}
+            lines += [_declared(statement.name, statement.cuda) for statement in stage.narrow]
+            if stage.wide or stage.sums:
+                lines += self._loop(stage, {name for name, at in made.items() if at < number}, kept)
+        lines += [f"result.{place} = {self._value(name, made)};" for place, name in results if VALUE not in place]
+        wide = [f"    result.{place} = {self._value(name, made)};" for place, name in results if VALUE in place]
+        return (*lines, *((UNROLL, LOOP, *wide, "}") if wide else ()))
 
-    def value(self, name: str) -> str:
-        """Return where the value of a name is behind all stages; of one with the axis, value `k`."""
-        made = {statement.name for stage in (*self.program.steps,) for statement in statements_of(stage)}
-        if name not in made and name in self.places:
+    def _loop(self, stage: Stage, before: set[str], kept: set[str]) -> list[str]:
+        """Print a loop over a lane's values, and the sums of them over lanes; `before` are the names of earlier stages."""
+        read = [name for statement in (*stage.wide, *stage.sums) for name in names_in(statement.expression)]
+        made = {statement.name for statement in statements_of(stage)}
+        inputs = [name for name in dict.fromkeys(read) if name in self.program.wide and name not in made]
+        lines = [
+            f"Values<compute_t, VALUES> {stored_name(made_here.name)};" for made_here in stage.wide if made_here.name in kept
+        ]
+        lines += [f"compute_t {cuda_name(summed.name)} = compute_t(0);" for summed in stage.sums]
+        lines += [UNROLL, LOOP]
+        lines += [
+            f"    {_declared(name, f'{stored_name(name)}{VALUE}' if name in before else self.places[name])}" for name in inputs
+        ]
+        for statement in stage.wide:
+            lines.append(f"    {_declared(statement.name, statement.cuda)}")
+            if statement.name in kept:
+                lines.append(f"    {stored_name(statement.name)}{VALUE} = {cuda_name(statement.name)};")
+        lines += [f"    if (has_value(lane, k)) {cuda_name(summed.name)} += {summed.cuda};" for summed in stage.sums]
+        lines.append("}")
+        return lines + [
+            f"{cuda_name(made_here.name)} = sum_over_lanes({cuda_name(made_here.name)});" for made_here in stage.sums
+        ]
+
+    def _read_later(self, stages: tuple[Stage, ...], made: Mapping[str, int], results: set[str]) -> set[str]:
+        """Return the names with n values that are read behind the loop which makes them."""
+        kept = {name for name in results if name in made and name in self.program.wide}
+        for number, stage in enumerate(stages):
+            for statement in statements_of(stage):
+                names = names_in(statement.expression)
+                kept |= {name for name in names if name in self.program.wide and made.get(name, number) < number}
+        return kept
+
+    def _value(self, name: str, made: Mapping[str, int]) -> str:
+        if name not in made:
             return self.places[name]
-        return f"{stored_name(name)}.at[k]" if name in self.program.wide else cuda_name(name)
+        return f"{stored_name(name)}{VALUE}" if name in self.program.wide else cuda_name(name)
 
 
 def stored_name(name: str) -> str:
     """Return the identifier of the array that has a lane's values of a name."""
-    return f"all_{cuda_name(name)}"
+    return cuda_name(f"all_{name}")
 
 
-def _pair(statement: Statement) -> Pair:
-    return cuda_name(statement.name), statement.cuda
+def _declared(name: str, value: str) -> str:
+    return f"const compute_t {cuda_name(name)} = {value};"
 
 
 @dataclass(frozen=True)
@@ -180,27 +169,12 @@ class _VectorsNames:
         """The program whose constants all steps read."""
         return self.lowered.step if isinstance(self.lowered, LoweredVectors) else self.lowered.whole
 
-    @cached_property
-    def _constants(self) -> FunctionText:
+    @property
+    def constants_lines(self) -> tuple[str, ...]:
         """What is computed of the parameters before the first step."""
-        program, places = self._whole, self._parameter_places
-        printer = _Printer(program, places)
-        stages = printer.stages(program.constants, program.held)
-        made = {statement.name for stage in program.constants for statement in statements_of(stage)}
-
-        def value(name: str) -> str:
-            if name not in made:
-                return places[name]
-            return f"{stored_name(name)}.at[k]" if name in program.wide else cuda_name(name)
-
-        return FunctionText(
-            "Constants",
-            "constants_of",
-            "const Parameters& parameter, int lane",
-            stages,
-            tuple((f"narrow.at[{place}]", value(name)) for place, name in enumerate(self.held_narrow)),
-            tuple((f"wide.at[{place}].at[k]", value(name)) for place, name in enumerate(self.held_wide)),
-        )
+        results = [(f"narrow.at[{place}]", name) for place, name in enumerate(self.held_narrow)]
+        results += [(f"wide.at[{place}].at[k]", name) for place, name in enumerate(self.held_wide)]
+        return _Printer(self._whole, self._parameter_places).lines(self._whole.constants, results)
 
     @property
     def _parameter_places(self) -> dict[str, str]:
@@ -224,20 +198,10 @@ class _VectorsNames:
             return f"wide.at[{self.wide_states.index(name)}].at[k]"
         return f"narrow.at[{self.narrow_states.index(name)}]"
 
-    def _step(self, result: str, name: str, more: str, program: StagedProgram, results: tuple[Pair, ...]) -> FunctionText:
-        """Print the steps of `program`, with `results` as (label, place); `more` are parameters beside those of a step."""
+    def _step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print the steps of `program`, with `results` as (label, place)."""
         names = dict(program.results)
-        printer = _Printer(program, self._places)
-        stages = printer.stages(program.steps, tuple(names[label] for label, _ in results))
-        values = [(place, printer.value(names[label])) for label, place in results]
-        return FunctionText(
-            result,
-            name,
-            f"const Gates& gate, const Shared& shared, const States& previous, const Constants& constant, {more}int lane",
-            stages,
-            tuple((place, value) for place, value in values if "[k]" not in place),
-            tuple((place, value) for place, value in values if "[k]" in place),
-        )
+        return _Printer(program, self._places).lines(program.steps, ((place, names[label]) for label, place in results))
 
     def _of_states(self, label: str, member: str) -> tuple[Pair, ...]:
         return tuple((f"{label}_{name}", f"{member}{self._state_place(name)}") for name in self.states)
@@ -249,11 +213,10 @@ class VectorsText(_VectorsNames):
 
     lowered: LoweredVectors
 
-    @cached_property
-    def functions(self) -> tuple[FunctionText, ...]:
-        """What is constant, and one step."""
-        results = (*self._of_states("state", "state."), ("y", "y"))
-        return self._constants, self._step("Next", "step_of", "", self.lowered.step, results)
+    @property
+    def step_lines(self) -> tuple[str, ...]:
+        """One step."""
+        return self._step(self.lowered.step, (*self._of_states("state", "state."), ("y", "y")))
 
 
 @dataclass(frozen=True)
@@ -262,17 +225,18 @@ class VectorsBackwardText(_VectorsNames):
 
     lowered: LoweredVectorsBackward
 
-    @cached_property
-    def functions(self) -> tuple[FunctionText, ...]:
-        """What is constant, the states after a step, and one step back."""
+    @property
+    def advance_lines(self) -> tuple[str, ...]:
+        """One step, its states alone."""
+        return self._step(self.lowered.advance, self._of_states("state", ""))
+
+    @property
+    def backward_lines(self) -> tuple[str, ...]:
+        """One step back."""
         results = (
             *((f"gradient_W_{gate}", f"gate.at[{place}]") for place, gate in enumerate(self.gates)),
             *self._of_states("gradient_previous", "previous."),
             *((f"gradient_S_{name}", f"shared.at[{place}].at[k]") for place, name in enumerate(self.shared)),
             *((f"gradient_{label}", place) for label, place in self._parameter_places.items()),
         )
-        return (
-            self._constants,
-            self._step("States", "advanced", "", self.lowered.advance, self._of_states("state", "")),
-            self._step("Gradients", "gradients_of", "const States& arriving, compute_t dy, ", self.lowered.backward, results),
-        )
+        return self._step(self.lowered.backward, results)
