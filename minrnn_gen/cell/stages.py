@@ -177,14 +177,15 @@ class _Stages:
         return not self._wide.isdisjoint(names_in(expression))
 
 
-def operation_counts(program: StagedProgram) -> Mapping[str, tuple[int, int]]:
+def operation_counts(staged_program: StagedProgram) -> Mapping[str, tuple[int, int]]:
     """Return (operations, results of the special-function unit) of a step: "narrow" per channel, "wide" per value of n."""
     parts: dict[str, list[Statement]] = {"narrow": [], "wide": []}
-    for stage in program.steps:
+    for stage in staged_program.steps:
         parts["narrow"] += stage.narrow
         parts["wide"] += (*stage.wide, *stage.sums)
-    sums = sum(len(stage.sums) for stage in program.steps)
+    sums = sum(len(stage.sums) for stage in staged_program.steps)
     counted = {kind: Program((), tuple(statements), ()) for kind, statements in parts.items()}
     return {
-        kind: (one.operation_count + (sums if kind == "wide" else 0), one.transcendental_count) for kind, one in counted.items()
+        kind: (program.operation_count + (sums if kind == "wide" else 0), program.transcendental_count)
+        for kind, program in counted.items()
     }

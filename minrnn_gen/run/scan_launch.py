@@ -10,15 +10,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.codegen.parameter import pack
-from minrnn_gen.codegen.signature import (
-    SCAN_X_AXES,
-    SCAN_Y_AXES,
-    STEP_X_AXES,
-    ArrayNames,
-    named_arrays,
-    signature,
-    stride_names,
-)
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import SCAN_X_AXES, SCAN_Y_AXES, STEP_X_AXES, ArrayNames, named_arrays, stride_names
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of

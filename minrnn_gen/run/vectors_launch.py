@@ -7,15 +7,9 @@ from typing import Any
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.codegen.parameter import pack
-from minrnn_gen.codegen.signature import (
-    DSHARED_AXES,
-    KEPT_AXES,
-    SHARED_AXES,
-    STEP_SHARED_AXES,
-    STEP_X_AXES,
-    ArrayNames,
-    signature,
-)
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import STEP_X_AXES, ArrayNames
+from minrnn_gen.codegen.signature_vectors import DSHARED_AXES, KEPT_AXES, SHARED_AXES, STEP_SHARED_AXES
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.run.scan_launch import (
     Launch,
@@ -67,7 +61,7 @@ def vector_forward_launch_of(
         strides = dict.fromkeys(KEPT_AXES, 0)
         if wide:
             strides = strides_by_axis(wide[0], states_axes)
-        values |= stride_values("kept", KEPT_AXES, _apart(call, strides))
+        values |= stride_values("states", KEPT_AXES, _apart(call, strides))
     return _launch(plan, names, call, values)
 
 
@@ -101,7 +95,7 @@ def vector_backward_launch_of(
     }
     for name, array in zip(names.shared, gradients.dshared, strict=True):
         values[f"dshared_{name}"] = array.address
-        values |= stride_values(f"dshared_{name}", DSHARED_AXES, _apart(call, strides_by_axis(array, f"p{shared_axes}")))
+        values |= stride_values(f"dstrides_{name}", DSHARED_AXES, _apart(call, strides_by_axis(array, f"p{shared_axes}")))
     return _launch(plan, names, call, values)
 
 
@@ -129,7 +123,7 @@ def _shared_inputs(names: ArrayNames, call: Call, wanted: str, axes: str) -> dic
     values: dict[str, Any] = {}
     for name, array in zip(names.shared, call.shared, strict=True):
         values[f"shared_{name}"] = array.address
-        values |= stride_values(f"shared_{name}", wanted, _apart(call, strides_by_axis(array, axes)))
+        values |= stride_values(f"strides_{name}", wanted, _apart(call, strides_by_axis(array, axes)))
     return values
 
 
