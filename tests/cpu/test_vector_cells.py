@@ -232,9 +232,30 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
     assert fragment in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_torch_refuses_until_it_takes_them() -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", ["selective", "scalar and vector states"])
+def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
+    """`recurrence`, as it is and traced, beside the loop over time."""
+    wing = pytest.importorskip("minrnn_gen.torch")
+    kernel = kernel_of(name, groups=2)
+    given_tensors = drawn(kernel, 2, 5).torch()
+
+    def run(x: Any, parameters: Any, shared: Any, state: Any) -> Any:
+        return wing.recurrence(kernel, x, parameters=parameters, shared=shared, state=state)
+
+    run = torch.compile(run, backend="aot_eager", fullgraph=True) if is_compiled else run
+    y, final = run(given_tensors.x, given_tensors.parameters, given_tensors.shared, given_tensors.state)
+    expected, last = looped(CELLS[name], kernel, given_tensors)
+    pairs = ((y, final), (expected, last))
+    losses = [result.sin().sum() + sum(value.cos().sum() for value in states.values()) for result, states in pairs]
+    found, wanted = (torch.autograd.grad(loss, given_tensors.leaves(), allow_unused=True) for loss in losses)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+
+
+def test_what_torch_does_not_take_is_refused() -> None:
     wing = pytest.importorskip("minrnn_gen.torch")
     with pytest.raises(BadInput, match="selective has n values per channel, which layers do not take yet"):
         wing.RNN("selective", 4, 4)
-    with pytest.raises(BadInput, match="recurrence does not take yet"):
-        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64))
+    with pytest.raises(BadInput, match="of which neither time nor channels are split over ranks"):
+        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64), sequence_group=object())
