@@ -39,8 +39,6 @@ def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
     check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
-    if builder.cell_source.has_vectors:
-        return Kernel(builder)  # nothing is compiled of it: there are no GPU kernels
     spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.

@@ -135,8 +135,6 @@ class Kernel:
         return f"Kernel({model}, hidden_size={spec.hidden_size}, precision={spec.precision}, gpu={gpu})"
 
     def _repr_html_(self) -> str | None:
-        if self._interface.has_vectors:
-            return None  # of which there is no plan
         known = overview(self.plan, self._hinted.cell, self._builder.target.profile.memory_bytes)
         return html_table({**dict(self.plan.summary), **dict(known)}.items())
 

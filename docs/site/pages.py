@@ -39,6 +39,7 @@ API = {
         "GRU",
         "LSTM",
         "SLSTM",
+        "SelectiveScan",
         "nn",
         "recurrence",
         "scan",

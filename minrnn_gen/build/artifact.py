@@ -126,5 +126,8 @@ def put_kernel(store: Store, key: str, built: BuiltKernel, toolchain: str | None
 
 def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
     """Read back what `dataclasses.asdict` gave of a cell's shape."""
-    names = ("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values")
+    names = (
+        *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
+        *("vector_states", "vector_parameters", "shared"),
+    )
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}})

@@ -12,16 +12,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
-from minrnn_gen.build.cell_shape import backward_shape, forward_shape, words_of_states
+from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
-from minrnn_gen.build.recipe import cell_source_of, recipe_of, refuse_vectors
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import BadInput, CompileFailed, PromiseBroken, ToolchainMissing
+from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
     from minrnn_gen.plan.solver import Solution
 
 LOG = logging.getLogger("minrnn_gen")
@@ -77,44 +78,29 @@ class Builder:
         return cell_source_of(self.spec)
 
     @cached_property
+    def programs(self) -> CellPrograms:
+        """The cell, parsed when it is first needed, and its programs."""
+        return CellPrograms(self.spec, self.cell_source)
+
+    @property
     def cell(self) -> Cell:
         """The cell, parsed; raises BadInput for a text that is no cell."""
-        from minrnn_gen.cell.language import parse_cell
+        return self.programs.cell
 
-        return parse_cell(self.cell_source)
-
-    @cached_property
+    @property
     def recurrence(self) -> Recurrence:
         """The class of the cell, with its proof."""
-        from minrnn_gen.cell.analysis import classify
+        return self.programs.recurrence
 
-        return classify(self.cell)
-
-    @cached_property
+    @property
     def lowered(self) -> Lowered:
         """The cell's forward, lowered; raises BadInput for a cell that the spec's scan_arithmetic does not fit."""
-        from minrnn_gen.cell.lowering import lower_scan
-        from minrnn_gen.cell.lowering_steps import lower_steps
+        return self.programs.forward
 
-        cell, recurrence = self.cell, self.recurrence
-        if recurrence.kind != "affine-diagonal":
-            if self.spec.scan_arithmetic == "log":
-                why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
-                raise self.spec.error("scan_arithmetic", why)
-            return lower_steps(cell)
-        try:
-            return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
-        except BadInput as refused:
-            raise self.spec.error("scan_arithmetic", str(refused)) from None
-
-    @cached_property
+    @property
     def lowered_backward(self) -> LoweredBackward:
         """The cell's backward, lowered."""
-        from minrnn_gen.cell.lowering import lower_scan_backward
-        from minrnn_gen.cell.lowering_steps import lower_steps_backward
-
-        cell, recurrence = self.cell, self.recurrence
-        return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
+        return self.programs.backward
 
     @property
     def takes_recurrent_bias(self) -> bool:
@@ -126,7 +112,7 @@ class Builder:
     def cell_shape(self) -> CellShape:
         """The shape of the cell in a forward, as the cache has it, else of the cell's text."""
         cached = self.find_classes("forward", self.hinted_specialization)
-        return cached.cell if cached else forward_shape(self.cell, self.recurrence, self.lowered, words_of_state=0)
+        return cached.cell if cached else self.programs.shape("forward")
 
     @property
     def kind(self) -> CellKind:
@@ -216,7 +202,7 @@ class Builder:
         cached = [built for key in wanted if (built := self.find(key))]
         if len(cached) == len(wanted):
             return tuple(cached)
-        _ = self.lowered  # before the threads, so that it is made once
+        _ = [self.lowered_for(key.kernel_pass) for key in wanted]  # before the threads, so that each is made once
         with ThreadPoolExecutor(len(wanted)) as pool:
             return tuple(pool.map(self.build, wanted))
 
@@ -370,17 +356,13 @@ class Builder:
         """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
         return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
 
-    def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward:
-        """Return the program of a pass: a step computes what a forward does."""
-        return self.lowered_backward if kernel_pass == "backward" else self.lowered
+    def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
+        """Return the program of a pass as its kernels take it: a step computes what a forward does."""
+        return self.programs.of_kernels(kernel_pass)
 
     def problem(self, key: KernelKey) -> Problem:
-        """Return the problem to plan for a kernel; raises BadInput for a cell with n values per channel."""
-        refuse_vectors(self.spec, self.cell_source)
-        parts, precision = (self.cell, self.recurrence, self.lowered), precision_of(self.spec.precision)
-        if key.kernel_pass == "backward":
-            return self.problem_of(backward_shape(*parts, self.lowered_backward), key)
-        return self.problem_of(forward_shape(*parts, words_of_states(key.specialization.states_out, precision)), key)
+        """Return the problem to plan for a kernel."""
+        return self.problem_of(self.programs.shape(key.kernel_pass, key.specialization.states_out), key)
 
     def problem_of(self, cell: CellShape, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel, whose cell has the shape `cell` in its pass."""
@@ -397,4 +379,6 @@ class Builder:
             gpu=self.target.profile,
             heads=spec.heads if cell.kind == "dense" else 1,
             fp32_product=spec.fp32_product,
+            state_size=(spec.state_size or 1) if self.cell_source.has_vectors else 0,
+            groups=spec.groups or 1,
         )

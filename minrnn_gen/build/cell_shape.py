@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # of types alone: sympy is imported only where the cache has 
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 
 
 def words_of_states(states_out: StatesOut, precision: Precision) -> int:
@@ -50,4 +51,36 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         transcendental_count=backward.transcendental_count,
         saved_values=backward.saved_values,
         recomputed_values=backward.recomputed_values,
+    )
+
+
+def vectors_shape(
+    cell: Cell, recurrence: Recurrence, lowered: LoweredVectors | LoweredVectorsBackward, words_of_state: int, n: int
+) -> CellShape:
+    """Return the shape of a cell with n values per channel; what its channels share is not counted among the values moved."""
+    from minrnn_gen.cell.lowering_vectors import LoweredVectorsBackward, wide_counts
+
+    is_backward = isinstance(lowered, LoweredVectorsBackward)
+    states = sum(n if name in cell.vectors.states else 1 for name in lowered.states)
+    operations, special = wide_counts(lowered)
+    return CellShape(
+        name=lowered.name,
+        kind=recurrence.kind,
+        gates=lowered.gates,
+        recurrent_gates=(),
+        states=lowered.states,
+        parameters=lowered.parameters,
+        carried_count=0,
+        read_count=2 * len(lowered.gates) + 1 if is_backward else len(lowered.gates),
+        written_count=len(lowered.gates) if is_backward else 1 + words_of_state * states,
+        operation_count=lowered.operation_count,
+        transcendental_count=lowered.transcendental_count,
+        recomputed_values=lowered.recomputed_values if isinstance(lowered, LoweredVectorsBackward) else (),
+        proof=recurrence.proof,
+        vector_states=cell.vectors.states,
+        vector_parameters=cell.vectors.parameters,
+        shared=cell.vectors.shared,
+        wide_operation_count=operations,
+        wide_transcendental_count=special,
+        sum_count=sum(len(stage.sums) for program in lowered.programs for stage in program.steps),
     )

@@ -79,6 +79,10 @@ def strategy_in_words(plan: KernelPlan) -> str:
             return f"one step as a product and a pointwise kernel: {plan.passed_over}"
         case "stepwise":
             return f"step by step, not persistent: {plan.passed_over}"
+        case "serial" if plan.family == "vectors":
+            lanes, n = plan.variables["lanes"], plan.partition["state_size"]
+            shared = "one lane has" if lanes == 1 else f"{lanes} lanes share"
+            return f"step by step: {shared} the {n} values of a channel, in registers for all steps"
         case "serial":
             return "step by step: a thread takes all steps of its channels, since the cell is no scan"
         case _:

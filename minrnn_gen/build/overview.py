@@ -10,12 +10,13 @@ _CLASSES = {
     "diagonal": "diagonal: each channel goes step by step",
     "dense": "dense: all channels go step by step, a product by R between two steps",
 }
+_VECTORS = "vectors: each channel has n values, and goes step by step"
 _GIB = 2**30
 
 
 def overview(plan: KernelPlan, cell: CellShape, memory_bytes: int | None = None) -> list[tuple[str, str]]:
     """Return the rows class, proof and limit, and a warning where arrays exceed `memory_bytes`, those of the GPU."""
-    rows = [("class", _CLASSES[cell.kind])]
+    rows = [("class", _VECTORS if plan.family == "vectors" else _CLASSES[cell.kind])]
     if cell.proof:
         rows.append(("proof", cell.proof.rstrip(".")))
     rows.append(("limit", plan.limit))
@@ -44,6 +45,9 @@ def matrix_bytes(plan: KernelPlan, cell: CellShape) -> int:
 def call_bytes(plan: KernelPlan, cell: CellShape) -> int:
     """Return the bytes of the arrays of a call of the typical sizes: x, R, y and states, of a backward their gradients too."""
     elements = plan.batch * plan.time * plan.hidden_size * (len(cell.gates) + 1)
-    states = plan.batch * plan.hidden_size * len(cell.states) * plan.arithmetic_bytes
+    n, groups = plan.partition.get("state_size", 1), plan.partition.get("groups", 1)
+    elements += plan.batch * plan.time * groups * n * len(cell.shared)
+    values = len(cell.states) + (n - 1) * len(cell.vector_states)
+    states = plan.batch * plan.hidden_size * values * plan.arithmetic_bytes
     once = elements * plan.storage_bytes + 2 * states + matrix_bytes(plan, cell)
     return 2 * once if plan.kernel_pass == "backward" else once

@@ -40,16 +40,6 @@ def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
         raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
 
 
-def refuse_vectors(spec: Spec, cell: CellSource) -> None:
-    """Raise BadInput for a cell with the axis n, which has no GPU kernels."""
-    if cell.has_vectors:
-        raise spec.error(
-            "model",
-            f"the cell {cell.name} has n values per channel, for which there are no GPU kernels yet; call its kernel with "
-            "arrays in host memory",
-        )
-
-
 def spec_from(recipe: str) -> Spec:
     """Return the spec that a recipe is of; raises BadInput where it is of none."""
     return load_spec(json.loads(recipe))

@@ -187,10 +187,12 @@ class Gradients:
     """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
 
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
-    recurrent bias and parameters. `dshared` are the gradients of the inputs S.*.
+    recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one behind the other for each part of
+    a group's channels. `vectors` [batch, H, n], where asked for, are sums over time of the gradients of parameters with n.
     """
 
     dx: Array
     dinitial: tuple[Array, ...]
     sums: Array | None
     dshared: tuple[Array, ...] = ()
+    vectors: tuple[Array, ...] = ()

@@ -73,11 +73,12 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGrad
     gradients += [None] * (PARAMETERS_FROM - SEQUENCES_FROM)
     states_from = PARAMETERS_FROM + len(interface.parameters)
     vectors = tensors[PARAMETERS_FROM:states_from]
-    gradients += [
-        None if vector is None else _in_form_of(vector, sums[:, index]) for index, vector in enumerate(vectors, behind_gates)
-    ]
-    pairs = zip(tensors[states_from:], raw.initial, strict=True)
-    return gradients + [None if state is None else gradient for state, gradient in pairs]
+    rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
+    of_names = {**rows, **raw.vectors}
+    named = zip(interface.parameters, vectors, strict=True)
+    gradients += [None if vector is None else _in_form_of(vector, of_names[name]) for name, vector in named]
+    pairs = zip(tensors[states_from:], (*raw.initial, *raw.shared), strict=True)
+    return gradients + [None if tensor is None else gradient for tensor, gradient in pairs]
 
 
 def _in_form_of(tensor: Any, gradient: Any) -> Any:

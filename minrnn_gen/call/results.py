@@ -55,7 +55,8 @@ class BackwardResult(NamedTuple):
     """What a backward writes: gradients of x and of the initial states; of others, sums that are not added up yet, or None.
 
     `sums` [runs, parts, gates + recurrent gates + parameters, batch, hidden] of biases and parameters; `weight` [gates *
-    hidden, input]; `R` [runs, heads, gates, D, D].
+    hidden, input]; `R` [runs, heads, gates, D, D]; `vectors` [runs, batch, hidden, n], of parameters with the axis n; `shared`
+    [parts, as the input], of inputs S.*.
     """
 
     x: Any
@@ -63,14 +64,18 @@ class BackwardResult(NamedTuple):
     sums: Any = None
     weight: Any = None
     R: Any = None
+    vectors: tuple[Any, ...] = ()
+    shared: tuple[Any, ...] = ()
 
     def mapped(self, change: Callable[[Any], Any]) -> BackwardResult:
         """Return the results with every entry changed."""
-        x, initial, sums, weight, R = self
+        x, initial, sums, weight, R, vectors, shared = self
         return BackwardResult(
             change(x),
             tuple(map(change, initial)),
             None if sums is None else change(sums),
             None if weight is None else change(weight),
             None if R is None else change(R),
+            tuple(map(change, vectors)),
+            tuple(map(change, shared)),
         )

@@ -91,7 +91,7 @@ def library_names() -> tuple[str, ...]:
 
 
 def vector_library_names() -> tuple[str, ...]:
-    """Return the names of the built-in cells with n values per channel, sorted; there are no GPU kernels of them yet."""
+    """Return the names of the built-in cells with n values per channel, sorted."""
     return tuple(sorted(path.stem for path in _VECTOR_LIBRARY.glob("*.yaml")))
 
 

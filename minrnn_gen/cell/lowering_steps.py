@@ -147,13 +147,15 @@ def lower_steps(cell: Cell) -> LoweredSteps:
     )
 
 
-def lower_steps_backward(cell: Cell) -> LoweredStepsBackward:
-    """Return the backward program of one step of `cell`, of whatever class."""
+def lower_steps_backward(cell: Cell, *, gives_states: bool = False) -> LoweredStepsBackward:
+    """Return the backward program of one step of `cell`, of whatever class; it may give `state_<state>` of every state, too."""
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
     builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
     seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
     gradients = vector_jacobian_product(builder, [*seeds, (cell.output, INCOMING_Y)], list(inputs))
     results = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
+    if gives_states:
+        results |= {f"state_{state}": ex.current(state) for state in cell.states}
     return LoweredStepsBackward(
         name=cell.name,
         gates=cell.gates,

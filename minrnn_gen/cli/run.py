@@ -245,7 +245,7 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
         "batch": outcome.batch,
         "time": outcome.time,
         "x_shape": list(outcome.x_shape),
-        "variables": {} if kernel.interface.has_vectors else dict(kernel.plan.variables),
+        "variables": dict(kernel.plan.variables),
         "kernels": kernel_entries(kernel.built),
         "largest_error": accuracy.error if math.isfinite(accuracy.error) else None,
         "largest_value": accuracy.value if math.isfinite(accuracy.value) else None,
@@ -259,10 +259,7 @@ def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any
 
 
 def _print(kernel: Kernel, outcome: Outcome, build_seconds: float, why: str) -> None:
-    if kernel.interface.has_vectors:  # of which nothing was built
-        console().print(repr(kernel))
-    else:
-        _print_kernels(kernel, build_seconds, why)
+    _print_kernels(kernel, build_seconds, why)
     _print_outcome(kernel, outcome)
 
 

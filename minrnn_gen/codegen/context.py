@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,10 @@ def _results(program: Program) -> dict[str, str]:
     return {label: cuda_name(name) for label, name in program.results}
 
 
-def context_of(cell: Lowered | LoweredBackward) -> _CellNames:
+AnyLowered = Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward
+
+
+def context_of(cell: AnyLowered) -> _CellNames | VectorsText | VectorsBackwardText:
     """Return a lowered cell as the templates read it."""
     match cell:
         case LoweredScan():
@@ -328,3 +333,7 @@ def context_of(cell: Lowered | LoweredBackward) -> _CellNames:
             return StepsText(cell)
         case LoweredStepsBackward():
             return StepsBackwardText(cell)
+        case LoweredVectors():
+            return VectorsText(cell)
+        case LoweredVectorsBackward():
+            return VectorsBackwardText(cell)

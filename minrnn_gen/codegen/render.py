@@ -7,8 +7,7 @@ from functools import cache
 
 import jinja2
 
-from minrnn_gen.cell.lowering import Lowered, LoweredBackward
-from minrnn_gen.codegen.context import context_of
+from minrnn_gen.codegen.context import AnyLowered, context_of
 from minrnn_gen.codegen.parameter import initializer_text, member_text, parameter_text
 from minrnn_gen.codegen.signature import names_of, signature_context
 from minrnn_gen.config.package_files import package_folder
@@ -30,7 +29,7 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def render(plan: KernelPlan, cell: Lowered | LoweredBackward, header: tuple[str, ...]) -> str:
+def render(plan: KernelPlan, cell: AnyLowered, header: tuple[str, ...]) -> str:
     """Render the plan's template with exactly `plan`, `cell`, `header` and `signature`."""
     signature = signature_context(plan, names_of(cell))
     return (

@@ -1,9 +1,9 @@
-"""mamba_ssm's selective scan and its single step, served by cells with n values per channel; in host memory so far."""
+"""mamba_ssm's selective scan and its single step, served by cells with n values per channel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,8 +34,7 @@ def selective_scan_fn(
     u, delta, z and out [batch, dim, T]; A [dim, N], real; B and C the same at all times, [dim, N], or of each step, [batch, N,
     T] or [batch, groups, N, T]; D and delta_bias [dim]. Δ is delta + delta_bias, through softplus where asked for. Beside
     theirs: initial_state [batch, dim, N], and gradients of it and of the last state, which have the dtype of the arithmetic,
-    float32 (float64 for float64). Raises BadInput for tensors that do not fit, and for tensors on a GPU, where there is no
-    kernel yet.
+    float32 (float64 for float64). Raises BadInput for tensors that do not fit.
     """
     _check_real(u, "u", 3)
     _check_real(A, "A", 2)
@@ -158,6 +157,7 @@ class _SelectiveScan(torch.autograd.Function):
             shared=dict(zip(kernel.interface.shared, named[count:], strict=True)),
         )
         ctx.kernel, ctx.saved = kernel, saved
+        ctx.zeros_like_y = partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device)
         ctx.set_materialize_grads(False)
         return y, final["h"]
 
@@ -165,8 +165,7 @@ class _SelectiveScan(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Any, dlast: Any) -> tuple[Any, ...]:
         kernel, needed = ctx.kernel, ctx.needs_input_grad[1:]
-        y_shape = ctx.saved.open_for(kernel.executor).outputs.y
-        dy = torch.zeros_like(y_shape.owner) if dy is None else dy.contiguous()
+        dy = ctx.zeros_like_y() if dy is None else dy.contiguous()
         gradients = kernel.backward(ctx.saved, dy, None if dlast is None else {"h": dlast.contiguous()})
         in_order = [gradients["x"], gradients.get("bias"), gradients["state"]["h"]]
         in_order += [gradients["parameters"][name] for name in kernel.parameters]

@@ -104,22 +104,30 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
         if interface.takes_recurrent_bias:
             vectors["recurrent_bias"] = uniform(interface.recurrent_bias_shape)
     if interface.parameters:
-        vectors["parameters"] = {name: uniform(interface.parameter_shape) for name in interface.parameters}
+        vectors["parameters"] = {name: uniform(interface.shape_of_parameter(name)) for name in interface.parameters}
     if interface.input_size:
         vectors["weight"] = uniform((interface.weight_rows, interface.input_size), math.sqrt(3 / interface.input_size))
-    shape = interface.state_shape(batch)
-    vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name in interface.states}
+    shapes = {name: interface.shape_of_state(name, batch) for name in interface.states}
+    vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name, shape in shapes.items()}
+    shared = {name: uniform(interface.shape(interface.shared_axes, batch, time)) for name in interface.shared}
     sequences: dict[str, Any] = {}
     if case.has_resets:
         sequences = {"resets": _resets(random, case), "lengths": _lengths(random, case)}
     x = uniform(interface.shape(interface.x_axes, batch, time))
-    x_t = numpy.ascontiguousarray(numpy.moveaxis(x, interface.x_axes.index("t"), 0)[0]) if time else x
+    x_t = _first_step(x, interface.x_axes)
+    of_step = {name: _first_step(array, interface.shared_axes) for name, array in shared.items()}
     return Inputs(
-        forward={"x": x, **vectors, **sequences},
+        forward={"x": x, **vectors, **sequences, **({"shared": shared} if shared else {})},
         dy=uniform(interface.y_shape(batch, time)),
-        dstate={name: uniform(shape, dtype=carried) for name in interface.states},
-        step={"x_t": x_t, **vectors},
+        dstate={name: uniform(shape, dtype=carried) for name, shape in shapes.items()},
+        step={"x_t": x_t, **vectors, **({"shared": of_step} if shared else {})},
     )
+
+
+def _first_step(array: Any, axes: str) -> Any:
+    """Return an array of steps without its axis of time: its first step, itself where there is none."""
+    time = axes.index("t")
+    return numpy.ascontiguousarray(numpy.moveaxis(array, time, 0)[0]) if array.shape[time] else array
 
 
 def _resets(random: numpy.random.Generator, case: Case) -> Any:

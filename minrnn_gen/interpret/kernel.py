@@ -59,7 +59,7 @@ class InterpretedKernel(Kernel):
 
 def seconds_of(interface: Interface, rows: int, time: int) -> float:
     """Return about how long a forward takes on the host."""
-    gates = len(interface.gates) * interface.hidden_size
+    gates = len(interface.gates) * interface.hidden_size * max(1, interface.state_size)
     products = interface.recurrent_rows * interface.head_dim // len(interface.runs_reversed)
     return rows * time * len(interface.runs_reversed) * (gates * GATE_NS + products * PRODUCT_NS) * 1e-9
 

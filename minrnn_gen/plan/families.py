@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import diagonal, pointwise
+from minrnn_gen.plan import diagonal, pointwise, vectors
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, time
@@ -28,6 +28,9 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.FORWARD,
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
+    vectors.FORWARD,
+    vectors.BACKWARD,
+    vectors.STEP,
 )
 
 
@@ -63,6 +66,8 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
+    if problem.state_size:
+        return ({"forward": vectors.FORWARD, "backward": vectors.BACKWARD, "step": vectors.STEP}[problem.kernel_pass],)
     match problem.cell.kind:
         case "affine-diagonal":
             return (_scan_family(problem),)

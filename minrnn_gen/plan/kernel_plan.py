@@ -21,8 +21,8 @@ OVERLAP_NORM = 3
 WORKSPACE_HEAD_BYTES = 128
 
 StatesOut = Literal["none", "storage", "arithmetic"]
-# By the class of the cell.
-FamilyName = Literal["scan", "diagonal", "dense"]
+# By the class of the cell; those for n values per channel serve scans and diagonal cells.
+FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
 # channels, time: a scan with lanes along that axis. serial: a thread takes all steps of its channels. elementwise: a thread
 # takes one step of a channel. persistent: all steps of a dense cell in one launch, with R on the chip. decode: one step of it,
 # with R read once. stepwise: a pointwise kernel for each step, between products by cuBLAS.
@@ -115,7 +115,7 @@ class LaunchShape:
 
     A block processes `tile_steps` steps at once; where time is split over any blocks, `group_tiles` of its tiles share one
     handed-on state, otherwise it is 0. `partition` is what warps and lanes have of R and of the cells where R is on the chip,
-    else empty.
+    or of the n values of a channel, else empty.
     """
 
     threads: int

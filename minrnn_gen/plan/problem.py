@@ -59,6 +59,8 @@ class CellShape:
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
     `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,
     `recomputed_values` what it computes again. `proof` says why the cell is of its class, for people; nothing is planned by it.
+    Of a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; of the counts, the `wide`
+    ones are for each of n values, and there are `sum_count` sums over them.
     """
 
     name: str
@@ -75,6 +77,12 @@ class CellShape:
     saved_values: tuple[str, ...] = ()
     recomputed_values: tuple[str, ...] = ()
     proof: str = ""
+    vector_states: tuple[str, ...] = ()
+    vector_parameters: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    wide_operation_count: int = 0
+    wide_transcendental_count: int = 0
+    sum_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Problem:
     """One kernel to plan; `batch` and `time` are typical sizes, the kernel must be valid for all.
 
     `heads` are the blocks of a recurrent matrix, which divide `hidden_size`; 1 where there is none. `fp32_product` is how
-    products of fp32 are made.
+    products of fp32 are made. `state_size` is n, 0 without the axis; `groups` of channels have inputs S.* of their own.
     """
 
     kernel_pass: KernelPass
@@ -96,11 +104,13 @@ class Problem:
     gpu: GpuProfile
     heads: int = 1
     fp32_product: Fp32Product = "tf32x3"
+    state_size: int = 0
+    groups: int = 1
 
     @property
     def family(self) -> FamilyName:
-        """The kernels that serve, by the class of the cell."""
-        return FAMILIES[self.cell.kind]
+        """The kernels that serve: by the class of the cell, or for any class with the axis n."""
+        return "vectors" if self.state_size else FAMILIES[self.cell.kind]
 
     @property
     def matrix_product(self) -> MatrixProduct:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
-from minrnn_gen.codegen.signature import ArrayNames
+from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device

@@ -55,7 +55,7 @@ def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Special
     spec, specialization = builder.spec, builder.specialization_at(sizes)
     is_dense = builder.kind == "dense"
     # What is kept for a backward is another kernel of a forward.
-    keeps = spec.training and bool(builder.lowered_backward.needs_saved_states)
+    keeps = spec.training and not builder.cell_source.has_vectors and bool(builder.lowered_backward.needs_saved_states)
     precision = precision_of(spec.precision)
     # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
     kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
@@ -75,7 +75,8 @@ def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: I
     A dense cell's calls are first asked how they are run: step by step there are no other kernels. Raises what `plan` does.
     """
     wanted = tuple(wanted)
-    _ = builder.lowered, builder.spec.training and builder.lowered_backward  # before the threads, so that each is made once
+    # Before the threads, so that each is made once.
+    _ = builder.lowered_for("forward"), builder.spec.training and builder.lowered_for("backward")
     first: dict[_Request, None] = {}
     others: dict[_Request, _Request] = {}
     for sizes in wanted:

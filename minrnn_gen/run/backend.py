@@ -142,3 +142,5 @@ class WideGradients(NamedTuple):
 
     sums: Array | None
     R: Array | None = None
+    vectors: tuple[Array, ...] = ()
+    shared: tuple[Array, ...] = ()

@@ -13,7 +13,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.codegen.signature import ArrayNames, names_of
+from minrnn_gen.codegen.signature import names_of
+from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max

@@ -11,7 +11,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.parameter import pack
-from minrnn_gen.codegen.signature import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames, signature
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.gpu.graph import Scratch

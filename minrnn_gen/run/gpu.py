@@ -21,6 +21,7 @@ from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import ByKey, Trace, TraceCache
 from minrnn_gen.run.saved import Forward, owner_of
 from minrnn_gen.run.scan import ScanRun
+from minrnn_gen.run.vectors import VectorsRun
 
 
 class CellRun(Protocol):
@@ -56,9 +57,7 @@ class GpuRun:
 
     def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
         self._interface, self._backend = interface, backend
-        self._cells: CellRun = (
-            DenseRun(interface, builder, backend) if interface.recurrent_gates else ScanRun(interface, builder)
-        )
+        self._cells = _cells_of(interface, builder, backend)
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
@@ -77,6 +76,8 @@ class GpuRun:
     def states_dtype(self, states_out: StatesOut, _saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none."""
         precision = self._interface.precision
+        if self._interface.has_vectors and states_out == "storage":
+            return None  # a backward computes them again
         return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[states_out]
 
     @staticmethod
@@ -90,18 +91,21 @@ class GpuRun:
             self._cells.expect_backward(call)
         interface = self._interface
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
-        if storage == carried and states_out != "none":
+        if interface.has_vectors:
+            states_out = "none" if states_out == "storage" else states_out
+        elif storage == carried and states_out != "none":
             states_out = "storage"  # the same kernel by either name
         call = self.with_sequences_beside_x(call)
         # Beyond a length a kernel writes nothing.
         fill = None if call.sequences.lengths is None else 0
-        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
+        shape = interface.y_shape(call.rows, call.time)
+        kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states]
         states_dtype = self.states_dtype(states_out, saves)
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
         outputs = Outputs(
             y=recorder.new_array(shape, storage, fill=fill),
-            kept=tuple(recorder.new_array(shape, states_dtype, fill=fill) for _ in interface.states if states_dtype),
-            final=tuple(recorder.new_array(state_shape, carried) for _ in interface.states),
+            kept=tuple(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
+            final=_new_states(interface, recorder, call.batch),
         )
         projected = self._projected(recorder, call, interface.preactivation_axes)
         if call.batch:
@@ -114,10 +118,9 @@ class GpuRun:
     def step(self, call: Call) -> StepResult:
         """Run one step."""
         interface = self._interface
-        shape, carried = interface.state_shape(call.batch), interface.precision.arithmetic_dtype
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
-        y = recorder.new_array(shape, interface.precision.storage_dtype)
-        outputs = Outputs(y, (), tuple(recorder.new_array(shape, carried) for _ in interface.states))
+        y = recorder.new_array(interface.state_shape(call.batch), interface.precision.storage_dtype)
+        outputs = Outputs(y, (), _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)
         result = StepResult(outputs.y, outputs.final)
@@ -127,34 +130,32 @@ class GpuRun:
     def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned."""
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
-        carried = interface.precision.arithmetic_dtype
         operands = (*call.flat(), projected.x, outputs.y, *outputs.kept, incoming.dy, *incoming.dfinal)
         recorder = self._backend.begin(call.x, incoming.keyed, operands)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
             dx=recorder.new_array(projected.x.shape, call.x.dtype, fill=fill),
-            dinitial=tuple(recorder.new_array(interface.state_shape(call.batch), carried) for _ in interface.states),
+            dinitial=_new_states(interface, recorder, call.batch),
             sums=None,
         )
         wide = self._cells.backward(recorder, forward, incoming, gradients)
         dx, dweight = self._through_projection(recorder, call, gradients.dx)
-        result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R)
+        result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
         self.backwards.keep(recorder.finish(result, call))
-        return _added_up(result.mapped(owner_of))
+        return self._added_up(result.mapped(owner_of))
 
     def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
         replay = self.backwards.replay(keyed)
-        return None if replay is None else (replay.trace.metadata, _added_up(replay.result))
+        return None if replay is None else (replay.trace.metadata, self._added_up(replay.result))
 
-    @staticmethod
-    def replay_restored(known: RestoredBackward, flat: KeyedArrays) -> RawGradients | None:
+    def replay_restored(self, known: RestoredBackward, flat: KeyedArrays) -> RawGradients | None:
         """Replay a backward on arrays of its key; None where an allocation is not aligned."""
         trace, order = known
         arrays = [None if place is None else flat.arrays[place] for place in order]
         addresses = [0 if place is None else flat.addresses[place] for place in order]
         replay = trace.replay(KeyedArrays(trace.key, arrays, addresses))
-        return None if replay is None else _added_up(replay.result)
+        return None if replay is None else self._added_up(replay.result)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:
@@ -200,11 +201,26 @@ class GpuRun:
                 recorder.multiply(product)
         return dx, dweight
 
+    def _added_up(self, result: BackwardResult) -> RawGradients:
+        """Return gradients whose sums are added up, and R with its gates before its heads."""
+        interface, (dx, dinitial, sums, dweight, dR, vectors, shared) = self._interface, result
+        # Few values are left to add; the libraries do it in an order that does not change.
+        total = None if sums is None else sums.sum((1, 3))
+        # Of one head it is the same either way.
+        dR = dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2)
+        of_vectors = {name: array.sum(1) for name, array in zip(interface.vector_parameters, vectors, strict=True)}
+        storage = interface.precision.storage_dtype
+        dshared = [memory.cast(parts[0] if len(parts) == 1 else parts.sum(0), storage) for parts in shared]
+        return RawGradients(dx, dweight, dinitial, total, dR, of_vectors, dshared)
 
-def _added_up(result: BackwardResult) -> RawGradients:
-    """Return gradients whose sums are added up, and R with its gates before its heads."""
-    dx, dinitial, sums, dweight, dR = result
-    # Few values are left to add; the libraries do it in an order that does not change.
-    total = None if sums is None else sums.sum((1, 3))
-    # Of one head it is the same either way.
-    return RawGradients(dx, dweight, dinitial, total, dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2))
+
+def _cells_of(interface: Interface, builder: Builder, backend: Backend) -> CellRun:
+    if interface.has_vectors:
+        return VectorsRun(interface, builder)
+    return DenseRun(interface, builder, backend) if interface.recurrent_gates else ScanRun(interface, builder)
+
+
+def _new_states(interface: Interface, recorder: Recorder, sequences: int) -> tuple[Array, ...]:
+    """Allocate states of sequences, or their gradients."""
+    shapes = (interface.shape_of_state(name, sequences) for name in interface.states)
+    return tuple(recorder.new_array(shape, interface.precision.arithmetic_dtype) for shape in shapes)

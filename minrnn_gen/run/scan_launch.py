@@ -10,15 +10,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.codegen.parameter import pack
-from minrnn_gen.codegen.signature import (
-    SCAN_X_AXES,
-    SCAN_Y_AXES,
-    STEP_X_AXES,
-    ArrayNames,
-    named_arrays,
-    signature,
-    stride_names,
-)
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import SCAN_X_AXES, SCAN_Y_AXES, STEP_X_AXES, ArrayNames, named_arrays, stride_names
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
@@ -71,9 +64,9 @@ def forward_launch_of(
     `workspace` has the bytes that `workspace_bytes_of` asks for.
     """
     values = {
-        **_inputs(plan, names, call),
+        **inputs_of(plan, names, call),
         "y": outputs.y.address,
-        **_row_strides(plan, call, "y", outputs.y),
+        **row_strides(plan, call, "y", outputs.y),
         **(named("kept", names.states, outputs.kept) if outputs.kept else {}),
         **named("final", names.states, outputs.final),
         **_workspace(plan, workspace),
@@ -97,13 +90,13 @@ def backward_launch_of(
     `read_states` are the states after each step that the backward reads, in the cell's order, y where it is one of them.
     """
     values = {
-        **_inputs(plan, names, call),
+        **inputs_of(plan, names, call),
         **named("saved", names.saved_states, read_states),
         "dy": incoming.dy.address,
-        **_row_strides(plan, call, "y", incoming.dy),
+        **row_strides(plan, call, "y", incoming.dy),
         **named("dfinal", names.states, incoming.dfinal),
         "dx": gradients.dx.address,
-        **_x_strides(plan, call, "dx", gradients.dx),
+        **x_strides(plan, call, "dx", gradients.dx),
         **named("dinitial", names.states, gradients.dinitial),
         "sums": address_or_null(gradients.sums),
         **_workspace(plan, workspace),
@@ -117,7 +110,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
     """Return the launch of a single step, writing `outputs`."""
     values = {
         "x": call.x.address,
-        **stride_values("x", STEP_X_AXES, _strides_by_axis(call.x, call.x_axes)),
+        **stride_values("x", STEP_X_AXES, strides_by_axis(call.x, call.x_axes)),
         **vector_values(names, call),
         **named("initial", names.states, call.initial),
         "y": outputs.y.address,
@@ -127,11 +120,11 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
     return launch_in_grid(-(-call.batch * plan.hidden_size // plan.threads), pack(signature(plan, names), values))
 
 
-def _inputs(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]:
-    """What forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
+def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]:
+    """Return what forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
     values = {
         "x": call.x.address,
-        **_x_strides(plan, call, "x", call.x),
+        **x_strides(plan, call, "x", call.x),
         **vector_values(names, call),
         **named("initial", names.states, call.initial),
     }
@@ -171,25 +164,26 @@ def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
     return {"workspace_bytes": address_or_null(workspace)} if plan.variables.get("lookback") else {}
 
 
-def _x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
-    """The strides that a kernel asks for of an array with the axes of x."""
+def x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
+    """Return the strides that a kernel asks for of an array with the axes of x."""
     return _strides(call, name, SCAN_X_AXES[plan.layout], array, call.x_axes)
 
 
-def _row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
-    """The strides that a kernel asks for of an array with the axes of y."""
+def row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
+    """Return the strides that a kernel asks for of an array with the axes of y."""
     return _strides(call, name, SCAN_Y_AXES[plan.layout], array, Y_AXES[plan.layout])
 
 
 def _strides(call: Call, name: str, wanted: str, array: Array, axes: str) -> dict[str, int]:
     """Packed sequences lie one behind the other in time: from one to the next there is no stride."""
-    by_axis = _strides_by_axis(array, axes)
+    by_axis = strides_by_axis(array, axes)
     if call.sequences.cu_seqlens is not None:
         by_axis["b"] = 0
     return stride_values(name, wanted, by_axis)
 
 
-def _strides_by_axis(array: Array, axes: str) -> dict[str, int]:
+def strides_by_axis(array: Array, axes: str) -> dict[str, int]:
+    """Return the strides of an array with these axes, by axis."""
     return dict(zip(axes, array.strides, strict=True))
 
 

@@ -23,6 +23,7 @@ try:
     )
     from minrnn_gen.torch.raw_scan import scan
     from minrnn_gen.torch.replacement import replace
+    from minrnn_gen.torch.selective_scan import SelectiveScan
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
     from minrnn_gen.torch.sequence_group.group import SequenceGroup
 except ModuleNotFoundError as missing:
@@ -45,6 +46,7 @@ __all__ = [
     "MinGRUTanh",
     "MinLSTM",
     "MinLSTMLog",
+    "SelectiveScan",
     "SequenceGroup",
     "nn",
     "recurrence",

@@ -12,9 +12,13 @@ _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
 
 
 def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
-    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states."""
+    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states.
+
+    An operator of cells that have inputs S.* takes a list of them before those two.
+    """
     *head, parameters, state = call
-    return (*head, *parameters, *(state or (None,) * states))
+    shared = head.pop() if isinstance(head[-1], list | tuple) else ()
+    return (*head, *parameters, *(state or (None,) * states), *shared)
 
 
 def define_backward(

@@ -1,13 +1,13 @@
 """A kernel's forward and backward as functions from tensors to tensors, in one order.
 
 The order of a call is that of `CallArguments.flat`: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the
-cell's parameters, then the initial states, all or none; None where absent. Results: y, the final states, and what only a
-backward needs.
+cell's parameters, then the initial states, all or none, then the inputs S.*; None where absent. Results: y, the final states,
+and what only a backward needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,7 @@ def backward(
         **{name: gradients.get(name) for name in CallArguments._fields[:SEQUENCES_FROM]},
         parameters=gradients.get("parameters"),
         state=gradients["state"],
+        shared=gradients.get("shared"),
     ).flat(kernel.interface)
     assert in_order is not None
     memory: set[int] = set()
@@ -82,22 +83,30 @@ def backward(
     ]
 
 
-def arriving(kernel: Kernel, states_shape: Callable[[], tuple[Any, ...]], y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
+def arriving(
+    kernel: Kernel, states_shapes: Callable[[], Sequence[tuple[Any, ...]]], y: Any, gradients: Tensors
+) -> tuple[Any, list[Any]]:
     """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None.
 
-    `states_shape` gives the shape of a final state, which is asked for where there is a gradient of one.
+    `states_shapes` gives the shapes of the final states, which are asked for where there is a gradient of one.
     """
     dy, *dfinal = gradients
     dy = torch.zeros_like(y) if dy is None else dy
     if all(gradient is None for gradient in dfinal):
         return dy, []
-    shape, dtype = states_shape(), arithmetic_dtype(kernel)
-    return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient in dfinal]
+    pairs, dtype = zip(dfinal, states_shapes(), strict=True), arithmetic_dtype(kernel)
+    return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient, shape in pairs]
 
 
 def states_shape(kernel: Kernel, tensors: Tensors) -> tuple[Any, ...]:
-    """Return the shape of a final state of a call."""
+    """Return the shape of a final state of a call whose cell has no states with the axis n."""
     return kernel.interface.state_shape(sequences_of(kernel, tensors))
+
+
+def states_shapes(kernel: Kernel, tensors: Tensors) -> list[tuple[Any, ...]]:
+    """Return the shape of each final state of a call."""
+    sequences = sequences_of(kernel, tensors)
+    return [kernel.interface.shape_of_state(name, sequences) for name in kernel.states]
 
 
 def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:
@@ -123,6 +132,7 @@ def check_tensors(kernel: Kernel, tensors: Tensors) -> None:
         *CallArguments._fields[:PARAMETERS_FROM],
         *(f"parameters['{name}']" for name in interface.parameters),
         *(f"state['{name}']" for name in interface.states),
+        *(f"shared['{name}']" for name in interface.shared),
     )
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None:

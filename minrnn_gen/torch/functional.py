@@ -27,6 +27,7 @@ def recurrence(
     recurrent_bias: Any = None,
     parameters: Mapping[str, Any] | None = None,
     state: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
     resets: Any = None,
     lengths: Any = None,
     cu_seqlens: Any = None,
@@ -44,7 +45,7 @@ def recurrence(
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
-    arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state)
+    arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
     if sequence_group is not None or head_group is not None:
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
@@ -58,6 +59,11 @@ def _over_ranks(
     kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
 ) -> tuple[Any, ...]:
     """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
+    if isinstance(kernel, Kernel) and kernel.interface.has_vectors:
+        raise BadInput(
+            "kernel is of a cell with n values per channel, of which neither time nor channels are split over ranks; leave "
+            "sequence_group and head_group out"
+        )
     ranks = Ranks.of(sequence_group, head_group)
     with ranks.refused_everywhere(arguments.x):
         tensors = _tensors_of(kernel, arguments, all_states)
@@ -66,16 +72,11 @@ def _over_ranks(
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
     """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
-    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, _ = arguments
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared = arguments
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
-    if kernel.interface.has_vectors:
-        raise BadInput(
-            "kernel is of a cell with n values per channel, which recurrence does not take yet; call kernel.forward and "
-            "kernel.backward with tensors in host memory"
-        )
     check_tensor(x, "x")
     lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
     if autocasts(x):
@@ -84,13 +85,16 @@ def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> t
             tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
             for tensor in (x, R, weight)
         )
+        if isinstance(shared, Mapping):
+            shared = {name: tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor for name, tensor in shared.items()}
     named = _in_order(parameters, kernel.parameters, "parameters")
+    of_group = _in_order(shared, kernel.shared, "shared")
     starts_at_zero = state is None or (isinstance(state, Mapping) and not state)
     initial = (None,) * len(kernel.states) if starts_at_zero else _in_order(state, kernel.states, "state")
     absent = [name for name, tensor in zip(kernel.states, initial, strict=True) if tensor is None]
     if 0 < len(absent) < len(initial):
         raise BadInput(f"state['{absent[0]}'] is None; give all of {', '.join(kernel.states)}, or none for zeros")
-    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial)
+    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial, *of_group)
 
 
 def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
 _CALL = (
     "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
-    "Tensor? cu_seqlens, Tensor[] parameters, Tensor[] state"
+    "Tensor? cu_seqlens, Tensor[] shared, Tensor[] parameters, Tensor[] state"
 )
 
 
@@ -44,7 +44,7 @@ def run(
         if not torch.compiler.is_compiling():
             calls.check_tensors(kernel or kernel_by(recipe), tensors)
         saves = records(tensors) or all_states
-        results = _OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters))
+        results = _OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters, states))
     return results[: _returned_count(states, all_states)]
 
 
@@ -70,7 +70,7 @@ class _Straight:
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
-            dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shape(self.kernel, tensors), results[0], gradients)
+            dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shapes(self.kernel, tensors), results[0], gradients)
             return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states, tensors[0].requires_grad)
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
@@ -88,8 +88,8 @@ class _Dispatched:
         return 1 + len(kernel_by(self.recipe).states)
 
     def forward(self, tensors: Tensors) -> Tensors:
-        parameters = len(kernel_by(self.recipe).parameters)
-        call = _by_schema(tensors, parameters)
+        kernel = kernel_by(self.recipe)
+        call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
         return below_autograd(_OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
 
     def read_again(self, tensors: Tensors) -> Tensors:
@@ -98,17 +98,18 @@ class _Dispatched:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         kernel = kernel_by(self.recipe)
         y, *extra = results
-        dy, dstate = calls.arriving(kernel, lambda: calls.states_shape(kernel, tensors), y, gradients)
-        call = _by_schema(tensors, len(kernel.parameters))
+        dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
+        call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
         in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
-def _by_schema(tensors: Tensors, parameters: int) -> tuple[Any, ...]:
-    """Return the tensors of a call as the operators take them: parameters and states as two lists."""
+def _by_schema(tensors: Tensors, parameters: int, states: int) -> tuple[Any, ...]:
+    """Return the tensors of a call as the operators take them: inputs S.*, parameters and states as three lists."""
     states_from = PARAMETERS_FROM + parameters
-    state = [tensor for tensor in tensors[states_from:] if tensor is not None]
-    return (*tensors[:PARAMETERS_FROM], list(tensors[PARAMETERS_FROM:states_from]), state)
+    shared_from = states_from + states
+    state = [tensor for tensor in tensors[states_from:shared_from] if tensor is not None]
+    return (*tensors[:PARAMETERS_FROM], list(tensors[shared_from:]), list(tensors[PARAMETERS_FROM:states_from]), state)
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -142,9 +143,9 @@ def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -
         raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")
     sizes = dict(zip(interface.x_axes, x.shape, strict=True))
     batch, time = sizes["b"], sizes["t"]
-    state_shape = calls.states_shape(kernel, tensors)
     results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
-    results += [x.new_empty(state_shape, dtype=calls.arithmetic_dtype(kernel)) for _ in kernel.states]
+    dtype = calls.arithmetic_dtype(kernel)
+    results += [x.new_empty(shape, dtype=dtype) for shape in calls.states_shapes(kernel, tensors)]
     if saves:
         on_cpu = x.device.type == "cpu"
         layouts = kernel.executor.saved_layouts(batch, time, on_cpu=on_cpu, all_states=all_states)

@@ -117,7 +117,7 @@ class _Layers:
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
         """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
-        return calls.arriving(self.kernels[0], lambda: self.states_shape(tensors), y, gradients)
+        return calls.arriving(self.kernels[0], lambda: [self.states_shape(tensors)] * (len(gradients) - 1), y, gradients)
 
     def states_shape(self, tensors: Tensors) -> tuple[Any, ...]:
         """Return the shape of a state of all layers."""

@@ -50,6 +50,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "gpu": "a100"},
     {"model": LEAKY, "precision": "fp64"},
     {"model": "gru", "precision": "fp16", "gpu": "t4"},
+    *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
 Kernel = tuple[KernelPlan, Any]
@@ -146,7 +147,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 
 
 # What a source begins with, and the names that may follow.
-LAUNCH = {"float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk"}
+LAUNCH = {"float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "checkpoints"}
 
 
 def names_behind(head: str) -> set[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText, StepsText
 from minrnn_gen.codegen.render import environment
+from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -90,8 +91,8 @@ def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
     assert jinja2.meta.find_undeclared_variables(parsed(name)) <= CONTEXT
 
 
-# Of a scan and of steps, forward and backward.
-TEXTS = {False: (CellText, StepsText), True: (CellBackwardText, StepsBackwardText)}
+# Of a scan, of steps and of cells with the axis n, forward and backward.
+TEXTS = {False: (CellText, StepsText, VectorsText), True: (CellBackwardText, StepsBackwardText, VectorsBackwardText)}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled_kernels import host_kernel
+from support.uncompiled_kernels import host_kernel, nothing_compiled
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
@@ -18,14 +18,18 @@ vector_cells = pytest.importorskip("support.vector_cells")
 CELLS, drawn, looped = vector_cells.CELLS, vector_cells.drawn, vector_cells.looped
 
 TOLERANCE = 1e-9
-AXES = {"BTD": "bt", "TBD": "tb"}
+
+
+def planned(spec: dict[str, Any]) -> minrnn_gen.Kernel:
+    with nothing_compiled():
+        return minrnn_gen.compile(spec)
 
 
 def kernel_of(name: str, **keys: Any) -> minrnn_gen.Kernel:
     sizes = {"hidden_size": 4, "state_size": 3} | keys
     if "groups" in sizes and "shared" not in CELLS[name].file:
         del sizes["groups"]
-    return minrnn_gen.compile(CELLS[name].spec(**sizes))
+    return planned(CELLS[name].spec(**sizes))
 
 
 def assert_like_the_loop(name: str, kernel: Any, rows: int, time: int, **sequences: Any) -> None:
@@ -228,21 +232,30 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
     assert fragment in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_there_is_no_gpu_kernel_yet() -> None:
-    kernel = kernel_of("selective")
-    interpreted = CELLS["selective"].spec(hidden_size=4, state_size=3)
-    asked = (lambda: kernel.plan, lambda: kernel.source, kernel.explain, lambda: kernel.prepare([(1, 1)]))
-    for ask in (*asked, lambda: minrnn_gen.compile(interpreted, device="interpret")):
-        with pytest.raises(BadInput, match="n values per channel, for which there are no GPU kernels yet"):
-            ask()
-    assert (
-        kernel.built == () and not kernel.plans and kernel._repr_html_() is None and repr(kernel).startswith("Kernel(written")
-    )
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", ["selective", "scalar and vector states"])
+def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
+    """`recurrence`, as it is and traced, beside the loop over time."""
+    wing = pytest.importorskip("minrnn_gen.torch")
+    kernel = kernel_of(name, groups=2)
+    given_tensors = drawn(kernel, 2, 5).torch()
+
+    def run(x: Any, parameters: Any, shared: Any, state: Any) -> Any:
+        return wing.recurrence(kernel, x, parameters=parameters, shared=shared, state=state)
+
+    run = torch.compile(run, backend="aot_eager", fullgraph=True) if is_compiled else run
+    y, final = run(given_tensors.x, given_tensors.parameters, given_tensors.shared, given_tensors.state)
+    expected, last = looped(CELLS[name], kernel, given_tensors)
+    pairs = ((y, final), (expected, last))
+    losses = [result.sin().sum() + sum(value.cos().sum() for value in states.values()) for result, states in pairs]
+    found, wanted = (torch.autograd.grad(loss, given_tensors.leaves(), allow_unused=True) for loss in losses)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
 
 
-def test_torch_refuses_until_it_takes_them() -> None:
+def test_what_torch_does_not_take_is_refused() -> None:
     wing = pytest.importorskip("minrnn_gen.torch")
     with pytest.raises(BadInput, match="selective has n values per channel, which layers do not take yet"):
         wing.RNN("selective", 4, 4)
-    with pytest.raises(BadInput, match="recurrence does not take yet"):
-        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64))
+    with pytest.raises(BadInput, match="of which neither time nor channels are split over ranks"):
+        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64), sequence_group=object())

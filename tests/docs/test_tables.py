@@ -30,9 +30,10 @@ def problems() -> Iterator[tuple[Problem, Family]]:
     """Yield problems that between them make every family declare whatever it may declare."""
     for kind in get_args(CellKind):
         yield from problems_of(kind)
+    yield from problems_of("diagonal", state_size=16)
 
 
-def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
+def problems_of(kind: CellKind, state_size: int = 0) -> Iterator[tuple[Problem, Family]]:
     cell = CellShape(
         "cell",
         kind,
@@ -45,6 +46,8 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
         written_count=2,
         operation_count=4,
         transcendental_count=1,
+        vector_states=("h",) if state_size else (),
+        shared=("b",) if state_size else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step"),
@@ -54,7 +57,8 @@ def problems_of(kind: CellKind) -> Iterator[tuple[Problem, Family]]:
         (2, 16),
     ):
         specialization = Specialization(max(alignment, precision_of(precision).storage_bytes))
-        problem = Problem(kernel_pass, cell, 512, precision_of(precision), layout, 8, 2048, specialization, load_profile(gpu))
+        sizes = (512, precision_of(precision), layout, 8, 2048, specialization, load_profile(gpu))
+        problem = Problem(kernel_pass, cell, *sizes, state_size=state_size)
         for family in families_of(problem):
             yield problem, family
 

@@ -18,7 +18,8 @@ from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 from minrnn_gen.build.builder import Target
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.call.key import keyed
-from minrnn_gen.codegen.signature import AXES, signature
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import AXES
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import stream

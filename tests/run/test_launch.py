@@ -18,7 +18,8 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.call.interface import X_AXES, Y_AXES
 from minrnn_gen.call.sequences import Sequences
-from minrnn_gen.codegen.signature import ArrayNames, signature
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput

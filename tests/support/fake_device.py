@@ -21,7 +21,8 @@ from numpy.lib.stride_tricks import as_strided
 from support import reference_loops
 
 from minrnn_gen.call.array import as_numpy
-from minrnn_gen.codegen.signature import AXES, ArrayNames, signature
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import AXES, ArrayNames
 from minrnn_gen.gpu import cublas, device, graph
 from minrnn_gen.gpu import memory as gpu_memory
 from minrnn_gen.gpu import stream as gpu_stream

@@ -1,0 +1,128 @@
+"""Cells with the axis n for kernels that hold n values of a channel: a step, and its vector-Jacobian product, in stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.cell.axes import Vectors
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
+from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
+from minrnn_gen.cell.stages import StagedProgram, operation_counts, restricted, staged
+
+
+@dataclass(frozen=True)
+class LoweredVectors:
+    """A cell with the axis n, of any class, as one step in stages.
+
+    `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and, of every
+    state, `state_<state>`.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    step: StagedProgram
+    equations: str
+    vectors: Vectors
+
+    @property
+    def programs(self) -> tuple[StagedProgram, ...]:
+        """What a kernel runs at every step."""
+        return (self.step,)
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per channel and step, those of each of n values once."""
+        return _counts(self.programs, 0)
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per channel and step, those of each of n values once."""
+        return _counts(self.programs, 1)
+
+
+@dataclass(frozen=True)
+class LoweredVectorsBackward:
+    """The vector-Jacobian product of one step of a `LoweredVectors` in stages.
+
+    `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
+    next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
+    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants.
+    """
+
+    name: str
+    gates: tuple[str, ...]
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    whole: StagedProgram
+    equations: str
+    vectors: Vectors
+    recomputed_values: tuple[str, ...]
+    saved_values: tuple[str, ...] = ()
+
+    @cached_property
+    def advance(self) -> StagedProgram:
+        """The states after a step."""
+        return restricted(self.whole, {f"state_{name}" for name in self.states})
+
+    @cached_property
+    def backward(self) -> StagedProgram:
+        """The gradients of a step."""
+        return restricted(self.whole, {label for label, _ in self.whole.results if label.startswith("gradient_")})
+
+    @property
+    def programs(self) -> tuple[StagedProgram, ...]:
+        """What a kernel runs at every step: on the way to the ends of tiles, within a tile, and back."""
+        return (self.advance, self.advance, self.backward)
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per channel and step, those of each of n values once."""
+        return _counts(self.programs, 0)
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per channel and step, those of each of n values once."""
+        return _counts(self.programs, 1)
+
+
+def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, int]:
+    """Return operations and results of the special-function unit of a step for each of n values."""
+    counts = [operation_counts(program)["wide"] for program in lowered.programs]
+    return sum(operations for operations, _ in counts), sum(special for _, special in counts)
+
+
+def lower_vectors(cell: Cell) -> LoweredVectors:
+    """Return one step of `cell`, which has the axis n, in stages."""
+    step = lower_steps(cell).step
+    return LoweredVectors(
+        name=cell.name,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        step=staged(step, wide_inputs(cell)),
+        equations=cell.equations,
+        vectors=cell.vectors,
+    )
+
+
+def lower_vectors_backward(cell: Cell) -> LoweredVectorsBackward:
+    """Return the vector-Jacobian product of one step of `cell`, which has the axis n, in stages."""
+    backward = lower_steps_backward(cell, gives_states=True).backward
+    return LoweredVectorsBackward(
+        name=cell.name,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        whole=staged(backward, wide_inputs(cell)),
+        equations=cell.equations,
+        vectors=cell.vectors,
+        recomputed_values=shown_definitions(backward),
+    )
+
+
+def _counts(programs: tuple[StagedProgram, ...], place: int) -> int:
+    return sum(counts[place] for program in programs for counts in operation_counts(program).values())

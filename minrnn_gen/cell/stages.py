@@ -1,0 +1,191 @@
+"""Programs with the axis n as stages: what a channel has once, then what it has n times, then sums over n, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.functions import Comparison, Spread, Sum
+from minrnn_gen.cell.program import Program, Statement
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Statements in the order of execution: `narrow` ones, `wide` ones for each of n values, then `sums` over n.
+
+    A sum is a statement, too: its name, and the expression that is added up.
+    """
+
+    narrow: tuple[Statement, ...] = ()
+    wide: tuple[Statement, ...] = ()
+    sums: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True)
+class StagedProgram:
+    """A program whose statements have no sum within: `constants` are free of the step, and `steps` the rest.
+
+    `inputs` are those of the program, `wide` all names that have the axis n; `results` maps each label to what holds its value.
+    """
+
+    inputs: tuple[str, ...]
+    constants: tuple[Stage, ...]
+    steps: tuple[Stage, ...]
+    results: tuple[tuple[str, str], ...]
+    wide: frozenset[str]
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The names of parameters and constants that steps read, in order."""
+        constant = {statement.name for stage in self.constants for statement in (*stage.narrow, *stage.wide, *stage.sums)}
+        constant |= {name for name in self.inputs if is_constant_input(name)}
+        read = [name for stage in self.steps for statement in statements_of(stage) for name in names_in(statement.expression)]
+        read += [name for _, name in self.results]
+        return tuple(name for name in dict.fromkeys(read) if name in constant)
+
+
+def restricted(program: StagedProgram, labels: Collection[str]) -> StagedProgram:
+    """Return what `program` takes to give the results of these labels; its constants are all there."""
+    results = tuple((label, name) for label, name in program.results if label in labels)
+    needed = {name for _, name in results}
+
+    def of_stage(stage: Stage) -> Stage:
+        # Sums read wide values, wide values narrow ones; within a kind each reads those before it.
+        kept = [list[Statement]() for _ in range(3)]
+        for place, statements in ((2, stage.sums), (1, stage.wide), (0, stage.narrow)):
+            for statement in reversed(statements):
+                if statement.name in needed:
+                    kept[place].insert(0, statement)
+                    needed.update(names_in(statement.expression))
+        return Stage(*map(tuple, kept))
+
+    steps = tuple(of_stage(stage) for stage in reversed(program.steps))[::-1]
+    while steps and not statements_of(steps[-1]):
+        steps = steps[:-1]
+    inputs = tuple(name for name in program.inputs if name in needed)
+    return replace(program, inputs=inputs, steps=steps, results=results)
+
+
+def is_constant_input(name: str) -> bool:
+    """Whether an input of a program is the same at every step: a parameter."""
+    return name.startswith("parameter_")
+
+
+def statements_of(stage: Stage) -> tuple[Statement, ...]:
+    """Return all statements of a stage."""
+    return (*stage.narrow, *stage.wide, *stage.sums)
+
+
+def names_in(expression: Expr) -> list[str]:
+    """Return the names that an expression reads."""
+    return [symbol.name for symbol in ex.symbols_of(expression)]
+
+
+def staged(program: Program, wide_inputs: Collection[str]) -> StagedProgram:
+    """Return `program` as stages; `wide_inputs` are the inputs that have the axis n."""
+    return _Stages(program, wide_inputs).program()
+
+
+class _Stages:
+    """The statements of a program, each put into its stage: behind the sums that it reads, and before the steps if it can."""
+
+    def __init__(self, program: Program, wide_inputs: Collection[str]) -> None:
+        self._program = program
+        self._wide = {name for name in program.inputs if name in wide_inputs}
+        # Of each name whether it changes with the step, and how many sums lie before it.
+        self._places = {name: (not is_constant_input(name), 0) for name in program.inputs}
+        self._statements: dict[tuple[bool, int], dict[str, list[Statement]]] = {}
+        self._hoisted_parts: dict[Expr, Symbol] = {}
+        self._sums: dict[Expr, Symbol] = {}
+
+    def program(self) -> StagedProgram:
+        for statement in self._program.statements:
+            self._define(statement.name, self._without_sums(statement.expression))
+        return StagedProgram(
+            inputs=self._program.inputs,
+            constants=self._of_phase(False),
+            steps=self._of_phase(True),
+            results=self._program.results,
+            wide=frozenset(self._wide),
+        )
+
+    def _of_phase(self, changes: bool) -> tuple[Stage, ...]:
+        levels = [level for phase, level in self._statements if phase == changes]
+        parts = (self._statements.get((changes, level), {}) for level in range(max(levels, default=-1) + 1))
+        return tuple(Stage(*(tuple(part.get(kind, ())) for kind in ("narrow", "wide", "sums"))) for part in parts)
+
+    def _define(self, name: str, expression: Expr) -> None:
+        """Put a statement into its stage."""
+        place = self._place_of(expression)
+        expression = self._hoisted(expression)
+        is_wide = self._is_wide(expression)
+        if is_wide:
+            self._wide.add(name)
+        self._places[name] = place
+        self._add(place, "wide" if is_wide else "narrow", Statement(name, expression))
+
+    def _add(self, place: tuple[bool, int], kind: str, statement: Statement) -> None:
+        self._statements.setdefault(place, {}).setdefault(kind, []).append(statement)
+
+    def _without_sums(self, expression: Expr) -> Expr:
+        """Return `expression` with each sum replaced by its name, and what is spread over n by itself."""
+        operands = [self._without_sums(operand) for operand in ex.operation(expression)[1]]
+        if isinstance(expression, Spread):
+            return operands[0]
+        if not isinstance(expression, Sum):
+            return ex.rebuilt(expression, operands)
+        (operand,) = operands
+        if operand not in self._sums:
+            changes, level = self._place_of(operand)
+            summand = self._hoisted(operand)
+            symbol = ex.named(f"sum_{len(self._sums)}")
+            self._sums[operand] = symbol
+            self._places[symbol.name] = changes, level + 1
+            self._add((changes, level), "sums", Statement(symbol.name, summand))
+        return self._sums[operand]
+
+    def _hoisted(self, expression: Expr) -> Expr:
+        """Return `expression` with names for its largest parts that are computed less often: at no step, or once a channel."""
+        changes, is_wide = self._place_of(expression)[0], self._is_wide(expression)
+        return ex.rebuilt(
+            expression, [self._named_if_rarer(operand, changes, is_wide) for operand in ex.operation(expression)[1]]
+        )
+
+    def _named_if_rarer(self, expression: Expr, changes: bool, is_wide: bool) -> Expr:
+        name, operands = ex.operation(expression)
+        if not operands:
+            return expression
+        is_rarer = (changes and not self._place_of(expression)[0]) or (is_wide and not self._is_wide(expression))
+        # A sign takes no time, and a condition has no name.
+        is_trivial = isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
+        if not is_rarer or is_trivial or not any(True for _ in ex.symbols_of(expression)):
+            return ex.rebuilt(expression, [self._named_if_rarer(operand, changes, is_wide) for operand in operands])
+        if expression not in self._hoisted_parts:
+            symbol = ex.named(f"hoisted_{len(self._hoisted_parts)}")
+            self._hoisted_parts[expression] = symbol
+            self._define(symbol.name, expression)
+        return self._hoisted_parts[expression]
+
+    def _place_of(self, expression: Expr) -> tuple[bool, int]:
+        places = [self._places[name] for name in names_in(expression)]
+        changes = any(place[0] for place in places)
+        return changes, max((level for of_step, level in places if of_step == changes), default=0)
+
+    def _is_wide(self, expression: Expr) -> bool:
+        return not self._wide.isdisjoint(names_in(expression))
+
+
+def operation_counts(staged_program: StagedProgram) -> Mapping[str, tuple[int, int]]:
+    """Return (operations, results of the special-function unit) of a step: "narrow" per channel, "wide" per value of n."""
+    parts: dict[str, list[Statement]] = {"narrow": [], "wide": []}
+    for stage in staged_program.steps:
+        parts["narrow"] += stage.narrow
+        parts["wide"] += (*stage.wide, *stage.sums)
+    sums = sum(len(stage.sums) for stage in staged_program.steps)
+    counted = {kind: Program((), tuple(statements), ()) for kind, statements in parts.items()}
+    return {
+        kind: (program.operation_count + (sums if kind == "wide" else 0), program.transcendental_count)
+        for kind, program in counted.items()
+    }

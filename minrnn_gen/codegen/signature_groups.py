@@ -1,0 +1,159 @@
+"""Groups of parameters that signatures of kernels share: arrays by name, strides, sizes, states and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from minrnn_gen.codegen.parameter import Parameter
+
+# Names of arrays in use at once: kinds of kernels, times cells.
+_NAMES_HELD = 256
+# Axes, and how strides along them are called.
+AXES = {"b": "batch", "t": "time", "g": "gate", "h": "channel", "k": "group", "n": "value", "p": "part"}
+# Axes whose strides scans and diagonal kernels take, of arrays like x and like y; the last axis is contiguous.
+SCAN_X_AXES = {"BTD": "btg", "TBD": "btg", "BDT": "bgh"}
+SCAN_Y_AXES = {"BTD": "bt", "TBD": "bt", "BDT": "bh"}
+# Axes whose strides kernels of dense cells take.
+DENSE_X_AXES, DENSE_Y_AXES = "btgh", "bth"
+# Axes whose strides a single step takes.
+STEP_X_AXES = "bgh"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNames:
+    """Names of a cell's arrays in one pass, in the order in which a call has them.
+
+    A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
+    `vector_parameters` have the axis n, and so have the inputs S.*, `shared`.
+    """
+
+    states: tuple[str, ...]
+    parameters: tuple[str, ...]
+    saved_states: tuple[str, ...] = ()
+    output_state: str | None = None
+    vector_states: tuple[str, ...] = ()
+    vector_parameters: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=_NAMES_HELD)
+def named_arrays(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parameters of the arrays that a cell has by name, such as its final states."""
+    return tuple(f"{prefix}_{name}" for name in names)
+
+
+@lru_cache(maxsize=_NAMES_HELD)
+def stride_names(array: str, axes: str) -> tuple[tuple[str, str], ...]:
+    """Return the parameters that are strides of an array along `axes`, each with its axis."""
+    return tuple((f"{array}_{AXES[axis]}_stride", axis) for axis in axes)
+
+
+class Variant(NamedTuple):
+    """What a signature depends on beside the names of the cell: the layout, and properties of the plan."""
+
+    layout: str
+    resets: bool
+    states_out: str
+    lookback: bool
+    in_clusters: bool
+    in_grid: bool
+
+    @property
+    def kept_type(self) -> str:
+        return "storage_t" if self.states_out == "storage" else "compute_t"
+
+
+Parameters = Iterable[Parameter]
+
+
+def input_array(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
+    """Return a pointer to what a kernel reads."""
+    return Parameter(name, f"const {element}* __restrict__", comment, source, is_of_cell)
+
+
+def output_array(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
+    """Return a pointer to what a kernel writes."""
+    return Parameter(name, f"{element}* __restrict__", comment, source, is_of_cell)
+
+
+def strides_of(array: str, axes: str, source: str, is_of_cell: bool = False) -> Parameters:
+    """Yield the strides of an array along `axes`."""
+    for name, _ in stride_names(array, axes):
+        yield Parameter(name, "int64", "", source, is_of_cell)
+
+
+def sizes_of(*names: str) -> Parameters:
+    """Yield numbers of a call."""
+    for name in names:
+        yield Parameter(name, "int64", "", f"call.{name}")
+
+
+def x_of_step() -> Parameters:
+    """Yield x of a single step."""
+    yield input_array("x", "storage_t", "[batch, GATES, HIDDEN_SIZE], strides below", "call.x")
+    yield from strides_of("x", STEP_X_AXES, "call.x")
+
+
+def recurrent_matrix() -> Parameters:
+    """Yield R."""
+    yield input_array("R", "storage_t", "[PRODUCTS, HEADS, HEAD_DIM (out), HEAD_DIM (in)]", "call.R")
+
+
+def vectors_of(names: ArrayNames, recurrent: bool) -> Parameters:
+    """Yield biases and parameters, each in float32 or the storage type, as a mask says."""
+    yield input_array("bias", "void", "[GATES, HIDDEN_SIZE] or null", "call.bias")
+    if recurrent:
+        yield input_array("recurrent_bias", "void", "[PRODUCTS, HIDDEN_SIZE] or null", "call.recurrent_bias")
+    for name in names.parameters:
+        comment = f"[{channel_axes(name in names.vector_parameters)}]"
+        yield input_array(f"parameter_{name}", "void", comment, "call.parameters", is_of_cell=True)
+    behind = "bit 1: recurrent_bias is; bit 2 + p" if recurrent else "bit 1 + p"
+    yield Parameter(
+        "float32_vectors", "unsigned", f"bit 0: bias is float32; {behind}: parameter p is", "launch.float32_vectors"
+    )
+
+
+def states_of(prefix: str, names: ArrayNames, source: str) -> Parameters:
+    """Yield initial states or the gradients of final ones, read once."""
+    for name in names.states:
+        comment = f"[batch, {channel_axes(name in names.vector_states)}] or null for zeros"
+        yield input_array(f"{prefix}_{name}", "compute_t", comment, source, is_of_cell=True)
+
+
+def states_out_of(prefix: str, names: ArrayNames, source: str) -> Parameters:
+    """Yield final states or the gradients of initial ones, written once."""
+    for name in names.states:
+        comment = f"[batch, {channel_axes(name in names.vector_states)}]"
+        yield output_array(f"{prefix}_{name}", "compute_t", comment, source, is_of_cell=True)
+
+
+def channel_axes(is_wide: bool) -> str:
+    """Return the axes of what each channel has: n values or one."""
+    return "HIDDEN_SIZE, STATE_SIZE" if is_wide else "HIDDEN_SIZE"
+
+
+def rows_of(axes: str, layout: str) -> str:
+    """Return the comment of an array of a scan: axes of x or y in the layout of the kernel."""
+    time_last = layout == "BDT"
+    sizes = {"x": ("GATES", "HIDDEN_SIZE"), "y": ("HIDDEN_SIZE",)}[axes]
+    shape = ("batch", *sizes, "time") if time_last else ("batch", "time", *sizes)
+    return f"[{', '.join(shape)}], strides below, {'time' if time_last else 'channels'} contiguous"
+
+
+def scan_inputs(variant: Variant, names: ArrayNames) -> Parameters:
+    """Yield what both passes of scans and diagonal kernels begin with."""
+    yield input_array("x", "storage_t", rows_of("x", variant.layout), "call.x")
+    yield from strides_of("x", SCAN_X_AXES[variant.layout], "call.x")
+    yield from vectors_of(names, recurrent=False)
+    yield from states_of("initial", names, "call.initial")
+    if variant.resets:
+        yield input_array("resets", "bool", "[batch, time], strides below", "call.sequences.resets")
+        yield from strides_of("resets", "bt", "call.sequences.resets")
+    if variant.layout == "BDT":
+        yield input_array("ends", "int64", "[batch], the length of each sequence, or null for time", "call.sequences.lengths")
+        return
+    yield input_array("begins", "int64", "[batch], the first row of each sequence, or null for 0", "call.sequences.cu_seqlens")
+    yield input_array("ends", "int64", "[batch], the row behind its last one, or null for time", "call.sequences.lengths")

@@ -1,0 +1,242 @@
+"""What the templates read of a cell with the axis n: its stages, each value with the place where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.cell.cuda_names import cuda_name
+from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+from minrnn_gen.cell.stages import Stage, StagedProgram, names_in, statements_of
+from minrnn_gen.codegen.header import comment
+
+Pair = tuple[str, str]
+"""A label or a place, and what belongs to it."""
+
+# A lane's value of what a channel has n times, and the loop over all of them.
+VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; ++k) {"
+
+
+@dataclass(frozen=True)
+class _Printer:
+    """Prints stages as the lines of a function of a lane; `places` has the place of each input, value `k` of one with n.
+
+    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes. Values of a loop
+    that are read behind it stay in arrays.
+    """
+
+    program: StagedProgram
+    places: Mapping[str, str]
+
+    def lines(self, stages: tuple[Stage, ...], results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print `stages` and `results`, each (place, name)."""
+        results = tuple(results)
+        made = {statement.name: number for number, stage in enumerate(stages) for statement in statements_of(stage)}
+        kept = self._read_later(stages, made, {name for _, name in results})
+        lines, read = list[str](), set[str]()
+        for number, stage in enumerate(stages):
+            names = [name for statement in statements_of(stage) for name in names_in(statement.expression)]
+            once = [name for name in dict.fromkeys(names) if name not in made and name not in self.program.wide]
+            lines += [_declared(name, self.places[name]) for name in once if name not in read]
+            read |= {*once}
+            lines += [_declared(statement.name, statement.cuda) for statement in stage.narrow]
+            if stage.wide or stage.sums:
+                lines += self._loop(stage, {name for name, at in made.items() if at < number}, kept)
+        lines += [f"result.{place} = {self._value(name, made)};" for place, name in results if VALUE not in place]
+        wide = [f"    result.{place} = {self._value(name, made)};" for place, name in results if VALUE in place]
+        return (*lines, *((UNROLL, LOOP, *wide, "}") if wide else ()))
+
+    def _loop(self, stage: Stage, before: set[str], kept: set[str]) -> list[str]:
+        """Print a loop over a lane's values, and the sums of them over lanes; `before` are the names of earlier stages."""
+        read = [name for statement in (*stage.wide, *stage.sums) for name in names_in(statement.expression)]
+        made = {statement.name for statement in statements_of(stage)}
+        inputs = [name for name in dict.fromkeys(read) if name in self.program.wide and name not in made]
+        lines = [
+            f"Values<compute_t, VALUES> {stored_name(made_here.name)};" for made_here in stage.wide if made_here.name in kept
+        ]
+        lines += [f"compute_t {cuda_name(summed.name)} = compute_t(0);" for summed in stage.sums]
+        lines += [UNROLL, LOOP]
+        lines += [
+            f"    {_declared(name, f'{stored_name(name)}{VALUE}' if name in before else self.places[name])}" for name in inputs
+        ]
+        for statement in stage.wide:
+            lines.append(f"    {_declared(statement.name, statement.cuda)}")
+            if statement.name in kept:
+                lines.append(f"    {stored_name(statement.name)}{VALUE} = {cuda_name(statement.name)};")
+        lines += [f"    if (has_value(lane, k)) {cuda_name(summed.name)} += {summed.cuda};" for summed in stage.sums]
+        lines.append("}")
+        return lines + [
+            f"{cuda_name(made_here.name)} = sum_over_lanes({cuda_name(made_here.name)});" for made_here in stage.sums
+        ]
+
+    def _read_later(self, stages: tuple[Stage, ...], made: Mapping[str, int], results: set[str]) -> set[str]:
+        """Return the names with n values that are read behind the loop which makes them."""
+        kept = {name for name in results if name in made and name in self.program.wide}
+        for number, stage in enumerate(stages):
+            for statement in statements_of(stage):
+                names = names_in(statement.expression)
+                kept |= {name for name in names if name in self.program.wide and made.get(name, number) < number}
+        return kept
+
+    def _value(self, name: str, made: Mapping[str, int]) -> str:
+        if name not in made:
+            return self.places[name]
+        return f"{stored_name(name)}{VALUE}" if name in self.program.wide else cuda_name(name)
+
+
+def stored_name(name: str) -> str:
+    """Return the identifier of the array that has a lane's values of a name."""
+    return cuda_name(f"all_{name}")
+
+
+def _declared(name: str, value: str) -> str:
+    return f"const compute_t {cuda_name(name)} = {value};"
+
+
+@dataclass(frozen=True)
+class _VectorsNames:
+    """What the templates read of a cell with the axis n in either pass: names in the order of the arrays."""
+
+    lowered: LoweredVectors | LoweredVectorsBackward
+
+    @property
+    def name(self) -> str:
+        return self.lowered.name
+
+    @property
+    def equation_lines(self) -> tuple[str, ...]:
+        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return self.lowered.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.lowered.states
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.lowered.parameters
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The inputs S.* in their order."""
+        return self.lowered.vectors.shared
+
+    @property
+    def wide_states(self) -> tuple[str, ...]:
+        """The states with the axis n."""
+        return self.lowered.vectors.states
+
+    @property
+    def narrow_states(self) -> tuple[str, ...]:
+        """The states without it."""
+        return tuple(name for name in self.states if name not in self.wide_states)
+
+    @property
+    def wide_parameters(self) -> tuple[str, ...]:
+        """The parameters with the axis n, each with its place among all."""
+        return self.lowered.vectors.parameters
+
+    @property
+    def narrow_parameters(self) -> tuple[str, ...]:
+        """The parameters without it."""
+        return tuple(name for name in self.parameters if name not in self.wide_parameters)
+
+    @property
+    def parameter_bits(self) -> Mapping[str, int]:
+        """The bit of each parameter in the mask of those that are float32."""
+        return {name: bit for bit, name in enumerate(self.parameters, 1)}
+
+    @cached_property
+    def held_wide(self) -> tuple[str, ...]:
+        """What is constant over the steps and has the axis n."""
+        return tuple(name for name in self._held if name in self._whole.wide)
+
+    @cached_property
+    def held_narrow(self) -> tuple[str, ...]:
+        """What is constant over the steps and has it not."""
+        return tuple(name for name in self._held if name not in self.held_wide)
+
+    @property
+    def _held(self) -> tuple[str, ...]:
+        return self._whole.held
+
+    @property
+    def _whole(self) -> StagedProgram:
+        """The program whose constants all steps read."""
+        return self.lowered.step if isinstance(self.lowered, LoweredVectors) else self.lowered.whole
+
+    @property
+    def constants_lines(self) -> tuple[str, ...]:
+        """What is computed of the parameters before the first step."""
+        results = [(f"narrow.at[{place}]", name) for place, name in enumerate(self.held_narrow)]
+        results += [(f"wide.at[{place}].at[k]", name) for place, name in enumerate(self.held_wide)]
+        return _Printer(self._whole, self._parameter_places).lines(self._whole.constants, results)
+
+    @property
+    def _parameter_places(self) -> dict[str, str]:
+        places = {f"parameter_{name}": f"parameter.wide.at[{place}].at[k]" for place, name in enumerate(self.wide_parameters)}
+        return places | {
+            f"parameter_{name}": f"parameter.narrow.at[{place}]" for place, name in enumerate(self.narrow_parameters)
+        }
+
+    @property
+    def _places(self) -> dict[str, str]:
+        places = {f"W_{gate}": f"gate.at[{place}]" for place, gate in enumerate(self.gates)}
+        places |= {f"S_{name}": f"shared.at({place}, k)" for place, name in enumerate(self.shared)}
+        places |= {"gradient_y": "dy"}
+        for label, of in (("previous", "previous"), ("gradient_state", "arriving")):
+            places |= {f"{label}_{name}": f"{of}.{self._state_place(name)}" for name in self.states}
+        places |= {name: f"constant.narrow.at[{place}]" for place, name in enumerate(self.held_narrow)}
+        return places | {name: f"constant.wide.at[{place}].at[k]" for place, name in enumerate(self.held_wide)}
+
+    def _state_place(self, name: str) -> str:
+        if name in self.wide_states:
+            return f"wide.at[{self.wide_states.index(name)}].at[k]"
+        return f"narrow.at[{self.narrow_states.index(name)}]"
+
+    def _step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print the steps of `program`, with `results` as (label, place)."""
+        names = dict(program.results)
+        return _Printer(program, self._places).lines(program.steps, ((place, names[label]) for label, place in results))
+
+    def _of_states(self, label: str, member: str) -> tuple[Pair, ...]:
+        return tuple((f"{label}_{name}", f"{member}{self._state_place(name)}") for name in self.states)
+
+
+@dataclass(frozen=True)
+class VectorsText(_VectorsNames):
+    """A step of a cell with the axis n as the templates read it."""
+
+    lowered: LoweredVectors
+
+    @property
+    def step_lines(self) -> tuple[str, ...]:
+        """One step."""
+        return self._step(self.lowered.step, (*self._of_states("state", "state."), ("y", "y")))
+
+
+@dataclass(frozen=True)
+class VectorsBackwardText(_VectorsNames):
+    """The vector-Jacobian product of a step of a cell with the axis n as the templates read it."""
+
+    lowered: LoweredVectorsBackward
+
+    @property
+    def advance_lines(self) -> tuple[str, ...]:
+        """One step, its states alone."""
+        return self._step(self.lowered.advance, self._of_states("state", ""))
+
+    @property
+    def backward_lines(self) -> tuple[str, ...]:
+        """One step back."""
+        results = (
+            *((f"gradient_W_{gate}", f"gate.at[{place}]") for place, gate in enumerate(self.gates)),
+            *self._of_states("gradient_previous", "previous."),
+            *((f"gradient_S_{name}", f"shared.at[{place}].at[k]") for place, name in enumerate(self.shared)),
+            *((f"gradient_{label}", place) for label, place in self._parameter_places.items()),
+        )
+        return self._step(self.lowered.backward, results)

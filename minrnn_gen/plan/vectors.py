@@ -1,0 +1,268 @@
+"""The search space of vector_forward, vector_backward and vector_step: lanes share the n values of a channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
+from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+# Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
+REGISTERS_FIXED = {"forward": 48, "backward": 64, "step": 28}
+# Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
+TEMPORARIES_MAX = 16
+# Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
+UNROLLED_OPERATIONS_MAX = 2400
+# Of a result that the next instruction waits for (arXiv 1804.06826), of a special function with what prepares its argument, of
+# a shuffle, and of a value read from shared memory.
+CYCLES_PER_OPERATION, CYCLES_PER_TRANSCENDENTAL, CYCLES_PER_SHUFFLE, CYCLES_PER_SHARED = 4.0, 24.0, 25.0, 30.0
+# Per step: its loop, and per value moved through shared memory its address and access.
+INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
+# Around a tile: the barrier, and the instructions that move it.
+CYCLES_PER_TILE = 150.0
+# What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
+SECTOR_BYTES, NARROW_SHARE = 32, 0.25
+SHARED_ALIGNMENT, RESET_BYTES = 16, 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block has by a candidate's variables."""
+
+    problem: Problem
+    threads: int
+    lanes: int
+    tile_steps: int
+
+    @property
+    def values(self) -> int:
+        """Values of a lane, of the n of a channel."""
+        return -(-self.problem.state_size // self.lanes)
+
+    @property
+    def channels(self) -> int:
+        return self.threads // self.lanes
+
+    @property
+    def group_channels(self) -> int:
+        return self.problem.hidden_size // self.problem.groups
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        return self.problem.groups * -(-self.group_channels // self.channels)
+
+    @property
+    def vector(self) -> int:
+        """Values of x and y that one load or store moves."""
+        problem = self.problem
+        aligned = problem.specialization.alignment_bytes // problem.precision.storage_bytes
+        if problem.layout == "BDT":
+            return min(aligned, self.tile_steps)
+        return math.gcd(aligned, self.group_channels, self.channels)
+
+    @property
+    def state_rows(self) -> int:
+        """Values of a lane of all states."""
+        wide = len(self.problem.cell.vector_states)
+        return wide * self.values + len(self.problem.cell.states) - wide
+
+    @property
+    def row_alignment(self) -> int:
+        """Bytes that a lane's values of an input S.* are aligned to."""
+        return math.gcd(self.values * self.problem.precision.arithmetic_bytes, WIDEST_COPY_BYTES)
+
+    def shared_map(self) -> dict[str, int]:
+        """The parts of the block's shared memory: both buffers of each."""
+        cell, precision = self.problem.cell, self.problem.precision
+        if self.problem.kernel_pass == "step":
+            return {}
+        pitch = self.channels + (self.problem.layout == "BDT")
+        row = self.tile_steps * pitch * precision.storage_bytes
+        is_backward = self.problem.kernel_pass == "backward"
+        gates = 2 * _aligned(len(cell.gates) * row)
+        arithmetic = precision.arithmetic_bytes
+        inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
+        parts = {"gates": gates, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
+        parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
+        if is_backward:
+            warps = self.threads // limits.WARP_LANES
+            of_warp = max(1, len(cell.shared) * self.values) * self.lanes
+            parts["gradients"] = gates
+            parts["shared_gradients"] = 2 * _aligned(self.tile_steps * warps * of_warp * arithmetic)
+            parts["states"] = _aligned(self.tile_steps * self.state_rows * self.threads * arithmetic)
+        return parts
+
+    def registers(self) -> int:
+        """Return an estimate: the tile under way, what is carried on, and one step's own values."""
+        problem, cell, precision = self.problem, self.problem.cell, self.problem.precision
+        words = problem.registers_per_value
+        wide_states, wide_parameters = len(cell.vector_states), len(cell.vector_parameters)
+        narrow = len(cell.states) - wide_states + len(cell.parameters) - wide_parameters + 2 * len(cell.gates)
+        of_value = 2 * wide_states + wide_parameters
+        under_way = 0
+        if problem.kernel_pass != "step":
+            storage = max(1, precision.storage_bytes // REGISTER_BYTES)
+            tile = len(cell.gates) * -(-self.tile_steps // self.lanes) * storage
+            inputs = len(cell.shared) * -(-self.tile_steps * self.lanes * self.values // self.threads)
+            under_way = tile + inputs
+        if problem.kernel_pass == "backward":
+            of_value += wide_states + wide_parameters + len(cell.shared)
+            narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
+            under_way += -(-self.tile_steps // self.lanes)
+        temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
+        return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
+
+    def partition(self) -> dict[str, int]:
+        """What the templates need to know beside the variables."""
+        problem = self.problem
+        return {
+            "state_size": problem.state_size,
+            "groups": problem.groups,
+            "vector": self.vector,
+            "row_alignment": self.row_alignment,
+            "state_rows": self.state_rows,
+            "blocks_per_sequence": self.blocks_per_sequence,
+            "group_blocks": self.blocks_per_sequence // problem.groups,
+        }
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def _block(problem: Problem, candidate: Candidate) -> Block:
+    return Block(problem, candidate["threads"], candidate["lanes"], candidate.get("tile_steps", 1))
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    lanes = tuple(1 << power for power in range(6) if 1 << power < 2 * problem.state_size)
+    threads = {"threads": (32, 64, 128, 256), "lanes": lanes}
+    return threads if problem.kernel_pass == "step" else {**threads, "tile_steps": (4, 8, 16, 32)}
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    of_block = tuple(variables(problem))
+    of_lanes = ("threads", "lanes")
+
+    def unrolled(lanes: int) -> int:
+        block = Block(problem, limits.WARP_LANES, lanes, 1)
+        narrow = problem.cell.operation_count - problem.cell.wide_operation_count
+        return narrow + block.values * problem.cell.wide_operation_count
+
+    return (
+        Constraint(
+            "channels_per_block",
+            "a block much wider than a group of channels is dominated: its lanes idle",
+            of_lanes,
+            lambda threads, lanes: 0 if problem.kernel_pass == "step" else threads // lanes,
+            lambda _, lanes: max(2 * problem.hidden_size // problem.groups - 1, limits.WARP_LANES // lanes),
+            "channels",
+            drops_dominated=True,
+        ),
+        *limits.hardware_constraints(
+            problem.gpu,
+            Quantity(("threads",), lambda threads: threads),
+            Quantity(of_block, lambda *point: Block(problem, *point, *(() if len(point) > 2 else (1,))).registers()),
+            Quantity(
+                of_block, lambda *point: sum(Block(problem, *point, *(() if len(point) > 2 else (1,))).shared_map().values())
+            ),
+        ),
+        Constraint(
+            "unrolled_operations",
+            "the loop over a lane's values is unrolled, so that they stay in registers; beyond this compiling takes too long",
+            ("lanes",),
+            unrolled,
+            lambda _: UNROLLED_OPERATIONS_MAX,
+            "operations",
+            "split the cell's equations into fewer operations, or give a smaller state_size",
+        ),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    block = _block(problem, candidate)
+    return limits.resident(
+        problem,
+        threads=block.threads,
+        channels_per_block=block.channels,
+        registers_estimated=block.registers(),
+        shared_map=block.shared_map(),
+        tile_steps=block.tile_steps,
+        partition=block.partition(),
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Whichever is longest: bytes moved, instructions or special functions of the busiest SM, the chain of steps."""
+    cell, gpu, block = problem.cell, problem.gpu, _block(problem, candidate)
+    held = resources(problem, candidate)
+    cycles_per_us = gpu.sm_clock_hz / 1e6
+    per_function = gpu_rates.INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    narrow_operations = cell.operation_count - cell.wide_operation_count
+    narrow_functions = cell.transcendental_count - cell.wide_transcendental_count
+    functions = narrow_functions + block.values * cell.wide_transcendental_count
+    shuffles = cell.sum_count * math.log2(block.lanes)
+    accesses = len(cell.gates) + 1 + block.values * len(cell.shared) / 4
+    if problem.kernel_pass == "backward":
+        accesses += 2 * block.state_rows + len(cell.gates)
+        shuffles += block.values * len(cell.shared) + math.log2(limits.WARP_LANES / block.lanes)
+    own = narrow_operations + block.values * cell.wide_operation_count + functions * per_function
+    instructions = own + 2 * shuffles + accesses * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_STEP
+    latency = (
+        CYCLES_PER_SHARED
+        + CYCLES_PER_OPERATION * (narrow_operations + cell.wide_operation_count)
+        + CYCLES_PER_TRANSCENDENTAL * (narrow_functions + cell.wide_transcendental_count)
+        + CYCLES_PER_SHUFFLE * shuffles
+        + CYCLES_PER_TILE / block.tile_steps
+    )
+    if problem.kernel_pass == "step":
+        blocks: Amount = ceil(problem.batch * problem.hidden_size * block.lanes / block.threads)
+    else:
+        blocks = problem.batch * block.blocks_per_sequence
+    warps = block.threads / limits.WARP_LANES
+    of_busiest_sm = ceil(blocks / gpu.sm_count)
+    rounds = ceil(of_busiest_sm / held.blocks_per_sm)
+    warp_steps = of_busiest_sm * warps * problem.time
+    special = warp_steps * functions * limits.WARP_LANES
+    states = (
+        problem.batch * problem.hidden_size * problem.state_size * len(cell.vector_states) * problem.precision.arithmetic_bytes
+    )
+    # Of a step whose lanes read less than a sector of memory at once, some is read again.
+    narrow = 1 + NARROW_SHARE * max(0.0, math.log2(SECTOR_BYTES / (block.lanes * problem.precision.arithmetic_bytes)))
+    traffic = problem.traffic_bytes + 2 * states * (narrow if problem.kernel_pass == "step" else 1.0)
+    if problem.kernel_pass == "backward":
+        traffic = traffic + 2 * states * problem.time / block.tile_steps
+    # What a block has under way is a tile; the memory's latency passes while another is computed.
+    in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
+    resident = held.blocks_per_sm * in_flight
+    starved = max(1.0, gpu.bytes_in_flight_per_sm / resident) if problem.kernel_pass != "step" else 1.0
+    return {
+        "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
+        "issue": warp_steps * instructions / gpu.partitions_per_sm / cycles_per_us,
+        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
+        "chain": rounds * problem.time * maximum(latency, instructions) / cycles_per_us,
+        "launch": gpu_rates.launch_us(gpu),
+    }
+
+
+def _family(name: str) -> Family:
+    return Family(
+        name=name,
+        entry=name,
+        strategy="elementwise" if name == "vector_step" else "serial",
+        copies=False,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+FORWARD = _family("vector_forward")
+BACKWARD = _family("vector_backward")
+STEP = _family("vector_step")

@@ -1,0 +1,118 @@
+"""Mamba's selective scan as a module: what makes steps, inputs and outputs of a sequence, and the recurrence between them."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+
+from minrnn_gen.api import compile
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.dtypes import PRECISIONS
+from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.tensors import check_tensor
+
+# Where the steps begin, as the paper has them (Gu and Dao, Mamba, arXiv 2312.00752, section 3.6): between these, uniform as
+# logarithms, so that channels remember from about ten steps to a thousand.
+STEP_LEAST, STEP_MOST = 0.001, 0.1
+# Channels for each of the numbers that steps are made of.
+CHANNELS_PER_RANK = 16
+
+
+class SelectiveScan(torch.nn.Module):
+    """y, state = scan(x, z=None, state=None): h[t] = exp(-exp(a) Δ) h[t-1] + Δ x B, y = (Σ C h + d x) · silu(z).
+
+    x, z and y [batch, T, channels], state [batch, channels, state_size]. Δ, B and C are made of x by two linear maps without
+    bias, Δ by way of `rank` numbers, and biased. Parameters: in_weight [rank + 2 · groups · state_size, channels], step_weight
+    [channels, rank], step_bias [channels], a [channels, state_size] and d [channels]. Under autocast x is cast.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        state_size: int = 16,
+        *,
+        rank: int | None = None,
+        groups: int = 1,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make the parameters as the paper does; raises BadInput for sizes that no spec has."""
+        super().__init__()
+        # The spec says what sizes are.
+        load_spec(_spec(channels, state_size, groups, "fp32", True))
+        if isinstance(groups, int) and channels % groups:
+            raise BadInput(f"groups is {groups}, which does not divide channels {channels}; a divisor of it is expected")
+        self.channels, self.state_size, self.groups = channels, state_size, groups
+        self.rank = -(-channels // CHANNELS_PER_RANK) if rank is None else rank
+        made = {"device": device, "dtype": dtype}
+        self.in_weight = torch.nn.Parameter(torch.empty(self.rank + 2 * groups * state_size, channels, **made))
+        self.step_weight = torch.nn.Parameter(torch.empty(channels, self.rank, **made))
+        self.step_bias = torch.nn.Parameter(torch.empty(channels, **made))
+        self.a = torch.nn.Parameter(torch.empty(channels, state_size, **made))
+        self.d = torch.nn.Parameter(torch.empty(channels, **made))
+        self.reset_parameters()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def reset_parameters(self) -> None:
+        """Draw the weights and steps anew; a is that of rates 1 to state_size, d is 1."""
+        torch.nn.init.kaiming_uniform_(self.in_weight, a=math.sqrt(5))
+        torch.nn.init.uniform_(self.step_weight, -(self.rank**-0.5), self.rank**-0.5)
+        step = torch.empty_like(self.step_bias).uniform_(math.log(STEP_LEAST), math.log(STEP_MOST)).exp()
+        self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus makes it the step
+        rates = torch.arange(1, self.state_size + 1, device=self.a.device, dtype=torch.float32)
+        self.a.copy_(rates.log().expand_as(self.a))
+        self.d.fill_(1)
+
+    def forward(self, x: Any, z: Any = None, state: Any = None) -> tuple[Any, Any]:
+        """Return y and the state after the last step, zeros before the first where `state` is None."""
+        check_tensor(x, "x")
+        if x.dim() != 3 or x.shape[2] != self.channels:
+            raise BadInput(f"x has shape {list(x.shape)}; [batch, time, {self.channels}] is expected")
+        if z is not None and z.shape != x.shape:
+            raise BadInput(f"z has shape {list(z.shape)}; {list(x.shape)}, that of x, is expected")
+        small, b, c = torch.nn.functional.linear(x, self.in_weight).split(
+            [self.rank, *2 * [self.groups * self.state_size]], dim=-1
+        )
+        step = torch.nn.functional.linear(small, self.step_weight)
+        gates = [step, x.to(step.dtype), *([] if z is None else [z.to(step.dtype)])]
+        bias = torch.stack([self.step_bias, *(torch.zeros_like(self.step_bias) for _ in gates[1:])])
+        kernel = _kernel(self.channels, self.state_size, self.groups, PRECISIONS[step.dtype], z is not None)
+        by_group = (*x.shape[:2], self.groups, self.state_size)
+        wide = torch.float64 if step.dtype is torch.float64 else torch.float32
+        y, final = recurrence(
+            kernel,
+            torch.stack(gates, 2),
+            bias=bias.to(wide),
+            parameters={"a": self.a.to(wide), "d": self.d.to(wide)},
+            shared={"b": b.reshape(by_group), "c": c.reshape(by_group)},
+            state=None if state is None else {"h": state},
+        )
+        return y, final["h"]
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.channels}, {self.state_size}, rank={self.rank}, groups={self.groups}"
+
+
+def _spec(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> dict[str, Any]:
+    ungated: dict[str, Any] = {
+        "name": "selective_ungated",
+        "gates": ["dt", "x"],
+        "states": {"h": "n"},
+        "shared": ["b", "c"],
+        "parameters": {"a": "n", "d": 1},
+        "equations": "dt = softplus(W.dt)\nh[t] = exp(-exp(a) * dt) * h[t-1] + dt * W.x * S.b",
+        "output": "sum(S.c * h[t]) + d * W.x",
+    }
+    sizes = {"hidden_size": channels, "state_size": state_size, "groups": groups, "precision": precision}
+    return {"model": "selective" if has_z else ungated, **sizes}
+
+
+@cache
+def _kernel(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> Kernel:
+    return compile(_spec(channels, state_size, groups, precision, has_z))

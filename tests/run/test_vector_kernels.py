@@ -1,0 +1,154 @@
+"""The text of the kernels for n values per channel, run on the host and watched, gives what the CPU target gives in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.emulated_calls import kernel_of as emulated_kernel_of
+from support.emulated_code import HAS_COMPILER
+from support.examples import examples
+from support.uncompiled_kernels import nothing_compiled
+from support.vector_calls import VectorCall, in_float64, results_of
+
+import minrnn_gen
+from minrnn_gen.cell.files import vector_library_names
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.interpret.verify import share_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.precision import PRECISION_NAMES, error_allowed, remembered_error
+
+vector_cells = pytest.importorskip("support.vector_cells")
+pytestmark = pytest.mark.skipif(
+    not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
+)
+
+CELLS = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}
+NAMES = (*vector_library_names(), *CELLS)
+EVERYDAY = ("selective", "scalar and vector states", "delta rule")
+
+
+@functools.cache
+def kernels_of(name: str, wanted: tuple[tuple[str, int], ...] = (), **keys: Any) -> tuple[InterpretedKernel, Kernel]:
+    """Return a kernel whose text is run, and the same in float64."""
+    spec = {"model": {"name": "written", **CELLS[name]} if name in CELLS else name, "gpu": "h200", "training": True}
+    spec |= {"hidden_size": 6, "state_size": 5, "precision": "fp64"} | keys
+    has_shared = "shared" in CELLS[name] if name in CELLS else name != "s4d"
+    if not has_shared:
+        spec.pop("groups", None)
+    with nothing_compiled():
+        return emulated_kernel_of(dict(wanted), **spec), minrnn_gen.compile(spec | {"precision": "fp64"})
+
+
+def check(name: str, call: VectorCall, all_states: bool = False, wanted: Mapping[str, int] | None = None, **keys: Any) -> None:
+    """Hold every result of a forward and its backward against float64."""
+    kernel, exact = kernels_of(name, tuple((wanted or {}).items()), **keys)
+    arguments = call.arguments(kernel.interface)
+    found = results_of(kernel, arguments, all_states)
+    with np.errstate(all="ignore"):
+        expected = results_of(exact, in_float64(arguments), all_states)
+    precision = kernel.interface.precision
+    slack = error_allowed(precision) + remembered_error(precision, "linear")
+    for of_pass, exact_of_pass in zip(found, expected, strict=True):
+        assert set(of_pass) == set(exact_of_pass)
+        for label, array in exact_of_pass.items():
+            assert of_pass[label].shape == array.shape
+            assert share_of(of_pass[label], array, slack) <= 1, (name, label)
+
+
+WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
+    ({}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
+    ({"layout": "TBD", "direction": "reverse", "groups": 2}, {"threads": 64, "lanes": 2, "tile_steps": 4}),
+    ({"layout": "BDT", "groups": 3}, {"threads": 32, "lanes": 4, "tile_steps": 8}),
+    ({"layout": "BDT", "direction": "reverse"}, {"threads": 32, "lanes": 8, "tile_steps": 4}),
+    ({"direction": "bidirectional", "groups": 2}, {"threads": 32, "lanes": 2, "tile_steps": 8}),
+    ({"hidden_size": 40, "state_size": 16}, {"threads": 64, "lanes": 4, "tile_steps": 8}),
+    ({"hidden_size": 3, "state_size": 1}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
+    ({"hidden_size": 2, "state_size": 40}, {"threads": 32, "lanes": 32, "tile_steps": 4}),
+)
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in EVERYDAY else [pytest.mark.matrix_full]) for n in NAMES])
+@settings(max_examples=examples(1), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_gradients_and_results_are_those_of_the_cpu(name: str, way: int, data: Any) -> None:
+    """In every layout, direction and split of a channel over lanes, on lengths around the tiles."""
+    keys, wanted = WAYS[way]
+    tile = wanted["tile_steps"]
+    call = VectorCall(
+        rows=data.draw(st.integers(1, 3)),
+        time=data.draw(st.sampled_from((2 * tile + 1, tile, 3 * tile - 1, 1, tile + 1, 0))),
+        has_resets=data.draw(st.booleans()),
+        has_lengths=data.draw(st.booleans()),
+        has_state=data.draw(st.booleans()),
+        has_bias=data.draw(st.booleans()),
+    )
+    check(name, call, data.draw(st.booleans()), wanted, **keys)
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_packed_sequences_are_each_its_own(name: str) -> None:
+    check(name, VectorCall(1, 21, has_resets=True, ends=(0, 4, 4, 13, 14, 21)), wanted={"tile_steps": 4}, groups=2)
+
+
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+@pytest.mark.parametrize("precision", PRECISION_NAMES)
+def test_every_precision(precision: str, layout: str) -> None:
+    keys = {"precision": precision, "layout": layout, "hidden_size": 16, "state_size": 8}
+    check("selective", VectorCall(2, 24, has_resets=True), wanted={"tile_steps": 8, "lanes": 2}, **keys)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_a_sequence_of_one(name: str, precision: str) -> None:
+    kernel, _ = kernels_of(name, precision=precision, groups=2)
+    arguments = VectorCall(7, 1).arguments(kernel.interface)
+    y, state = kernel(**arguments)
+    x = arguments.pop("x")
+    arguments["shared"] = {label: values[:, 0] for label, values in arguments.get("shared", {}).items()} or None
+    found, after = kernel.step(x[:, 0], **arguments)
+    slack = 2 * kernel.interface.precision.arithmetic_roundoff * kernel.interface.state_size
+    assert share_of(found, y[:, 0], max(slack, kernel.interface.precision.storage_roundoff)) <= 1
+    for label, values in state.items():
+        assert share_of(after[label], values, slack) <= 1, label
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    """Whatever the order in which threads run: sums over channels and lanes have one of their own."""
+    kernel, _ = kernels_of("selective", (("lanes", 2), ("threads", 64)), hidden_size=70, precision="fp32")
+    arguments = VectorCall(2, 9).arguments(kernel.interface)
+    runs = []
+    for seed in (1, 2):
+        with kernel.seeded(seed):
+            runs.append(results_of(kernel, arguments))
+    for one, other in zip(*runs, strict=True):
+        for label, values in one.items():
+            np.testing.assert_array_equal(values, other[label], label)
+
+
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str) -> None:
+    """A NaN in a gate stays in its channel, and ends at a reset."""
+    kernel, _ = kernels_of("selective", (("lanes", 2), ("tile_steps", 4)), layout=layout)
+    call = VectorCall(2, 12, has_resets=True)
+    arguments = call.arguments(kernel.interface)
+    arguments["resets"][:] = False
+    arguments["resets"][:, [4, 8]] = True
+    axes = kernel.interface.x_axes
+    x = np.moveaxis(arguments["x"], [axes.index(axis) for axis in "btgh"], range(4))
+    clean, _ = kernel(**arguments)
+    x[1, 5, :, 2] = np.nan
+    y, state = kernel(**arguments)
+    found, expected = (
+        one.transpose([("bth" if layout == "BTD" else "bht").index(axis) for axis in "bth"]) for one in (y, clean)
+    )
+    touched = np.zeros(found.shape, bool)
+    touched[1, 5:8, 2] = True
+    assert np.isnan(found[touched]).all() and np.isfinite(state["h"]).all()
+    np.testing.assert_array_equal(found[~touched], expected[~touched])
