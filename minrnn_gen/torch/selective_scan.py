@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
 from typing import Any
 
 import torch
 
-from minrnn_gen.api import compile
-from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.functional import recurrence
 from minrnn_gen.torch.tensors import check_tensor
@@ -43,10 +43,7 @@ class SelectiveScan(torch.nn.Module):
     ) -> None:
         """Make the parameters as the paper does; raises BadInput for sizes that no spec has."""
         super().__init__()
-        # The spec says what sizes are.
-        load_spec(_spec(channels, state_size, groups, "fp32", True))
-        if isinstance(groups, int) and channels % groups:
-            raise BadInput(f"groups is {groups}, which does not divide channels {channels}; a divisor of it is expected")
+        _kernel(channels, state_size, groups, "fp32", True)  # which knows what sizes are
         self.channels, self.state_size, self.groups = channels, state_size, groups
         self.rank = -(-channels // CHANNELS_PER_RANK) if rank is None else rank
         made = {"device": device, "dtype": dtype}
@@ -115,4 +112,4 @@ def _spec(channels: int, state_size: int, groups: int, precision: str, has_z: bo
 
 @cache
 def _kernel(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> Kernel:
-    return compile(_spec(channels, state_size, groups, precision, has_z))
+    return kernel_by(json.dumps(_spec(channels, state_size, groups, precision, has_z)))

@@ -202,21 +202,25 @@ class Workload:
 
         # A step has no time axis, whatever the layout.
         axes = "bgh" if self.plan.kernel_pass == "step" else interface.preactivation_axes
-        state_shape = interface.state_shape(sizes.batch)
+        state_shapes = {name: interface.shape_of_state(name, sizes.batch) for name in interface.states}
         x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
         forward: dict[str, Any] = {}
         backward: dict[str, Any] = {"dy": uniform(interface.y_shape(sizes.batch, sizes.time), 1)}
         if interface.recurrent_gates:
             forward["R"] = uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim))
         if interface.parameters:
-            forward["parameters"] = {name: uniform(interface.parameter_shape, 3) for name in interface.parameters}
+            forward["parameters"] = {name: uniform(interface.shape_of_parameter(name), 3) for name in interface.parameters}
+        if interface.shared:
+            shared_axes = interface.shared_axes.replace("t", "") if self.plan.kernel_pass == "step" else interface.shared_axes
+            shape = interface.shape(shared_axes, sizes.batch, sizes.time)
+            forward["shared"] = {name: uniform(shape, 7) for name in interface.shared}
         if is_whole:
             forward["bias"] = uniform((len(interface.gates), interface.hidden_size), 4)
             if interface.takes_recurrent_bias:
                 forward["recurrent_bias"] = uniform(interface.recurrent_bias_shape, 5)
             state = (1.5 + values / 2).astype(carried)
-            forward["state"] = {name: place(state, state_shape, state.itemsize) for name in interface.states}
-            backward["dstate"] = {name: uniform(state_shape, 6, dtype=carried) for name in interface.states}
+            forward["state"] = {name: place(state, shape, state.itemsize) for name, shape in state_shapes.items()}
+            backward["dstate"] = {name: uniform(shape, 6, dtype=carried) for name, shape in state_shapes.items()}
         return Arguments(x, forward, backward)
 
 

@@ -98,6 +98,7 @@ EVERYDAY = {
     "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
     "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True, "recurrent shared cells": False,
     "large four products": True, "large tf32": False, "large groups of columns": False, "large cluster": False,
+    "vectors channels": True, "vectors time": False, "vectors lanes": False,
     "alternating fp64": False, "alternating fp16": True, "own scan of channels": False, "own scan of time": True,
     "own diagonal cell": True, "own dense cell": False, "raw": False, "raw complex": False, "raw complex tickets": False,
 }  # fmt: skip
@@ -148,6 +149,8 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
+    if plan.family == "vectors":
+        return (2 * plan.tile_steps + 1, plan.tile_steps, 1, plan.tile_steps + 1, 0)
     if plan.family != "scan":
         stages = plan.variables.get("stages", 1)
         return (2 * stages + 1, stages, 1, stages + 1, 0)

@@ -34,7 +34,7 @@ def _are_same(first: Any, second: Any) -> bool:
 
 def unlike_final_state(kernel: Kernel, arguments: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return what of a call's y and final states is not the same, empty where all is."""
-    output = kernel.builder.lowered_for("backward").output_state
+    output = kernel.builder.lowered_backward.output_state
     if output is None:
         return ""
     last, has_steps = last_steps(kernel.interface, results["y"], arguments.get("lengths"))

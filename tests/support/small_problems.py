@@ -239,6 +239,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         total, first = case.batch * case.time, case.time // 2
         ends = numpy.array([0, first, first, *numpy.linspace(first, total, case.batch - 1, dtype=numpy.int64)[1:]])
         forward = {**inputs.forward, "x": _packed(inputs.forward["x"]), "cu_seqlens": ends}
+        if "shared" in forward:
+            forward["shared"] = {name: _packed(values) for name, values in forward["shared"].items()}
         return replace(inputs, forward=forward, dy=_packed(inputs.dy))
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
@@ -367,6 +369,19 @@ TWO_PRODUCTS: dict[str, Any] = {
     "model": {"name": "two_products", "equations": "z = sigmoid(W.z + R.z)\nh[t] = z * h[t-1] + (1 - z) * tanh(W.n * R.n)"},
 }
 
+# Cells with n values per channel: of one state, and of a state with n and one without, coupled by a sum.
+SELECTIVE = {"model": "selective", "hidden_size": 20, "state_size": 6}
+BOTH_KINDS: dict[str, Any] = {
+    "model": {
+        "name": "both_kinds",
+        "states": {"g": 1, "h": "n"},
+        "shared": ["b"],
+        "parameters": {"u": "n", "v": 1},
+        "equations": "k = sigmoid(W.f)\ng[t] = k * g[t-1] + (1 - k) * sum(h[t-1]) * v\nh[t] = k * h[t-1] + W.x * S.b + u",
+        "output": "sum(h[t] * S.b) + g[t]",
+    },
+    "state_size": 3,
+}
 # A diagonal cell whose backward sums nothing, where there is no bias.
 LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
 
@@ -441,6 +456,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("no parameter", LEAKING, {}, "bare", BOTH),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
+    ),
+    "vectors": (
+        ("channels", SELECTIVE | BF16, {"lanes": 2, "tile_steps": 4, "threads": 32}, "long resets bare mixed", BOTH),
+        ("all", SELECTIVE | BF16, {"lanes": 4, "tile_steps": 4}, "all nan-resets", FORWARD),
+        ("time", BDT | SELECTIVE | {"groups": 2}, {"lanes": 2, "tile_steps": 8}, "long resets bare pieces", BOTH),
+        ("lanes", SELECTIVE | REVERSE | FP64 | {"state_size": 11}, {"lanes": 8, "tile_steps": 4}, "long resets", BOTH),
+        ("warps", SELECTIVE | {"hidden_size": 70}, {"lanes": 1, "tile_steps": 4, "threads": 64}, "long packed", BOTH),
+        ("no input that is shared", {"model": "s4d", "hidden_size": 6, "state_size": 4}, {"tile_steps": 4}, "long bare", BOTH),
+        ("both kinds of states", BOTH_KINDS | {"hidden_size": 10}, {"lanes": 2, "tile_steps": 4}, "long all resets", BOTH),
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed cut-resets", BOTH),
@@ -598,6 +622,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
 STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
     ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
+    ("step of n values", SELECTIVE | {"precision": "bf16"}, {"lanes": 4}),
+    ("step of both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}),
     ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),
     ("step of one", {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1, "batch_tile": 1}),

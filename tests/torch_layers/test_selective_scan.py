@@ -6,20 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.uncompiled_kernels import nothing_compiled
 from torch.nn.functional import linear, silu, softplus
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.torch import SelectiveScan
 from minrnn_gen.torch import selective_scan as module
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _uncompiled() -> Any:
-    with nothing_compiled():
-        module._kernel.cache_clear()
-        yield
-        module._kernel.cache_clear()
 
 
 def looped(scan: SelectiveScan, x: Any, z: Any, state: Any) -> tuple[Any, Any]:
@@ -71,7 +62,7 @@ def test_steps_begin_where_the_paper_has_them() -> None:
     ("run", "said"),
     [
         (lambda: SelectiveScan(4, 0), "state_size: 0 is given"),
-        (lambda: SelectiveScan(4, groups=3), "groups is 3, which does not divide channels 4"),
+        (lambda: SelectiveScan(4, groups=3), "groups: 3 does not divide hidden_size 4"),
         (lambda: SelectiveScan(4)(torch.zeros(2, 3)), "x has shape [2, 3]; [batch, time, 4] is expected"),
         (lambda: SelectiveScan(4)(torch.zeros(2, 3, 4), torch.zeros(2, 3)), "z has shape [2, 3]; [2, 3, 4], that of x"),
     ],

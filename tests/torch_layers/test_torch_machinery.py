@@ -69,14 +69,14 @@ def test_the_operators_keep_what_their_schemas_say(model: str, projects: bool) -
     parameters = [torch.randn(HIDDEN, requires_grad=True) for _ in kernel.parameters]
     state = [torch.randn(BATCH, HIDDEN, requires_grad=True) for _ in kernel.states]
     for initial, lengths in ((state, None), ([], torch.tensor([3, 6]))):
-        call = (x, R, weight, bias, None, None, lengths, None, parameters, initial)
+        call = (x, R, weight, bias, None, None, lengths, None, [], parameters, initial)
         keeps = lengths is not None  # the states after every step, too
         torch.library.opcheck(OPERATORS.recurrence.default, (kernels.known(kernel), True, keeps, *call))
         with torch.no_grad():
             y, *rest = OPERATORS.recurrence(kernel.recipe, True, keeps, *call)
         final, extra = rest[: len(state)], rest[len(state) :]
         backward = (kernel.recipe, keeps, *(one.detach() if torch.is_tensor(one) else one for one in call[:8]))
-        backward = (*backward, [one.detach() for one in parameters], [one.detach() for one in initial], y, extra, y, final)
+        backward = (*backward, [], [one.detach() for one in parameters], [one.detach() for one in initial], y, extra, y, final)
         torch.library.opcheck(OPERATORS.recurrence_backward.default, backward)
     with torch.no_grad():
         torch.library.opcheck(OPERATORS.recurrence.default, (kernel.recipe, False, False, *call))
