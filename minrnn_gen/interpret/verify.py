@@ -237,7 +237,8 @@ def share_of(result: Any, expected: Any, slack: float) -> float:
     values, expected = result.astype(wide).reshape(-1), expected.astype(wide).reshape(-1)
     if not values.size:
         return 0.0
-    error = numpy.where(values == expected, 0.0, numpy.abs(values - expected))
+    with numpy.errstate(invalid="ignore"):  # equal infinities
+        error = numpy.where(values == expected, 0.0, numpy.abs(values - expected))
     finite = numpy.where(numpy.isfinite(expected), expected, 0.0)
     size, largest = float(numpy.linalg.norm(finite)), float(numpy.abs(finite).max())
     if not size:
