@@ -116,7 +116,7 @@ def _operands(
         state=_named(arguments.state, "state"),
     )
     interface = kernel.interface
-    _check_x64(interface)
+    check_x64(interface.precision.name)
     call = check_call(interface, described, values_of, arrays, single_step=single_step)
     own = kernel_by(_projected(kernel.recipe))
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
@@ -146,6 +146,8 @@ def _recipe(spec: SpecLike) -> str:
     if isinstance(spec, Kernel):
         return known(spec)
     check_static(spec, "spec")
+    for key, value in spec.items() if isinstance(spec, Mapping) else ():
+        check_static(value, f"spec['{key}']")
     loaded = load_spec(spec)
     return recipe_of(loaded, cell_source_of(loaded))
 
@@ -174,8 +176,9 @@ def _named(mapping: Any, what: str) -> Any:
     return {name: as_array(array, f"{what}['{name}']") for name, array in mapping.items()}
 
 
-def _check_x64(interface: Interface) -> None:
-    if interface.precision.name == "fp64" and not jax.config.jax_enable_x64:
+def check_x64(precision: str | None) -> None:
+    """Refuse fp64 while JAX casts it."""
+    if precision == "fp64" and not jax.config.jax_enable_x64:
         raise BadInput(
             "precision is fp64, but JAX's x64 mode is off; call jax.config.update('jax_enable_x64', True), or take fp32"
         )

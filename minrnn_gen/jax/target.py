@@ -143,8 +143,14 @@ def _address(handler: Any) -> int | None:
 
 def prepare(site: CallSite) -> DeviceCall:
     """Return a call ready for the first GPU that JAX has here: while a program is compiled, not while it runs."""
-    key = (digest_of(site.text()), jax.local_devices(backend="cuda")[0].local_hardware_id)
-    return _prepared(key, site)
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        raise BadInput(
+            "a program for CUDA is compiled where JAX has no GPU, but its calls are recorded on one; compile it, or export it, "
+            "on a machine with a GPU"
+        ) from None
+    return _prepared((digest_of(site.text()), device.local_hardware_id), site)
 
 
 def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:

@@ -176,3 +176,15 @@ def test_tracing_again_records_nothing_and_memory_stays() -> None:
         y = run(x)
     jax.block_until_ready(y)
     assert (len(target._DEVICE_CALLS), cupy.get_default_memory_pool().total_bytes()) == (recorded, held)
+
+
+def test_a_spec_for_another_gpu_is_refused() -> None:
+    from minrnn_gen.errors import BadInput
+    from minrnn_gen.gpu.device import live_device
+
+    here = live_device()
+    assert here is not None
+    other = "t4" if here.compute_capability != "7.5" else "h200"
+    spec = {"model": "min_gru", "hidden_size": 64, "gpu": other}
+    with pytest.raises(BadInput, match=r"the kernel was compiled for sm_\d+a? but the arrays are on a GPU of sm_\d+"):
+        jax.jit(lambda x: front.recurrence(spec, x)[0])(jnp.ones((2, 16, 2, 64), jnp.float32))
