@@ -15,6 +15,7 @@ import write_page  # noqa: E402, the folder is the conftest's
 from support.uncompiled_kernels import compiled_again  # noqa: E402
 from training.model import ATTENTION, SequenceModel  # noqa: E402
 from training.record import read_records, svg_of  # noqa: E402
+from training.text import BLOCK_BYTES, split  # noqa: E402
 
 from minrnn_gen.cell.files import library_names  # noqa: E402
 
@@ -85,8 +86,8 @@ def test_the_language_models_are_of_every_cell_and_its_test_is_not_trained_on() 
     language = importlib.import_module("char_lm")
     assert set(language.OF_HERE.split()) == set(library_names())
     whole = bytes(range(256)) * 1024  # 32 blocks, one of which is a 20th
-    trained, tested = language.split(whole)
-    assert len(trained) + len(tested) == len(whole) and len(tested) == language.BLOCK_BYTES
+    trained, tested = split(whole)
+    assert len(trained) + len(tested) == len(whole) and len(tested) == BLOCK_BYTES
     pieces, following = next(language.batches(trained, language.SMALL, 0, torch.device("cpu")))
     assert torch.equal(pieces[:, 1:], following[:, :-1])
 
