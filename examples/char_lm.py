@@ -56,7 +56,7 @@ SMALL = Settings(
 )
 
 
-def batches(text: bytes, settings: Settings, seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(part: bytes, settings: Settings, seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield pieces from random places and their next bytes, both [B, T], the same for every model."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.frombuffer(bytearray(part), dtype=torch.uint8).to(device)

@@ -141,11 +141,13 @@ class RNN:
         lengths: Any = None,
         cu_seqlens: Any = None,
         key: Any = None,
+        axis_name: str | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         `state` is like the second result, zeros where None. resets, lengths and cu_seqlens are those of a kernel's call. `key`
-        draws what dropout drops; without one nothing is dropped. Raises BadInput for what does not fit.
+        draws what dropout drops; without one nothing is dropped. `axis_name` splits time, as in `recurrence`. Raises
+        BadInput for what does not fit.
         """
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
@@ -165,6 +167,7 @@ class RNN:
                 resets=resets,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
+                axis_name=axis_name,
             )
             for name, array in after.items():
                 final[name].append(array if self.bidirectional else array[None])

@@ -39,7 +39,7 @@ def run(name: str, options: str, folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / f"{name}_cpu.json").read_text(encoding="utf-8"))["rows"]
 
 
-@pytest.mark.parametrize("name", write_page.EXAMPLES)
+@pytest.mark.parametrize("name", write_page.IN_TORCH)
 def test_an_example_writes_its_table_its_record_and_its_plot(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +135,7 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
 @pytest.mark.gpu
 # Of torch's own layers in 16 bits, once in a process.
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
-@pytest.mark.parametrize("name", write_page.EXAMPLES)
+@pytest.mark.parametrize("name", write_page.IN_TORCH)
 def test_an_example_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
     example = importlib.import_module(name)
     sizes = TINY[name].replace("--width 8", "--width 64")
