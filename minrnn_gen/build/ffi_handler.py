@@ -40,6 +40,6 @@ def handler_library(text: str, store: Store) -> ctypes.CDLL:
 
 def _folder() -> Path | None:
     """Return the folder of the header, None where there is none."""
-    found = importlib.util.find_spec("jaxlib")
-    folders = [] if found is None else [Path(place) / "include" for place in found.submodule_search_locations or ()]
+    jaxlib = importlib.util.find_spec("jaxlib")
+    folders = [] if jaxlib is None else [Path(place) / "include" for place in jaxlib.submodule_search_locations or ()]
     return next((folder for folder in folders if (folder / _HEADER).is_file()), None)

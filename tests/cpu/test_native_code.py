@@ -250,6 +250,8 @@ def test_results_do_not_depend_on_chance(monkeypatch: pytest.MonkeyPatch) -> Non
                 np.testing.assert_array_equal(by_threads["1"][name], by_threads[threads][name], err_msg=name)
 
 
+# What JAX says to all who fork, where another test of this process has started it.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINRNN_CPU", "native")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
