@@ -6,10 +6,11 @@ not published, and whatever it cannot do, it hands to the handler in Python.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,6 +89,15 @@ class CHandler:
         """Have all calls run by Python again."""
         self.library.withdraw_all()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have Python run all calls meanwhile."""
+        self.library.set_paused(1)
+        try:
+            yield
+        finally:
+            self.library.set_paused(0)
+
     @property
     def served(self) -> int:
         """How many calls ran here."""
@@ -111,6 +121,7 @@ def c_handler() -> CHandler | None:
         LOG.warning("%s; calls of XLA run in Python", failed)
         return None
     library.set_python.argtypes, library.set_python.restype = (ctypes.c_int, ctypes.c_void_p), None
+    library.set_paused.argtypes, library.set_paused.restype = (ctypes.c_int,), None
     library.publish.argtypes, library.publish.restype = (ctypes.c_void_p,), None
     library.withdraw_all.argtypes, library.withdraw_all.restype = (), None
     library.served_count.argtypes, library.served_count.restype = (), ctypes.c_int64

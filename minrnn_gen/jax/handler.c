@@ -25,9 +25,13 @@ typedef struct Call {
 static const Call *buckets[BUCKETS];
 static XLA_FFI_Handler *python[2];
 static int64_t served;
+static int is_paused;
 static pthread_mutex_t publishing = PTHREAD_MUTEX_INITIALIZER, multiplying = PTHREAD_MUTEX_INITIALIZER;
 
 void set_python(int where, void *handler) { python[where] = (XLA_FFI_Handler *)handler; }
+
+/* While it is paused, Python runs all calls. */
+void set_paused(int paused) { __atomic_store_n(&is_paused, paused, __ATOMIC_RELAXED); }
 
 int64_t served_count(void) { return __atomic_load_n(&served, __ATOMIC_RELAXED); }
 
@@ -103,7 +107,10 @@ static int fill(const Call *call, const XLA_FFI_CallFrame *frame, int64_t *addre
 
 /* Run a call that was published; 0 where Python has to. */
 static int run(const XLA_FFI_CallFrame *frame, int where) {
-  if (frame->extension_start != NULL || frame->stage != XLA_FFI_ExecutionStage_EXECUTE || frame->attrs.size < 1) return 0;
+  const XLA_FFI_Extension_Base *extension = frame->extension_start;
+  const int asks = extension != NULL && extension->type == XLA_FFI_Extension_Metadata; /* what a handler is */
+  if (asks || frame->stage != XLA_FFI_ExecutionStage_EXECUTE || frame->attrs.size < 1) return 0;
+  if (__atomic_load_n(&is_paused, __ATOMIC_RELAXED)) return 0;
   /* The first attribute by name is the digest. */
   if (frame->attrs.types[0] != XLA_FFI_AttrType_SCALAR) return 0;
   const int64_t digest = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
