@@ -67,7 +67,7 @@ def why_not(source: Path, target: Path) -> str:
     # Beside the target and then in its place: what a process has loaded is never written into.
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     # By which a checkout that went on knows that it has to be installed again.
-    read = b"".join(path.read_bytes() for path in (source, source.with_name("key.h")))
+    read = b"".join(path.read_bytes() for path in (source, source.with_name("key.h"), source.with_name("program.h")))
     digest = f'-DSOURCE_DIGEST="{hashlib.sha256(read).hexdigest()}"'
     command = [*compiler, "-O2", "-fPIC", digest, *kind, f"-I{include}", str(source), "-o", str(beside)]
     try:

@@ -9,26 +9,22 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from pydoc_data.topics import topics
 
 import training  # noqa: F401
 
 # isort: split
 import torch
 from training.command import Command, run_command
-from training.loop import loss_of, progress_bar, train
+from training.course import progress_bar
+from training.loop import loss_of, train
 from training.model import ATTENTION, IN_BF16, OF_TORCH, WITH_HEADS, SequenceModel
 from training.record import Line, finish, new_record, save
+from training.text import split, text
 
 # Every built-in cell.
 OF_HERE = "lstm gru slstm elman min_gru min_gru_log min_gru_tanh min_lstm min_lstm_log hgrn rg_lru qrnn ind_rnn"
-# Every 20th block of the text is held out for testing.
-BLOCK_BYTES = 8192
-TESTED_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -60,26 +56,10 @@ SMALL = Settings(
 )
 
 
-def text() -> bytes:
-    """Return the help topics of Python and the sources of its standard library, in the order of their names."""
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return "\n".join(topics[name] for name in sorted(topics)).encode() + b"".join(path.read_bytes() for path in modules)
-
-
-def split(whole: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bytes of training and those of testing."""
-    blocks = [whole[start : start + BLOCK_BYTES] for start in range(0, len(whole), BLOCK_BYTES)]
-    tested = b"".join(blocks[TESTED_EVERY - 1 :: TESTED_EVERY])
-    trained = b"".join(block for number, block in enumerate(blocks, start=1) if number % TESTED_EVERY)
-    return tuple(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (trained, tested))  # type: ignore[return-value]
-
-
-def batches(
-    data: torch.Tensor, settings: Settings, seed: int, device: torch.device
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(part: bytes, settings: Settings, seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield pieces from random places and their next bytes, both [B, T], the same for every model."""
     generator = torch.Generator().manual_seed(seed)
-    data = data.to(device)
+    data = torch.frombuffer(bytearray(part), dtype=torch.uint8).to(device)
     steps = torch.arange(settings.time + 1, device=device)
     while True:
         starts = torch.randint(len(data) - settings.time, (settings.batch, 1), generator=generator).to(device)
@@ -96,7 +76,7 @@ def arithmetic(name: str, in_bf16: bool) -> str:
 
 def example(command: Command[Settings]) -> None:
     """Train every model on the same pieces, and record its loss on held-out text and its speed."""
-    settings, device = command.settings, command.device
+    settings, device = command.settings, torch.device(command.device)
     whole = text()
     trained, tested = split(whole)
     in_bf16 = device.type == "cuda"

@@ -15,7 +15,8 @@ import training  # noqa: F401
 # isort: split
 import torch
 from training.command import Command, run_command
-from training.loop import predictions, progress_bar, train
+from training.course import progress_bar
+from training.loop import predictions, train
 from training.model import SequenceModel
 from training.record import Line, finish, new_record, save
 
@@ -55,7 +56,7 @@ def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Te
 
 def example(command: Command[Settings]) -> None:
     """Train a model for every cell and record its accuracies at the last steps of all lengths."""
-    settings, device = command.settings, command.device
+    settings, device = command.settings, torch.device(command.device)
     lengths = [settings.time * times for times in settings.longer]
     # Another seed than that of training.
     bits, wanted = parities(settings.tests, max(lengths), torch.Generator().manual_seed(settings.seed + 1), device)

@@ -15,7 +15,8 @@ import training  # noqa: F401
 # isort: split
 import torch
 from training.command import Command, run_command
-from training.loop import IGNORED, predictions, progress_bar, train
+from training.course import progress_bar
+from training.loop import IGNORED, predictions, train
 from training.model import SequenceModel
 from training.record import Line, finish, new_record, save
 
@@ -65,7 +66,7 @@ def batches(settings: Settings, device: torch.device) -> Iterator[tuple[torch.Te
 
 def example(command: Command[Settings]) -> None:
     """Train a model for every cell and number of layers, and record its share of correct letters."""
-    settings, device = command.settings, command.device
+    settings, device = command.settings, torch.device(command.device)
     if settings.copied > settings.time:
         raise BadInput(f"--copied is {settings.copied}; at most --time, which is {settings.time}, is expected")
     # Another seed than that of training.

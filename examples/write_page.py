@@ -13,7 +13,9 @@ from minrnn_gen.bench.pages import filled_sections
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/examples.md"
 PLOTS = Path("..") / RESULTS.relative_to(ROOT)  # as seen from the page
-EXAMPLES = ("parity", "selective_copy", "char_lm")
+IN_TORCH = ("parity", "selective_copy", "char_lm")
+IN_JAX = ("jax_parity", "jax_flax", "jax_equinox", "jax_char_lm", "jax_recall")
+EXAMPLES = (*IN_TORCH, *IN_JAX)
 
 
 def filled(page: str, results: Path) -> str:

@@ -1,6 +1,6 @@
 """Shared parts of the training examples: commands, models, the training loop and records.
 
-Import this before torch and NumPy, which read the variable when they are loaded.
+Import this before torch, JAX and NumPy, which read the variable when they are loaded.
 """
 
 import os

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from minrnn_gen.errors import MinrnnError
+from training.library import TORCH, Library
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -26,12 +25,19 @@ class Command(Generic[S]):
     name: str
     text: str
     settings: S
-    device: torch.device
+    library: Library
+    device: str
     folder: Path
 
 
 def run_command(
-    name: str, purpose: str, full: S, small: S, example: Callable[[Command[S]], None], arguments: Sequence[str] | None
+    name: str,
+    purpose: str,
+    full: S,
+    small: S,
+    example: Callable[[Command[S]], None],
+    arguments: Sequence[str] | None,
+    library: Library = TORCH,
 ) -> int:
     """Run the example with the parsed arguments and return the exit status; an error is reported in one sentence.
 
@@ -39,9 +45,7 @@ def run_command(
     """
     parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a setting for a CPU; options that are given still count")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"), help="where"
-    )
+    parser.add_argument("--device", default="cuda" if library.has_gpu() else "cpu", choices=("cpu", "cuda"), help="where")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
     for field in dataclasses.fields(full):  # type: ignore[arg-type]
         usual = getattr(full, field.name)
@@ -51,9 +55,9 @@ def run_command(
         help_text = f"{_typed(usual)}, small {_typed(getattr(small, field.name))}"
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=argparse.SUPPRESS, help=help_text, **kind)
     options = vars(parser.parse_args(arguments))
-    if options["device"] == "cuda" and not torch.cuda.is_available():
-        parser.error("--device is cuda, but torch finds no GPU; give --device cpu")
-    is_small, device, folder = options.pop("small"), torch.device(options.pop("device")), options.pop("out")
+    if options["device"] == "cuda" and not library.has_gpu():
+        parser.error(f"--device is cuda, but {library.name} finds no GPU; give --device cpu")
+    is_small, device, folder = options.pop("small"), options.pop("device"), options.pop("out")
     base = small if is_small else full
     wanted = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     for key, value in wanted.items():
@@ -66,7 +70,7 @@ def run_command(
     text += "".join(f" --{key.replace('_', '-')} {_typed(value)}" for key, value in changed.items())
     settings = dataclasses.replace(base, **changed)  # type: ignore[type-var]
     try:
-        example(Command(name, text, settings, device, folder))
+        example(Command(name, text, settings, library, device, folder))
     except MinrnnError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status

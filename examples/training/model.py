@@ -1,4 +1,4 @@
-"""Model of all examples: an embedding, residual blocks with a mixer over time, and a readout of every step."""
+"""Model of the examples in torch: an embedding, residual blocks with a mixer over time, and a readout of every step."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import platform
 import re
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pydantic
-import torch
 
 import minrnn_gen
 from minrnn_gen.bench.report.plot import Curve, Panel, svg_text
@@ -83,11 +83,12 @@ def _shown(value: Value) -> str:
 
 def new_record(command: Command, x_name: str, y_name: str) -> Record:
     """Return a record without rows; `x_name` and `y_name` are the axes of its plot."""
-    versions = {"minrnn-gen": minrnn_gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    own = command.library.name
+    versions = {"minrnn-gen": minrnn_gen.__version__, "python": platform.python_version(), own: importlib.metadata.version(own)}
     return Record(
         name=command.name,
         command=command.text,
-        device=_device_name(command.device),
+        device=command.library.device_name(command.device),
         versions=versions,
         settings=dataclasses.asdict(command.settings),
         x_name=x_name,
@@ -97,7 +98,7 @@ def new_record(command: Command, x_name: str, y_name: str) -> Record:
 
 def save(record: Record, command: Command) -> Path:
     """Write the record into the command's folder, and its plot where matplotlib is installed; return the record's path."""
-    short = "cpu" if command.device.type == "cpu" else record.device.removeprefix("an NVIDIA ")
+    short = "cpu" if command.device == "cpu" else record.device.removeprefix("an NVIDIA ")
     command.folder.mkdir(parents=True, exist_ok=True)
     path = command.folder / f"{record.name}_{re.sub('[^a-z0-9]+', '_', short.lower())}.json"
     path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -139,10 +140,3 @@ def section(name: str, records: Mapping[str, Record], plots: Path) -> str:
     if all(stem == f"{name}_cpu" for stem in records):
         parts.append(f"Not measured on a GPU yet; {command} does.")
     return "\n\n".join(parts) + "\n"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
-        return f"a CPU, {threads} thread{'s' * (threads > 1)}"
-    return f"an {torch.cuda.get_device_name(device)}"

@@ -40,13 +40,19 @@ class HostCompiler:
         """Digest of all but the text that decides what is compiled: compiler, options, and the CPU it is for."""
         return digest(self.identity, *OPTIONS, *LINK_OPTIONS, host_identity())
 
-    def compile(self, text: str) -> tuple[bytes, tuple[str, ...]]:
-        """Return a text as a shared library, and the options for this CPU; raises CompileFailed with the first error."""
+    def compile(self, text: str, include: str = "") -> tuple[bytes, tuple[str, ...]]:
+        """Return a text as a shared library, and the options for this CPU; raises CompileFailed with the first error.
+
+        `include`: a folder with headers beside the system's.
+        """
+        headers = (f"-I{include}",) if include else ()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "kernel.c").write_text(text, encoding="utf-8")
             for host_options in HOST_OPTIONS:
-                error = self._run(folder, (*OPTIONS, *host_options, *LINK_OPTIONS, "-o", "kernel.so", "kernel.c", "-lm"))
+                error = self._run(
+                    folder, (*OPTIONS, *headers, *host_options, *LINK_OPTIONS, "-o", "kernel.so", "kernel.c", "-lm")
+                )
                 if not error:
                     return (folder / "kernel.so").read_bytes(), host_options
         raise CompileFailed(f"{Path(self.program).name} refuses the kernel: {error}")

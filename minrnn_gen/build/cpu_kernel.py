@@ -28,23 +28,25 @@ LIBRARY, TEXT = "kernel.so", "kernel.c"
 class CpuKernel:
     """A loaded kernel: its arguments by name in their order, and its functions, which take them packed.
 
-    `run` performs a call; `workspace_bytes` says how much memory it works in. Both release the interpreter's lock.
+    `run` performs a call, and is at `address`; `workspace_bytes` says how much memory it works in. Both
+    release the interpreter's lock.
     """
 
     plan: CpuPlan
     text: str
     run: Callable[[bytes], None]
     workspace_bytes: Callable[[bytes], int]
+    address: int
 
 
 def cpu_kernel(plan: CpuPlan, store: Store) -> CpuKernel:
     """Return a kernel, from the store where it is there; raises ToolchainMissing and CompileFailed."""
     text = cpu_source(plan)
-    library = _library(text, store, {"cpu": [plan.cell.name, plan.kernel_pass, plan.precision]})
+    library = host_library(text, store, {"cpu": [plan.cell.name, plan.kernel_pass, plan.precision]})
     run, workspace_bytes = library.run, library.workspace_bytes
     run.argtypes, run.restype = (ctypes.c_char_p,), None
     workspace_bytes.argtypes, workspace_bytes.restype = (ctypes.c_char_p,), ctypes.c_long
-    return CpuKernel(plan, text, run, workspace_bytes)
+    return CpuKernel(plan, text, run, workspace_bytes, _address(run))
 
 
 def why_no_native_code() -> str:
@@ -76,7 +78,7 @@ def own_threads(store: Store) -> ThreadPool:
 
 @functools.cache
 def _own_threads(folder: Path) -> ThreadPool:
-    library = _library(pool_source(), Store(folder), {"cpu": ["threads"]})
+    library = host_library(pool_source(), Store(folder), {"cpu": ["threads"]})
     return ThreadPool(_address(library.parallel), _address(library.team_size), library)
 
 
@@ -108,16 +110,19 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _library(text: str, store: Store, manifest: dict[str, Any]) -> ctypes.CDLL:
-    """Return a text as a loaded library."""
+def host_library(text: str, store: Store, manifest: dict[str, Any], include: str = "", headers: str = "") -> ctypes.CDLL:
+    """Return a text as a loaded library, from the store where it is there; raises ToolchainMissing and CompileFailed.
+
+    `headers` is what it reads of the folder `include`, beside the system's.
+    """
     compiler = c_compiler()
-    key = digest("cpu", compiler.key, text)
+    key = digest("cpu", compiler.key, text, *((headers,) if headers else ()))
     entry = _found(store, key)
     if entry is None:
         with store.lock(key):
             entry = _found(store, key)
             if entry is None:
-                library, host_options = compiler.compile(text)
+                library, host_options = compiler.compile(text, include)
                 files = {LIBRARY: library, TEXT: text.encode()}
                 entry = store.put(key, files, {**manifest, "options": list(host_options)})
     try:

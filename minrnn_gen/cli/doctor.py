@@ -8,7 +8,7 @@ from importlib import metadata
 
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, print_json
-from minrnn_gen.errors import INSTALL_CUDA, INSTALL_TORCH
+from minrnn_gen.errors import INSTALL_CUDA, INSTALL_JAX, INSTALL_TORCH
 
 # The smallest kernel; an architecture that every NVRTC of CUDA 12 and 13 knows.
 _PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = expf(y[threadIdx.x]); }'
@@ -36,11 +36,11 @@ class _Probe:
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, CPU, a C++ compiler, cache and what launches calls."""
+    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, JAX, CPU, a C++ compiler, cache and launches."""
     nvrtc = _nvrtc()
     version = nvrtc.state if nvrtc.is_well else ""
     of_gpu = [nvrtc, _driver(version), _gpu()]
-    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _cpu(), _cpp(), _cache(), _host()]
+    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _jax(), _cpu(), _cpp(), _cache(), _host()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -113,6 +113,26 @@ def _torch() -> Finding:
         return Finding("torch", False, "not installed, and minrnn_gen.torch needs it", INSTALL_TORCH)
     serves = "for CPUs alone" if version.endswith("+cpu") else "minrnn_gen.torch can be imported"
     return Finding("torch", True, f"{version}, {serves}")
+
+
+def _jax() -> Finding:
+    """Look for JAX by its metadata alone, and say by what XLA calls kernels."""
+    from minrnn_gen.build.ffi_handler import why_no_handler
+    from minrnn_gen.native.trip import LIBRARY
+
+    try:
+        version = metadata.version("jax")
+    except metadata.PackageNotFoundError:
+        return Finding("JAX", False, "not installed, and minrnn_gen.jax needs it", INSTALL_JAX)
+    reason = why_no_handler() or ("" if LIBRARY is not None else "the package was installed without its C part")
+    if reason:
+        return Finding(
+            "JAX",
+            False,
+            f"{version}, XLA calls kernels by Python, since {reason}",
+            "a call takes the host several times as long",
+        )
+    return Finding("JAX", True, f"{version}, XLA calls kernels by C")
 
 
 def _cpp() -> Finding:

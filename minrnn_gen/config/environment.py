@@ -68,6 +68,17 @@ def runs_native_code() -> bool:
     return asked != "numpy"
 
 
+def calls_jax_by_c() -> bool:
+    """Return whether XLA calls kernels through C where that can be compiled: not where `MINRNN_JAX` is python.
+
+    Raises BadInput where it is anything else, and neither empty nor c.
+    """
+    asked = os.environ.get("MINRNN_JAX", "")
+    if asked not in ("", "c", "python"):
+        raise BadInput(f"MINRNN_JAX is {asked!r}; allowed: python for calls by Python alone, c or nothing for calls by C")
+    return asked != "python"
+
+
 def thread_count() -> int:
     """Return how many threads the process asks for: as torch says where it is loaded, else `OMP_NUM_THREADS`, else all cores.
 

@@ -144,6 +144,14 @@ def handle() -> int:
     return int(gpu_device.cupy_module().cuda.device.get_cublas_handle())
 
 
+def new_handle() -> int:
+    """Return a handle of cuBLAS for the current device that nobody else uses, for as long as the process lives."""
+    _load_library()
+    from cupy_backends.cuda.libs import cublas
+
+    return int(cublas.create())
+
+
 def _load_library() -> None:
     """Load cuBLAS into the process, from where CuPy finds it; raises ToolchainMissing where it does not."""
     gpu_device.cupy_module()

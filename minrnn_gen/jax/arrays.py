@@ -12,6 +12,8 @@ from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
 from minrnn_gen.errors import BadInput
 
+# Of NumPy's kinds: objects, texts, bytes, and times.
+_KINDS_NOT_IN_JAX = "OUSmM"
 # The device of an array without values here, which is neither host memory nor one of CUDA.
 _NO_DEVICE = -1
 
@@ -25,8 +27,10 @@ def as_array(value: Any, name: str) -> Any:
     """Return an array of JAX; refused is what would be cast, such as float64 without x64, and what is no array."""
     if isinstance(value, jax.Array):
         return value
-    if not isinstance(value, numpy.ndarray | numpy.generic):
+    if not isinstance(value, numpy.ndarray | numpy.generic) or isinstance(value, numpy.ma.MaskedArray):
         raise BadInput(f"{name} is a {type(value).__name__}; a JAX or NumPy array is expected")
+    if value.dtype.kind in _KINDS_NOT_IN_JAX:
+        raise BadInput(f"{name} has dtype {value.dtype}, which JAX does not have; numbers are expected")
     if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype and value.dtype.kind != "i":
         raise BadInput(
             f"{name} has dtype {value.dtype}, which JAX casts while its x64 mode is off; cast it yourself, or call "
@@ -39,6 +43,8 @@ def as_integers(value: Any, name: str) -> Any:
     """Return lengths or boundaries as int32, those in a list too; None stays None."""
     if value is None:
         return None
+    if isinstance(value, list | tuple) and any(map(is_traced, value)):
+        raise BadInput(f"{name} is a {type(value).__name__} with a tracer in it; make it an array, by jax.numpy.stack")
     array = jnp.asarray(listed_integers(value, name)) if isinstance(value, list | tuple) else as_array(value, name)
     if array.dtype not in (jnp.int32, jnp.int64):
         raise BadInput(f"{name} has dtype {array.dtype}; int32 or int64 is expected and nothing is cast silently")
@@ -54,6 +60,18 @@ def described(value: Any, name: str) -> Array:
 def values_of(array: Array) -> Any:
     """Return the values of a described array, None where they are not known yet."""
     return None if is_traced(array.owner) else numpy.asarray(array.owner)
+
+
+def check_key(key: Any, name: str) -> None:
+    """Refuse what is no key of JAX's random numbers."""
+    if not isinstance(key, jax.Array | numpy.ndarray):
+        raise BadInput(f"{name} is a {type(key).__name__}; a key is expected, such as jax.random.key(0)")
+    is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.ndim
+    if not is_key and (key.dtype != jnp.uint32 or key.ndim != 1):
+        raise BadInput(
+            f"{name} has shape {list(key.shape)} and dtype {key.dtype}; a key is expected, such as jax.random.key(0); "
+            "jax.random.split and jax.vmap make several"
+        )
 
 
 def check_static(value: Any, name: str) -> None:

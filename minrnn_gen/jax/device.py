@@ -17,9 +17,11 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.key import ALIGNMENT_BYTES, KeyedArrays
 from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.gpu import cublas
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.graph import padded
 from minrnn_gen.gpu.stream import external_stream
+from minrnn_gen.jax.c_handler import Layout, c_handler
 from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped
 from minrnn_gen.layers.kernels import kernel_by
@@ -54,6 +56,21 @@ class DeviceCall:
     scratch: tuple[tuple[int, int], ...]
     workspace_bytes: int
     backward: BackwardResult | None
+
+    @property
+    def layout(self) -> Layout:
+        """Where its buffers go."""
+        slots = self.operand_slots, self.result_slots
+        return Layout(self.addresses, *slots, self.scratch, self.workspace_bytes, ALIGNMENT_BYTES)
+
+    def publish(self, digest: int) -> None:
+        """Have C run the call from now on, where all of it can be."""
+        handler = c_handler()
+        if handler is None or self.program.in_c is None:
+            return
+        with gpu_device.on_device(self.device):
+            handle = cublas.new_handle() if self.program.multiplies else 0
+        handler.publish(digest, self.device, self.layout, self.program.in_c, handle)
 
     def run(self, operands: Sequence[int], results: Sequence[int], workspace_bytes: int, stream: int) -> None:
         """Enqueue the call on a stream, with the addresses of its operands and results; the workspace is the last of them."""

@@ -33,7 +33,7 @@ def _forward(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, 
         axis = kernel.interface.x_axes.index("t")
         (y, *final), (saved, kept) = _forward(whole, (jnp.expand_dims(operands[0], axis), *operands[1:]))
         return (y.squeeze(_time_of_y(request)), *final), (saved, kept)
-    saving = replace(request, keeps=request.keeps or _backward_reads_states(request.recipe))
+    saving = replace(request, keeps=request.keeps or backward_reads_states(request.recipe))
     results = tuple(bind(saving, operands))
     count = 1 + len(kernel.states)
     returned = results if request.keeps else results[:count]
@@ -59,7 +59,7 @@ def _time_of_y(request: Request) -> int:
     return {"BTD": 1, "TBD": 0, "BDT": 2}[request.interface.layout]
 
 
-def _backward_reads_states(recipe: str) -> bool:
+def backward_reads_states(recipe: str) -> bool:
     """Say whether the backward of a kernel reads states after every step, on a CPU or on a GPU."""
     # What a CPU keeps depends on its code, which may have to be compiled for the answer.
     return any(kernel_by(recipe).executor.keeps_states(on_cpu=on_cpu) for on_cpu in (False, True))

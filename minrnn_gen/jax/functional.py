@@ -18,6 +18,7 @@ from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
 from minrnn_gen.jax.differentiable import run
+from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, known
@@ -39,26 +40,34 @@ def recurrence(
     lengths: Any = None,
     cu_seqlens: Any = None,
     all_states: bool = False,
+    axis_name: str | None = None,
 ) -> tuple[Any, ...]:
     """Return (y, final state) of a spec's recurrence over time, with gradients for every floating-point array.
 
     `spec` is what `minrnn_gen.compile` takes, or a kernel. With `all_states` a third value follows: the states after every
     step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call
     (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
-    known, and those of tracers are clipped to what x has. There is no derivative in forward mode and none of a gradient.
-    Raises BadInput for what does not fit.
+    known, and those of tracers are clipped to what x has. With `axis_name` x and resets are this device's pieces of time in a
+    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. There is no derivative in forward mode and
+    none of a gradient. Raises BadInput for what does not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
     sequences = (None if resets is None else as_array(resets, "resets"), lengths, cu_seqlens)
     arguments = CallArguments(x, R, weight, bias, recurrent_bias, *sequences, parameters, state)
+    if axis_name is not None:
+        arguments = _of_piece(spec, arguments, axis_name, all_states)
     recipe, interface, flat, rows_and_time = _operands(spec, arguments)
     rows, time, sequences_count = rows_and_time
     if not (rows and time):
         return _of_nothing(interface, flat, rows, time, sequences_count, all_states)
+    if axis_name is not None:
+        carried = jnp.dtype(interface.precision.arithmetic_dtype)
+        flat = with_initial_states(flat, len(interface.parameters), interface.state_shape(sequences_count), carried)
     request = Request("forward", tuple(array is not None for array in flat), recipe, keeps=all_states)
-    y, *states = run(request, tuple(array for array in flat if array is not None))
+    operands = tuple(array for array in flat if array is not None)
+    y, *states = run(request, operands) if axis_name is None else run_over_time(request, axis_name, operands)
     count = len(interface.states)
     final = dict(zip(interface.states, states[:count], strict=True))
     if not all_states:
@@ -116,7 +125,7 @@ def _operands(
         state=_named(arguments.state, "state"),
     )
     interface = kernel.interface
-    _check_x64(interface)
+    check_x64(interface.precision.name)
     call = check_call(interface, described, values_of, arrays, single_step=single_step)
     own = kernel_by(_projected(kernel.recipe))
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
@@ -141,11 +150,30 @@ def _operands(
     return own.recipe, own.interface, flat, (call.rows, call.time, call.batch)
 
 
+def _of_piece(spec: SpecLike, arguments: CallArguments, axis_name: str, all_states: bool) -> CallArguments:
+    """Return a call whose boundaries, those of whole sequences, are those of this device's piece of time."""
+    kernel = kernel_by(_recipe(spec))
+    check_cell(kernel, all_states)
+    x = as_array(arguments.x, "x")
+    axes = kernel.interface.x_axes
+    if x.ndim != len(axes):
+        return arguments  # which is refused with all the others
+    time = x.shape[axes.index("t")]
+    return arguments._replace(
+        **{
+            name: local_boundaries(as_integers(getattr(arguments, name), name), axis_name, time)
+            for name in ("lengths", "cu_seqlens")
+        }
+    )
+
+
 def _recipe(spec: SpecLike) -> str:
     """Return the recipe of a spec."""
     if isinstance(spec, Kernel):
         return known(spec)
     check_static(spec, "spec")
+    for key, value in spec.items() if isinstance(spec, Mapping) else ():
+        check_static(value, f"spec['{key}']")
     loaded = load_spec(spec)
     return recipe_of(loaded, cell_source_of(loaded))
 
@@ -174,8 +202,9 @@ def _named(mapping: Any, what: str) -> Any:
     return {name: as_array(array, f"{what}['{name}']") for name, array in mapping.items()}
 
 
-def _check_x64(interface: Interface) -> None:
-    if interface.precision.name == "fp64" and not jax.config.jax_enable_x64:
+def check_x64(precision: str | None) -> None:
+    """Refuse fp64 while JAX casts it."""
+    if precision == "fp64" and not jax.config.jax_enable_x64:
         raise BadInput(
             "precision is fp64, but JAX's x64 mode is off; call jax.config.update('jax_enable_x64', True), or take fp32"
         )

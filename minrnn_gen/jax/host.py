@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM, CallArguments
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, CallArguments
+from minrnn_gen.jax.c_handler import Layout
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.scan import scan, scan_backward
+from minrnn_gen.run.c_program import host_program
+from minrnn_gen.run.cpu_trace import LaunchOperation
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Saved
 
@@ -36,6 +39,24 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     flat += [gradients["parameters"][name] for name in kernel.parameters]
     flat += [gradients["state"][name] for name in kernel.states]
     return [flat[slot] for slot in request.gradient_slots]
+
+
+def recorded_on_host(request: Request, operands: Sequence[Any]) -> tuple[Layout, object] | None:
+    """Return a request on NumPy arrays as operations of C, and where its buffers go; None where it is not native code alone."""
+    if request.kind not in ("forward", "step") or request.present[LENGTHS] or request.present[CU_SEQLENS]:
+        return None  # values of lengths are checked, call by call
+    kernel = kernel_by(request.recipe)
+    arguments = CallArguments.from_flat(kernel.interface, by_slot(request, operands))
+    trace = kernel.executor.record_on_host(arguments, request.keeps, single_step=request.kind == "step")
+    if trace is None:
+        return None
+    slots = trace.slots
+    results = (slots.y, *slots.final, *(slots.states if request.keeps else ()))
+    launches = [operation for operation in trace.operations if isinstance(operation, LaunchOperation)]
+    if len(launches) < len(trace.operations) or {allocation.slot for allocation in trace.allocations} != {*results}:
+        return None
+    program = host_program(launches)
+    return Layout(len(request.present) + trace.count, request.slots, results), program
 
 
 def _saved(executor: Executor, arguments: CallArguments, y: Any, states: Sequence[Any], keeps: bool) -> Saved:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.jax.arrays import as_array, check_static
-from minrnn_gen.jax.functional import recurrence, step
+from minrnn_gen.jax.arrays import as_array, check_key, check_static
+from minrnn_gen.jax.functional import check_x64, recurrence, step
 from minrnn_gen.layers.architecture import Names, architecture_of
 from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
 from minrnn_gen.layers.kernels import kernel_by
@@ -61,10 +62,26 @@ class RNN:
                 raise BadInput(
                     f"{name} is no argument of a layer{nearest_name(name, allowed)}; allowed are {', '.join(allowed)}"
                 )
-        _check_numbers(num_layers, dropout)
+        arguments = {
+            "model": model,
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "heads": heads,
+            "bias": bias,
+            "dropout": dropout,
+            "bidirectional": bidirectional,
+            "precision": precision,
+            "recurrent_bias": recurrent_bias,
+            "forget_bias": forget_bias,
+            "dtype": dtype,
+        }
+        for name, value in (arguments | options).items():
+            check_static(value, name)
+        _check_numbers(num_layers, dropout, forget_bias)
         self.num_layers, self.bidirectional, self.dropout, self.hidden_size = num_layers, bidirectional, dropout, hidden_size
         self.precision, self.forget_bias = precision, forget_bias
-        self.dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
+        self.dtype = _dtype_of(dtype)
         asked = {
             **{name: value for name, value in options.items() if value is not None},
             "model": model if isinstance(model, Mapping) else os.fspath(model),
@@ -91,6 +108,8 @@ class RNN:
 
     def init(self, key: Any) -> dict[str, Any]:
         """Return parameters drawn as torch's recurrent layers draw them, uniform over ±1/sqrt(hidden_size)."""
+        check_key(key, "key")
+        check_x64(_PRECISIONS[self.dtype.name])
         drawn: dict[str, Any] = jax.jit(self._draw)(key)  # one program instead of one for each parameter
         return drawn
 
@@ -122,13 +141,17 @@ class RNN:
         lengths: Any = None,
         cu_seqlens: Any = None,
         key: Any = None,
+        axis_name: str | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         `state` is like the second result, zeros where None. resets, lengths and cu_seqlens are those of a kernel's call. `key`
-        draws what dropout drops; without one nothing is dropped. Raises BadInput for what does not fit.
+        draws what dropout drops; without one nothing is dropped. `axis_name` splits time, as in `recurrence`. Raises
+        BadInput for what does not fit.
         """
-        x, precision = self._in_precision(params, x)
+        x, params, precision = self._checked(params, x, "x")
+        if key is not None:
+            check_key(key, "key")
         final: dict[str, list[Any]] = {name: [] for name in self.states}
         for layer, recipe in enumerate(self._made.recipes[precision]):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x.dtype)
@@ -144,6 +167,7 @@ class RNN:
                 resets=resets,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
+                axis_name=axis_name,
             )
             for name, array in after.items():
                 final[name].append(array if self.bidirectional else array[None])
@@ -155,7 +179,7 @@ class RNN:
 
     def step(self, params: Parameters, x_t: Any, state: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Return (y_t [B, H], state) of one step more, for decoding; x_t is [B, I]. Raises BadInput in both directions."""
-        x_t, precision = self._in_precision(params, x_t)
+        x_t, params, precision = self._checked(params, x_t, "x_t")
         final: dict[str, list[Any]] = {name: [] for name in self.states}
         for layer, recipe in enumerate(self._made.recipes[precision]):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x_t.dtype)
@@ -173,25 +197,40 @@ class RNN:
                 final[name].append(array)
         return x_t, {name: jnp.stack(arrays) for name, arrays in final.items()}
 
-    def _in_precision(self, params: Parameters, x: Any) -> tuple[Any, str]:
-        """Return x as an array and the precision of a call; refused are dtypes that kernels or parameters do not have."""
-        x = as_array(x, "x")
-        missing = [name for name in self._made.shapes if name not in params]
-        if missing:
-            raise BadInput(
-                f"params is without '{missing[0]}'; the layer has {', '.join(self._made.shapes)}, as init returns them"
-            )
+    def _checked(self, params: Parameters, x: Any, name_of_x: str) -> tuple[Any, Parameters, str]:
+        """Return x and the parameters as arrays, and the precision of a call; refused is what does not fit the layer."""
+        x = as_array(x, name_of_x)
+        check_x64(self.precision)
+        params = self._arrays(params)
         precision = self.precision or _PRECISIONS.get(x.dtype.name)
         if precision not in self._made.recipes or precision_of(str(precision)).storage_dtype != x.dtype.name:
             allowed = ", ".join(precision_of(name).storage_dtype for name in self._made.recipes)
-            raise BadInput(f"x has dtype {x.dtype}; {allowed} is expected")
+            raise BadInput(f"{name_of_x} has dtype {x.dtype}; {allowed} is expected")
         wrong = [name for name in self._made.shapes if params[name].dtype != x.dtype]
         if wrong and self.precision is None:
             raise BadInput(
-                f"x has dtype {x.dtype}, but params['{wrong[0]}'] has {params[wrong[0]].dtype}; cast one of them, or make the "
-                f"layer with a precision"
+                f"{name_of_x} has dtype {x.dtype}, but params['{wrong[0]}'] has {params[wrong[0]].dtype}; cast one of them, or "
+                f"make the layer with a precision"
             )
-        return x, str(precision)
+        return x, params, str(precision)
+
+    def _arrays(self, params: Parameters) -> Parameters:
+        """Return the parameters as arrays of their shapes."""
+        shapes = self._made.shapes
+        expected = f"the layer has {', '.join(shapes)}, as init returns them"
+        if not isinstance(params, Mapping):
+            raise BadInput(f"params is a {type(params).__name__}; a mapping is expected: {expected}")
+        for name in shapes:
+            if name not in params:
+                raise BadInput(f"params is without '{name}'; {expected}")
+        for name in params:
+            if name not in shapes:
+                raise BadInput(f"params has an unknown name {name!r}{nearest_name(str(name), tuple(shapes))}; {expected}")
+        arrays = {name: as_array(array, f"params['{name}']") for name, array in params.items()}
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise BadInput(f"params['{name}'] has shape {list(arrays[name].shape)}; {list(shape)} is expected")
+        return arrays
 
     def _parameters(self, params: Parameters, layer: int, dtype: Any) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
@@ -211,18 +250,21 @@ class RNN:
         ]
 
     def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
-        if not state:
+        if state is None:
             return None
+        if not isinstance(state, Mapping):
+            raise BadInput(f"state is a {type(state).__name__}; a mapping of {', '.join(self.states)} is expected")
         directions = 2 if self.bidirectional else 1
-        for name, array in state.items():
-            if array.shape[0] != self.num_layers * directions:
+        arrays = {name: as_array(array, f"state['{name}']") for name, array in state.items()}
+        for name, array in arrays.items():
+            if array.ndim != 3 or array.shape[0] != self.num_layers * directions:
                 raise BadInput(
                     f"state['{name}'] has shape {list(array.shape)}; [{self.num_layers * directions}, batch, "
                     f"{self.hidden_size}] is expected, layers and directions first"
                 )
         if self.bidirectional:
-            return {name: array[2 * layer : 2 * layer + 2] for name, array in state.items()}
-        return {name: array[layer] for name, array in state.items()}
+            return {name: array[2 * layer : 2 * layer + 2] for name, array in arrays.items()}
+        return {name: array[layer] for name, array in arrays.items()}
 
 
 def _together(arrays: Sequence[Any], is_vector: bool) -> Any:
@@ -232,10 +274,21 @@ def _together(arrays: Sequence[Any], is_vector: bool) -> Any:
     return jnp.stack(arrays) if is_vector else jnp.concatenate(arrays)
 
 
-def _check_numbers(num_layers: Any, dropout: Any) -> None:
-    for name, value in (("num_layers", num_layers), ("dropout", dropout)):
-        check_static(value, name)
+def _dtype_of(asked: Any) -> Any:
+    """Return the dtype of parameters; refused is what no precision stores."""
+    try:
+        dtype = jnp.dtype(jnp.float32 if asked is None else asked)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in _PRECISIONS:
+        raise BadInput(f"dtype is {shown(asked)}; {', '.join(_PRECISIONS)} is expected")
+    return dtype
+
+
+def _check_numbers(num_layers: Any, dropout: Any, forget_bias: Any) -> None:
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
         raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
+    if forget_bias is not None and (isinstance(forget_bias, bool) or not isinstance(forget_bias, Real)):
+        raise BadInput(f"forget_bias is {shown(forget_bias)}; a number is expected")

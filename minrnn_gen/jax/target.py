@@ -19,8 +19,9 @@ import numpy
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import structures
+from minrnn_gen.jax.c_handler import ON_HOST, c_handler
 from minrnn_gen.jax.device import DeviceCall, current_device_of, device_call
-from minrnn_gen.jax.host import run_on_host
+from minrnn_gen.jax.host import recorded_on_host, run_on_host
 from minrnn_gen.jax.request import CallSite, Shaped, digest_of
 from minrnn_gen.jax.structures import Buffers, CallFrame
 
@@ -34,7 +35,10 @@ DIGEST_ATTRIBUTE, TEXT_ATTRIBUTE = "digest", "text"
 @cache
 def register(platform: str) -> str:
     """Register the handler of a platform, the first time, and return the name of the target."""
-    jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(_address(_HANDLERS[platform]))}, platform=platform)
+    address, in_c = _address(_HANDLERS[platform]), c_handler()
+    if in_c is not None:
+        address = in_c.address(platform, address)
+    jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(address)}, platform=platform)
     return TARGET
 
 
@@ -55,13 +59,25 @@ class HostCall(NamedTuple):
         for index, (shaped, result) in enumerate(zip(self.results, run_on_host(self.site.request, operands), strict=True)):
             _view(frame.results, index, shaped)[...] = result
 
+    def publish(self, digest: int, frame: CallFrame) -> None:
+        """Have C run the call from now on, where all of it is native code."""
+        handler = c_handler()
+        operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
+        recorded = None if handler is None else recorded_on_host(self.site.request, operands)
+        if handler is not None and recorded is not None:
+            handler.publish(digest, ON_HOST, *recorded)
+
 
 def _run_on_host(frame: CallFrame) -> None:
     digest = _digest(frame)
     call = _HOST_CALLS.get(digest)
-    if call is None:
-        call = _HOST_CALLS.setdefault(digest, HostCall.of(_text(frame)))
+    if call is not None:
+        call.run(frame)
+        return
+    call = HostCall.of(_text(frame))
     call.run(frame)
+    _HOST_CALLS[digest] = call
+    call.publish(digest, frame)
 
 
 def _run_on_device(frame: CallFrame) -> None:
@@ -143,14 +159,21 @@ def _address(handler: Any) -> int | None:
 
 def prepare(site: CallSite) -> DeviceCall:
     """Return a call ready for the first GPU that JAX has here: while a program is compiled, not while it runs."""
-    key = (digest_of(site.text()), jax.local_devices(backend="cuda")[0].local_hardware_id)
-    return _prepared(key, site)
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        raise BadInput(
+            "a program for CUDA is compiled where JAX has no GPU, but its calls are recorded on one; compile it, or export it, "
+            "on a machine with a GPU"
+        ) from None
+    return _prepared((digest_of(site.text()), device.local_hardware_id), site)
 
 
 def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:
     with _LOCK:
         if key not in _DEVICE_CALLS:
             _DEVICE_CALLS[key] = device_call(site, key[1])
+            _DEVICE_CALLS[key].publish(key[0])
         return _DEVICE_CALLS[key]
 
 

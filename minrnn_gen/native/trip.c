@@ -11,86 +11,9 @@
 #include <string.h>
 
 #include "key.h"
+#include "program.h"
 
-/* cuda.h */
-typedef struct {
-  int id;
-  char padding[4];
-  int value;
-  int rest[15];
-} Attribute;
-typedef struct {
-  unsigned blocks[3], threads[3], shared_bytes;
-  void *stream;
-  Attribute *attributes;
-  unsigned attribute_count;
-} Configuration;
-#define COOPERATIVE 2
-typedef struct {
-  size_t x, y;
-  int memory;
-  void *host;
-  uint64_t address;
-  void *array;
-  size_t pitch;
-} CopySide;
-typedef struct {
-  CopySide from, to;
-  size_t width, height;
-} Copy;
-#define DEVICE_MEMORY 2
-
-typedef int (*LaunchFunction)(const Configuration *, void *, void **, void **);
-typedef int (*SetBytesFunction)(uint64_t, unsigned char, size_t, void *);
-typedef int (*CopyFunction)(const Copy *, void *);
-typedef int (*SetStreamFunction)(void *, void *);
-typedef int (*SetWorkspaceFunction)(void *, void *, size_t);
-typedef int (*SetModeFunction)(void *, int);
-typedef int (*MultiplyFunction)(void *, int, int, int, int, int, const void *, const void *, int, int, long long, const void *,
-                                int, int, long long, const void *, void *, int, int, long long, int, int, int);
-
-typedef struct {
-  Py_ssize_t slot;
-  int64_t offset;
-} Place;
-typedef struct {
-  Py_ssize_t position; /* among the arguments */
-  Place first, second;
-  int64_t itemsize; /* 0: the address of `second`; else how many elements it lies behind `first` */
-} Patch;
-
-enum Kind { LAUNCH, PRODUCT, BYTES, COPY };
-typedef struct {
-  enum Kind kind;
-  uint64_t function;
-  Configuration configuration;
-  Attribute attribute;
-  Py_ssize_t argument_count, patch_count;
-  char *arguments; /* 8 bytes each */
-  Patch *patches;
-  Place places[4]; /* left, right, result, and the workspace, or slot -1; of bytes the first; of a copy from and to */
-  int numbers[15];
-  long long strides[3];
-  int is_double, adds;
-  int value;
-  uint64_t size_bytes;
-  uint64_t gates, heads; /* of a copy */
-} Operation;
-
-typedef struct {
-  LaunchFunction launch;
-  SetBytesFunction set_bytes;
-  CopyFunction copy;
-  SetStreamFunction set_stream;
-  SetWorkspaceFunction set_workspace;
-  SetModeFunction set_mode;
-  MultiplyFunction multiply;
-  Py_ssize_t count, slots, arguments_most;
-  Operation *operations;
-} Program;
 #define PROGRAM_NAME "minrnn_gen.native.program"
-#define NO_NARROW_SUMS 16
-#define DEFAULT_ALGORITHM -1
 
 static void free_program(Program *program) {
   for (Py_ssize_t index = 0; index < program->count; index++) {
@@ -115,18 +38,8 @@ static int note_slot(Program *program, Place place) {
   return 1;
 }
 
-static int read_launch(Program *program, Operation *operation, PyObject *item) {
-  const char *arguments;
-  Py_ssize_t size;
-  unsigned blocks, threads, shared_bytes;
-  int is_cooperative;
-  PyObject *kind, *patches;
-  if (!PyArg_ParseTuple(item, "OKIIIpy#O!", &kind, &operation->function, &blocks, &threads, &shared_bytes, &is_cooperative,
-                        &arguments, &size, &PyTuple_Type, &patches))
-    return 0;
-  operation->configuration = (Configuration){{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, NULL, NULL, is_cooperative ? 1 : 0};
-  operation->attribute.id = COOPERATIVE;
-  operation->attribute.value = 1;
+/* The arguments of a launch or of a kernel, and which of them are addresses. */
+static int read_arguments(Program *program, Operation *operation, const char *arguments, Py_ssize_t size, PyObject *patches) {
   operation->argument_count = size / 8;
   operation->patch_count = PyTuple_Size(patches);
   operation->arguments = malloc(size + 1);
@@ -149,6 +62,21 @@ static int read_launch(Program *program, Operation *operation, PyObject *item) {
     if (!note_slot(program, patch->first) || !note_slot(program, patch->second)) return 0;
   }
   return 1;
+}
+
+static int read_launch(Program *program, Operation *operation, PyObject *item) {
+  const char *arguments;
+  Py_ssize_t size;
+  unsigned blocks, threads, shared_bytes;
+  int is_cooperative;
+  PyObject *kind, *patches;
+  if (!PyArg_ParseTuple(item, "OKIIIpy#O!", &kind, &operation->function, &blocks, &threads, &shared_bytes, &is_cooperative,
+                        &arguments, &size, &PyTuple_Type, &patches))
+    return 0;
+  operation->configuration = (Configuration){{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, NULL, NULL, is_cooperative ? 1 : 0};
+  operation->attribute.id = COOPERATIVE;
+  operation->attribute.value = 1;
+  return read_arguments(program, operation, arguments, size, patches);
 }
 
 static int read_product(Program *program, Operation *operation, PyObject *item) {
@@ -182,6 +110,21 @@ static int read_copy(Program *program, Operation *operation, PyObject *item) {
                         &operation->gates, &operation->heads, &operation->size_bytes))
     return 0;
   return note_slot(program, places[0]) && note_slot(program, places[1]);
+}
+
+static int read_kernel(Program *program, Operation *operation, PyObject *item) {
+  const char *arguments;
+  Py_ssize_t size, position;
+  PyObject *kind, *patches;
+  if (!PyArg_ParseTuple(item, "OKy#O!nK", &kind, &operation->function, &arguments, &size, &PyTuple_Type, &patches, &position,
+                        &operation->size_bytes))
+    return 0;
+  if (position < 0 || position >= size / 8) {
+    PyErr_SetString(PyExc_ValueError, "a workspace is no argument");
+    return 0;
+  }
+  operation->workspace_position = position;
+  return read_arguments(program, operation, arguments, size, patches);
 }
 
 /* program((launch, set bytes, copy, set stream, set workspace, set mode, multiply), operations): addresses of functions, and tuples
@@ -221,6 +164,7 @@ static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
     else if (kind == PRODUCT) is_read = read_product(program, operation, item);
     else if (kind == BYTES) is_read = read_bytes(program, operation, item);
     else if (kind == COPY) is_read = read_copy(program, operation, item);
+    else if (kind == KERNEL) is_read = read_kernel(program, operation, item);
     else if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "an operation is of no known kind");
     if (!is_read) goto failed;
   }
@@ -229,67 +173,6 @@ static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
 failed:
   free_program(program);
   return NULL;
-}
-
-static int64_t at(const int64_t *addresses, Place place) { return addresses[place.slot] + place.offset; }
-
-static int64_t floored(int64_t number, int64_t divisor) {
-  int64_t quotient = number / divisor;
-  return quotient * divisor > number ? quotient - 1 : quotient;
-}
-
-static int do_launch(const Program *program, const Operation *operation, const int64_t *addresses, void *stream, char *block) {
-  Py_ssize_t count = operation->argument_count;
-  void **pointers = (void **)(block + 8 * count);
-  memcpy(block, operation->arguments, 8 * count);
-  for (Py_ssize_t index = 0; index < operation->patch_count; index++) {
-    const Patch *patch = &operation->patches[index];
-    int64_t value = at(addresses, patch->second);
-    if (patch->itemsize) value = floored(value - at(addresses, patch->first), patch->itemsize);
-    memcpy(block + 8 * patch->position, &value, sizeof value);
-  }
-  for (Py_ssize_t index = 0; index < count; index++) pointers[index] = block + 8 * index;
-  Configuration configuration = operation->configuration;
-  Attribute attribute = operation->attribute;
-  configuration.stream = stream;
-  configuration.attributes = &attribute;
-  return program->launch(&configuration, (void *)(uintptr_t)operation->function, pointers, NULL);
-}
-
-/* result^T = right^T left^T, for cuBLAS thinks in columns; see gpu/cublas.py. */
-static int do_multiply(const Program *program, const Operation *operation, const int64_t *addresses, void *handle) {
-  static const float float_unit = 1, float_beta[2] = {0, 1};
-  static const double double_unit = 1, double_beta[2] = {0, 1};
-  const int *n = operation->numbers;
-  const Place *places = operation->places;
-  int is_double = operation->is_double;
-  const void *unit = is_double ? (const void *)&double_unit : &float_unit;
-  const void *beta = is_double ? (const void *)&double_beta[operation->adds] : &float_beta[operation->adds];
-  return program->multiply(handle, n[4], n[3], n[1], n[0], n[2], unit, (void *)(uintptr_t)at(addresses, places[1]), n[7], n[8],
-                           operation->strides[1], (void *)(uintptr_t)at(addresses, places[0]), n[5], n[6],
-                           operation->strides[0], beta, (void *)(uintptr_t)at(addresses, places[2]), n[9], n[10],
-                           operation->strides[2], n[11], n[12], DEFAULT_ALGORITHM);
-}
-
-/* R [gates, heads, D, D] as [heads, gates, D, D], `size_bytes` those of D, D: a gate at a time; see gpu/graph.py. */
-static int do_copy(const Program *program, const Operation *operation, const int64_t *addresses, void *stream) {
-  const uint64_t gates = operation->gates, heads = operation->heads, square = operation->size_bytes;
-  int status = 0;
-  for (uint64_t gate = 0; gate < gates && !status; gate++) {
-    Copy copy = {{0, 0, DEVICE_MEMORY, NULL, at(addresses, operation->places[0]) + gate * heads * square, NULL, square},
-                 {0, 0, DEVICE_MEMORY, NULL, at(addresses, operation->places[1]) + gate * square, NULL, gates * square},
-                 square,
-                 heads};
-    status = program->copy(&copy, stream);
-  }
-  return status;
-}
-
-/* Make cuBLAS ready for a product on `stream` in `workspace`; NULL is its own, to which a new stream takes it back. */
-static int prepare_products(const Program *program, void *handle, void *stream, void *workspace, uint64_t size_bytes) {
-  int status = program->set_stream(handle, stream);
-  if (!status && workspace != NULL) status = program->set_workspace(handle, workspace, size_bytes);
-  return status ? status : program->set_mode(handle, NO_NARROW_SUMS);
 }
 
 /* run(program, addresses, stream, handle of cuBLAS, first operation): None, or (operation, its kind, status) where one is refused */
@@ -305,7 +188,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyErr_SetString(PyExc_ValueError, "an operation is on an array that is not there");
     return NULL;
   }
-  int64_t *addresses = malloc(8 * slots + 16 * program->arguments_most + 8);
+  int64_t *addresses = malloc(8 * slots + room_of(program));
   if (addresses == NULL) return PyErr_NoMemory();
   for (Py_ssize_t slot = 0; slot < slots; slot++) {
     addresses[slot] = PyLong_AsLongLong(PyList_GetItem(list, slot));
@@ -314,35 +197,15 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
       return NULL;
     }
   }
-  void *stream = (void *)(uintptr_t)stream_address, *handle = (void *)(uintptr_t)handle_address, *workspace = NULL;
-  int status = 0, is_ready = 0;
-  const Operation *operation = NULL;
+  void *stream = (void *)(uintptr_t)stream_address, *handle = (void *)(uintptr_t)handle_address;
+  ptrdiff_t refused = index;
+  int status;
   Py_BEGIN_ALLOW_THREADS
-  for (; index < program->count; index++) {
-    operation = &program->operations[index];
-    if (operation->kind == LAUNCH) {
-      status = do_launch(program, operation, addresses, stream, (char *)(addresses + slots));
-    } else if (operation->kind == BYTES) {
-      status = program->set_bytes(at(addresses, operation->places[0]), operation->value, operation->size_bytes, stream);
-    } else if (operation->kind == COPY) {
-      status = do_copy(program, operation, addresses, stream);
-    } else {
-      const Place place = operation->places[3];
-      void *wanted = place.slot < 0 ? NULL : (void *)(uintptr_t)at(addresses, place);
-      if (!is_ready || wanted != workspace) {
-        is_ready = 1;
-        workspace = wanted;
-        status = prepare_products(program, handle, stream, workspace, operation->size_bytes);
-      }
-      if (!status) status = do_multiply(program, operation, addresses, handle);
-    }
-    if (status) break;
-  }
-  if (is_ready) program->set_mode(handle, 0);
+  status = run_program(program, addresses, stream, handle, (char *)(addresses + slots), &refused);
   Py_END_ALLOW_THREADS
   free(addresses);
   if (!status) Py_RETURN_NONE;
-  return Py_BuildValue("(nii)", index, (int)operation->kind, status);
+  return Py_BuildValue("(nii)", (Py_ssize_t)refused, (int)program->operations[refused].kind, status);
 }
 
 /* serves(exchange): whether this file knows the interface of a library's tensors */

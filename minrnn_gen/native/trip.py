@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h", "program.h"))
 
 
 def library_of_source() -> ModuleType | None:
@@ -28,7 +28,7 @@ def library_of_source() -> ModuleType | None:
 LIBRARY = library_of_source()
 
 # Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
-LAUNCH, PRODUCT, SET_BYTES, COPY = 0, 1, 2, 3
+LAUNCH, PRODUCT, SET_BYTES, COPY, KERNEL = 0, 1, 2, 3, 4
 
 Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]
 

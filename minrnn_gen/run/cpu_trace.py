@@ -19,6 +19,7 @@ from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ResultT
 from minrnn_gen.config.environment import thread_count
 from minrnn_gen.gpu import memory
+from minrnn_gen.native import trip
 from minrnn_gen.run.cpu_memory import WORKSPACE, empty, multiply, project
 from minrnn_gen.run.cpu_products import without_autocast
 from minrnn_gen.run.replay import TRACES_HELD
@@ -43,6 +44,12 @@ class LaunchOperation:
     pointers: tuple[tuple[int, int, int], ...]
     workspace_place: int
     workspace_bytes: int
+
+    def in_c(self) -> tuple[Any, ...]:
+        """Return it as `trip.c` takes it."""
+        patches = tuple((position, 0, 0, slot, offset_bytes, 0) for position, slot, offset_bytes in self.pointers)
+        packed = self.kernel.plan.packer.pack(*self.numbers)
+        return trip.KERNEL, self.kernel.address, packed, patches, self.workspace_place, self.workspace_bytes
 
     def run(self, _arrays: list[Any], addresses: list[int]) -> None:
         """Run it at other addresses."""
@@ -165,6 +172,10 @@ class CpuTraceCache(Generic[ResultT]):
         trace = self._traces.get((keyed.key, kind, thread_count()))
         return None if trace is None else trace.replay(keyed)
 
+    def take(self, keyed: KeyedArrays, kind: Hashable = None) -> CpuTrace[ResultT] | None:
+        """Return the trace of a call, and keep it no longer."""
+        return self._traces.pop((keyed.key, kind, thread_count()), None)
+
     def keep(self, keyed: KeyedArrays | None, kind: Hashable, trace: CpuTrace[ResultT] | None) -> None:
         """Keep a trace, instead of all else where there is no room."""
         if keyed is None or trace is None:
@@ -181,7 +192,7 @@ class CpuRecorder:
         """Begin a call beside `like`; the arrays of `keyed` have their slots."""
         self._store, self._like = store, like
         self._inputs = self._next_slot = 0 if keyed is None else len(keyed.arrays)
-        self._is_replayable = keyed is not None and like.library == "torch"
+        self._is_replayable = keyed is not None
         self._allocations: list[Allocation] = []
         self._operations: list[Operation] = []
 

@@ -28,6 +28,7 @@ from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
     from minrnn_gen.run.cpu import CpuRun
+    from minrnn_gen.run.cpu_trace import CpuTrace
 
 Layout = tuple[tuple[int, ...], str]
 """The shape and dtype of an array."""
@@ -280,6 +281,22 @@ class Executor:
         call_key = keyed(("forward", states_out), arguments.flat(self.interface))
         call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
         return self.recorded.forward(call, states_out, saves=all_states and self._builder.spec.training).replay
+
+    def record_on_host(
+        self, arguments: CallArguments, all_states: bool = False, single_step: bool = False
+    ) -> CpuTrace[Any] | None:
+        """Run a call on NumPy arrays without gaps, and return its trace; None where it is more than native kernels."""
+        flat = arguments.flat(self.interface)
+        if flat is None or self.cpu.native.kernels.forward is None:
+            return None
+        addresses = [0 if array is None else int(array.ctypes.data) for array in flat]
+        call_key = KeyedArrays((object(),), flat, addresses)  # of this call alone
+        call = self.checked(arguments, single_step).with_slots(call_key)
+        if single_step:
+            self.cpu.step(call)
+            return self.cpu.native.steps.take(call_key)
+        self.cpu.forward(call, self._states_out(all_states, saves=False), False)
+        return self.cpu.native.forwards.take(call_key, False)
 
     def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""

@@ -167,6 +167,16 @@ class Program:
         addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         return trip.LIBRARY.program(addresses, known)  # type: ignore[no-any-return]
 
+    @property
+    def in_c(self) -> object | None:
+        """The program of `trip.c`, None where there is none."""
+        return self._in_c
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it needs a handle of cuBLAS."""
+        return self._multiplies
+
     def run(self, addresses: list[int]) -> None:
         """Enqueue all operations on the current stream, with arrays that start at `addresses`, by slot."""
         if self._in_c is None:

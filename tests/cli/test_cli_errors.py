@@ -130,12 +130,13 @@ def test_doctor_has_rows_for_torch_and_a_compiler(command: Command, monkeypatch:
     installed = metadata.version
 
     def version(name: str) -> str:
-        if name == "torch":
+        if name in ("torch", "jax"):
             raise metadata.PackageNotFoundError(name)
         return installed(name)
 
     monkeypatch.setattr("importlib.metadata.version", version)
     gone = rows()
+    assert not gone["JAX"]["is_well"] and not gone["JAX"]["is_needed"] and "pip install jax" in gone["JAX"]["mend"]
     assert not gone["torch"]["is_well"] and "download.pytorch.org/whl/cpu" in gone["torch"]["mend"]
     assert not gone["C++ compiler"]["is_well"] and "g++" in gone["C++ compiler"]["mend"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_compiled_and_one_thread() -> Iterator[None]:
-    # As in examples/training/__init__.py, which comes too late here.
-    import torch
+    with nothing_compiled(), _one_thread_of_torch():
+        yield
 
+
+@contextlib.contextmanager
+def _one_thread_of_torch() -> Iterator[None]:
+    # As in examples/training/__init__.py, which comes too late here.
+    try:
+        import torch
+    except ImportError:  # as for the examples in JAX
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with nothing_compiled():
-        yield
+    yield
     torch.set_num_threads(threads)

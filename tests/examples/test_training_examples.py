@@ -15,6 +15,7 @@ import write_page  # noqa: E402, the folder is the conftest's
 from support.uncompiled_kernels import compiled_again  # noqa: E402
 from training.model import ATTENTION, SequenceModel  # noqa: E402
 from training.record import read_records, svg_of  # noqa: E402
+from training.text import BLOCK_BYTES, split  # noqa: E402
 
 from minrnn_gen.cell.files import library_names  # noqa: E402
 
@@ -38,7 +39,7 @@ def run(name: str, options: str, folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / f"{name}_cpu.json").read_text(encoding="utf-8"))["rows"]
 
 
-@pytest.mark.parametrize("name", write_page.EXAMPLES)
+@pytest.mark.parametrize("name", write_page.IN_TORCH)
 def test_an_example_writes_its_table_its_record_and_its_plot(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,8 +86,8 @@ def test_the_language_models_are_of_every_cell_and_its_test_is_not_trained_on() 
     language = importlib.import_module("char_lm")
     assert set(language.OF_HERE.split()) == set(library_names())
     whole = bytes(range(256)) * 1024  # 32 blocks, one of which is a 20th
-    trained, tested = language.split(whole)
-    assert len(trained) + len(tested) == len(whole) and len(tested) == language.BLOCK_BYTES
+    trained, tested = split(whole)
+    assert len(trained) + len(tested) == len(whole) and len(tested) == BLOCK_BYTES
     pieces, following = next(language.batches(trained, language.SMALL, 0, torch.device("cpu")))
     assert torch.equal(pieces[:, 1:], following[:, :-1])
 
@@ -134,7 +135,7 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
 @pytest.mark.gpu
 # Of torch's own layers in 16 bits, once in a process.
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk:UserWarning")
-@pytest.mark.parametrize("name", write_page.EXAMPLES)
+@pytest.mark.parametrize("name", write_page.IN_TORCH)
 def test_an_example_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
     example = importlib.import_module(name)
     sizes = TINY[name].replace("--width 8", "--width 64")

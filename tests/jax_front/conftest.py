@@ -27,3 +27,8 @@ def _with_x64_on_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("jax has no CUDA platform: pip install 'jax[cuda13]'")
     with jax.enable_x64(True), jax.default_device(jax.devices("cuda" if is_on_gpu else "cpu")[0]):
         yield
+    from minrnn_gen.jax.c_handler import c_handler
+
+    # What native code was published for is NumPy's in the next test.
+    if c_handler.cache_info().currsize and (handler := c_handler()):
+        handler.withdraw_all()

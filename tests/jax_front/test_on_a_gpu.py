@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,19 @@ def almost_equal(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=64 * roundoff, atol=64 * roundoff * np.abs(expected).max())
 
 
+def calls_by(by_c: bool) -> Any:
+    """Return the handler in C, which has all that was recorded, or nothing of it where Python is to run calls."""
+    from minrnn_gen.jax.c_handler import c_handler, why_no_c_handler
+
+    handler = c_handler()
+    if handler is None:
+        return pytest.skip(why_no_c_handler()) if by_c else None
+    if not by_c:
+        handler.withdraw_all()
+    return handler
+
+
+@pytest.mark.parametrize("by_c", [True, False])
 @pytest.mark.parametrize(
     ("spec", "boundaries"),
     [
@@ -53,7 +67,8 @@ def almost_equal(actual: Any, expected: Any) -> None:
     ],
     ids=str,
 )
-def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: str) -> None:
+def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: str, by_c: bool) -> None:
+    target._DEVICE_CALLS.clear()  # recorded anew, and published
     spec = {"hidden_size": 8 * HIDDEN, **spec}
     kernel = kernel_of(spec)
     arrays, sequences = split(drawn(kernel, boundaries=boundaries, time=33))
@@ -70,11 +85,15 @@ def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: 
     dstate = {name: np.sin(array.get()) for name, array in final.items()}
     expected = to_numpy(((y, final), kernel.backward(saved, to_cupy(dy), to_cupy(dstate))))
     by_xla = {name: expected[1].pop(name) for name in ("bias", "recurrent_bias", "parameters") if name in expected[1]}
+    compiled = ours.lower(arrays, sequences, dy, dstate).compile()
+    handler = calls_by(by_c)
+    before = 0 if handler is None else handler.served
     for _ in range(3):
-        results, gradients = to_numpy(ours(arrays, sequences, dy, dstate))
+        results, gradients = to_numpy(compiled(arrays, sequences, dy, dstate))
         # The last sums of these are XLA's, in an order of its own.
         jax.tree.map(almost_equal, {name: gradients.pop(name) for name in by_xla}, by_xla)
         jax.tree.map(np.testing.assert_array_equal, (results, gradients), expected)
+    assert (0 if handler is None else handler.served) > before if by_c else handler is None or handler.served == before
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru", "min_gru"])
@@ -129,6 +148,7 @@ def test_steps_ensembles_and_pieces() -> None:
 CAPTURED = """
 import jax, jax.numpy as jnp, numpy as np
 import minrnn_gen.jax
+from minrnn_gen.jax.c_handler import c_handler
 from minrnn_gen.jax.device import DeviceCall
 
 calls, run = [], DeviceCall.run
@@ -145,15 +165,16 @@ losses = []
 for _ in range(100):
     R, loss = train(R, x)
     losses.append(float(loss))
-print(len(calls), losses[0] > losses[-1], bool(np.isfinite(losses).all()))
+print(len(calls) + (handler.served if (handler := c_handler()) else 0), losses[0] > losses[-1], bool(np.isfinite(losses).all()))
 """
 
 
-def test_replays_of_captured_graphs_call_no_python() -> None:
+@pytest.mark.parametrize("by", ["c", "python"])
+def test_replays_of_captured_graphs_call_no_handler(by: str) -> None:
     """A training step runs two calls; XLA captures both, once for each set of addresses that its allocator gives."""
     root = Path(__file__).resolve().parents[2]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
-    environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "MINRNN_JAX": by}
     program = [sys.executable, "-c", CAPTURED]
     answer = subprocess.run(program, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
@@ -176,3 +197,42 @@ def test_tracing_again_records_nothing_and_memory_stays() -> None:
         y = run(x)
     jax.block_until_ready(y)
     assert (len(target._DEVICE_CALLS), cupy.get_default_memory_pool().total_bytes()) == (recorded, held)
+
+
+def test_a_spec_for_another_gpu_is_refused() -> None:
+    from minrnn_gen.errors import BadInput
+    from minrnn_gen.gpu.device import live_device
+
+    here = live_device()
+    assert here is not None
+    other = "t4" if here.compute_capability != "7.5" else "h200"
+    spec = {"model": "min_gru", "hidden_size": 64, "gpu": other}
+    with pytest.raises(BadInput, match=r"the kernel was compiled for sm_\d+a? but the arrays are on a GPU of sm_\d+"):
+        jax.jit(lambda x: front.recurrence(spec, x)[0])(jnp.ones((2, 16, 2, 64), jnp.float32))
+
+
+@pytest.mark.alone
+def test_a_small_call_takes_the_host_ten_microseconds_in_c() -> None:
+    """Beside a program without a kernel, since XLA's own part is in both."""
+    handler = calls_by(by_c=True)
+    target._DEVICE_CALLS.clear()
+    x = jnp.ones((16, 16, 2, 64), jnp.float32)
+    run = jax.jit(lambda x: front.recurrence({"model": "min_gru", "hidden_size": 64}, x)[0])
+
+    def microseconds(call: Any) -> float:
+        jax.block_until_ready(call(x))
+        rounds = []
+        for _ in range(9):
+            started = time.perf_counter()
+            for _ in range(100):
+                y = call(x)
+            rounds.append((time.perf_counter() - started) * 1e4)
+            jax.block_until_ready(y)
+        return min(rounds)
+
+    plain = microseconds(jax.jit(lambda x: x + 1))
+    by_c, served = microseconds(run), handler.served
+    handler.withdraw_all()
+    by_python = microseconds(run)
+    print(f"plain {plain:.1f}, by C {by_c:.1f}, by Python {by_python:.1f} us")
+    assert served and by_c - plain <= 10

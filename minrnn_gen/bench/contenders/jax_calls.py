@@ -22,6 +22,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PrecisionName
 
 TORCH_FRONT, VMAP, NOTHING = "minrnn_gen.torch", "vmap", "jit of x + 1"
+BY_PYTHON = "by Python"
 LAX_SCAN, ASSOCIATIVE, CUDNN = "lax.scan", "lax.associative_scan", "jax.experimental.rnn"
 NAMES = (LAX_SCAN, ASSOCIATIVE, CUDNN)
 # Facts of the calls: what many of them leave behind.
@@ -217,13 +218,29 @@ def _cudnn(subject: Subject, refused: str | None) -> Contender:
 
 
 def _dispatched(subject: Subject) -> list[Contender]:
-    """Return a call of ours, and what a call of a program costs JAX."""
+    """Return a call of ours, by C where that is here, the same by Python, and what a call of a program costs JAX."""
+    from minrnn_gen.jax.c_handler import c_handler
+
     ours = _ours(subject)
 
     def contender(name: str, function: Function, facts: Callable[[], dict[str, int | float | str]] = dict) -> Contender:
         return Contender(name, lambda: _in_a_row(subject, function), on_host=True, facts=facts, warms_up=True)
 
-    return [contender(OURS, ours, lambda: left_behind(subject, ours)), contender(NOTHING, lambda x, *_: x + 1)]
+    entries = [contender(OURS, ours, lambda: left_behind(subject, ours)), contender(NOTHING, lambda x, *_: x + 1)]
+    handler = c_handler()
+    if handler is None:
+        return entries
+
+    def by_python() -> Run:
+        run = _in_a_row(subject, ours)
+
+        def paused() -> Arrays:
+            with handler.paused():
+                return run()
+
+        return paused
+
+    return [entries[0], Contender(BY_PYTHON, by_python, on_host=True, warms_up=True), entries[1]]
 
 
 def _in_a_row(subject: Subject, function: Function) -> Run:

@@ -1,0 +1,153 @@
+"""Time over the devices of an axis of `jax.shard_map`: each piece from zero, gathered, folded in order, and run once more.
+
+The product of a piece's coefficients is the gradient of its initial state with respect to the final one, by the kernels that
+there are. An array that all devices have counts once: final states are those of the device where the recurrence ends, and
+gradients of them are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from minrnn_gen.call.arguments import PARAMETERS_FROM
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_scan
+from minrnn_gen.jax.primitive import bind
+from minrnn_gen.jax.request import Request
+from minrnn_gen.kernel import Kernel
+
+
+class Ranks(NamedTuple):
+    """The devices of an axis in the order of a recurrence; `position` is this one's, a tracer."""
+
+    axis_name: str
+    size: int
+    position: Any
+    is_reversed: bool
+
+    @classmethod
+    def of(cls, axis_name: Any, is_reversed: bool) -> Ranks:
+        """Return the devices of an axis; raises BadInput for one that no `shard_map` around this call has."""
+        try:
+            size = jax.lax.axis_size(axis_name)
+        except (NameError, TypeError, ValueError):
+            raise BadInput(f"axis_name is {axis_name!r}, which no jax.shard_map around this call has") from None
+        rank = jax.lax.axis_index(axis_name)
+        return cls(axis_name, size, size - 1 - rank if is_reversed else rank, is_reversed)
+
+    @property
+    def is_first(self) -> Any:
+        """Whether the recurrence begins here."""
+        return self.position == 0
+
+    @property
+    def is_last(self) -> Any:
+        """Whether the recurrence ends here."""
+        return self.position == self.size - 1
+
+    def gathered(self, array: Any) -> Any:
+        """Return what all devices have, in the order of the recurrence, the first axis."""
+        arrays = jax.lax.all_gather(array, self.axis_name)
+        return arrays[::-1] if self.is_reversed else arrays
+
+    def of_last(self, array: Any) -> Any:
+        """Return what the device has where the recurrence ends, the same bits on all."""
+        return jax.lax.psum(jnp.where(self.is_last, array, 0), self.axis_name)
+
+
+def folded(products: Any, ends: Any) -> Any:
+    """Return the states behind each piece, of the products and of the ends from zero; the first end is the state behind it.
+
+    Where a product is zero, nothing that came before counts, were it not a number.
+    """
+    states = [ends[0]]
+    for product, end in zip(products[1:], ends[1:], strict=True):
+        states.append(jnp.where(product == 0, end, product * states[-1] + end))
+    return jnp.stack(states)
+
+
+def check_cell(kernel: Kernel, all_states: bool) -> None:
+    """Refuse what does not run over an axis of time."""
+    name, interface = kernel.builder.cell_source.name, kernel.interface
+    if kernel.builder.cell_shape.kind != "affine-diagonal":
+        raise BadInput(
+            f"axis_name was given, but {name} is no scan, whose pieces could be folded; split batch or heads instead"
+        )
+    if interface.directions:
+        raise BadInput("axis_name was given, but the spec is bidirectional; call both directions by themselves")
+    if not kernel.spec.training:
+        raise BadInput("axis_name was given, which needs the backward of the kernel, but the spec has training: false")
+    if all_states:
+        raise BadInput("axis_name was given with all_states, which pieces do not have; leave one of them out")
+
+
+def local_boundaries(boundaries: Any, axis_name: str, time: int) -> Any:
+    """Return lengths or boundaries of whole sequences as those of this device's piece of `time` steps."""
+    ranks = Ranks.of(axis_name, False)
+    return None if boundaries is None else jnp.clip(boundaries - ranks.position * time, 0, time)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def run_over_time(request: Request, axis_name: str, operands: Arrays) -> Arrays:
+    """Return y of this piece and the final states of the whole; the initial states are among the operands."""
+    return _forward(request, axis_name, operands)[0]
+
+
+def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, Any]]:
+    interface = request.interface
+    ranks, states = Ranks.of(axis_name, interface.runs_reversed[0]), len(interface.states)
+    saving = replace(request, keeps=backward_reads_states(request.recipe))
+    call, initial = operands[:-states], jnp.stack(operands[-states:])
+    from_zero = (*call, *jnp.where(ranks.is_first, initial, 0))
+    y, *others = bind(saving, from_zero)
+    product = _of_states(request, from_zero, (y, *others[states:]), jnp.zeros_like(y), jnp.ones_like(initial))[1]
+    products, ends = jnp.moveaxis(ranks.gathered(jnp.stack((product, jnp.stack(others[:states])))), 1, 0)
+    entering = jnp.where(ranks.is_first, initial, folded(products, ends)[ranks.position - 1])
+    whole = (*call, *entering)
+    y, *others = bind(saving, whole)
+    return (y, *ranks.of_last(jnp.stack(others[:states]))), (whole, (y, *others[states:]), products)
+
+
+def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, Any], incoming: Arrays) -> tuple[Arrays]:
+    operands, saved, products = residuals
+    ranks, states = Ranks.of(axis_name, request.interface.runs_reversed[0]), len(request.interface.states)
+    dy, dfinal = incoming[0], jax.lax.psum(jnp.stack(incoming[1:]), axis_name)
+    _, own = _of_states(request, operands, saved, dy, jnp.where(ranks.is_last, dfinal, 0))
+    behind = folded(products[::-1], ranks.gathered(own)[::-1])[::-1]
+    arriving = jnp.where(ranks.is_last, dfinal, behind[(ranks.position + 1) % ranks.size])
+    gradients, own = _of_states(request, operands, saved, dy, arriving)
+    by_slot = dict(zip(request.gradient_slots, (*gradients[:-states], *jnp.where(ranks.is_first, own, 0)), strict=True))
+    return (tuple(by_slot.get(slot) for slot in request.slots),)
+
+
+run_over_time.defvjp(_forward, _backward)
+
+
+def _of_states(request: Request, operands: Arrays, saved: Arrays, dy: Any, dfinal: Any) -> tuple[Sequence[Any], Any]:
+    """Return the gradients of a piece, and by themselves those of its initial states."""
+    backward = replace(request, kind="backward", keeps=len(saved) > 1)
+    gradients = bind(backward, (*operands, *saved, dy, *dfinal))
+    return gradients, jnp.stack(gradients[-len(request.interface.states) :])
+
+
+def with_initial_states(flat: Sequence[Any], parameters: int, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    """Return the arrays of a call with zeros for initial states that it does not have."""
+    states_from = PARAMETERS_FROM + parameters
+    return [*flat[:states_from], *(jnp.zeros(shape, dtype) if state is None else state for state in flat[states_from:])]
+
+
+def scan_over_time(request: Request, axis_name: str, a: Any, b: Any, h0: Any) -> Arrays:
+    """Return y of this piece of a raw scan and the final state of the whole, with the gradients of these operations."""
+    ranks = Ranks.of(axis_name, request.reverse)
+    _, end = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, 0)))
+    coefficients = a.astype(h0.dtype)
+    product = jnp.exp(coefficients.sum(request.axis)) if request.log_a else coefficients.prod(request.axis)
+    states = folded(*jnp.moveaxis(ranks.gathered(jnp.stack((product, end))), 1, 0))
+    y, final = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, states[ranks.position - 1])))
+    return y, ranks.of_last(final)
