@@ -68,7 +68,7 @@ static int is_done(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
 
 static int device_of(const XLA_FFI_CallFrame *frame, int64_t *device) {
   const XLA_FFI_Api *api = frame->api;
-  if (api->struct_size < XLA_FFI_Api_STRUCT_SIZE) return 0;
+  if (api->struct_size < offsetof(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get) + sizeof(void *)) return 0; /* of an older plugin */
   XLA_FFI_DeviceOrdinal_Get_Args arguments = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
   if (!is_done(api, api->XLA_FFI_DeviceOrdinal_Get(&arguments))) return 0;
   *device = arguments.device_ordinal;
@@ -107,8 +107,8 @@ static int fill(const Call *call, const XLA_FFI_CallFrame *frame, int64_t *addre
 
 /* Run a call that was published; 0 where Python has to. */
 static int run(const XLA_FFI_CallFrame *frame, int where) {
-  const XLA_FFI_Extension_Base *extension = frame->extension_start;
-  const int asks = extension != NULL && extension->type == XLA_FFI_Extension_Metadata; /* what a handler is */
+  /* XLA may ask what a handler is, too. The type of an extension is called otherwise in each version. */
+  const int asks = frame->extension_start != NULL && frame->extension_start->type == XLA_FFI_Extension_Metadata;
   if (asks || frame->stage != XLA_FFI_ExecutionStage_EXECUTE || frame->attrs.size < 1) return 0;
   if (__atomic_load_n(&is_paused, __ATOMIC_RELAXED)) return 0;
   /* The first attribute by name is the digest. */
