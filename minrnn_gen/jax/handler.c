@@ -89,6 +89,7 @@ static int64_t address_of(void *const *buffers, int64_t index) {
 /* Put the buffers into their slots, and scratch into the workspace, the last result; 0 where a call does not look like this. */
 static int fill(const Call *call, const XLA_FFI_CallFrame *frame, int64_t *addresses) {
   const int64_t arguments = frame->args.size, results = frame->rets.size, has_workspace = call->workspace_bytes > 0;
+  if (call->program->slots > call->slots) return 0;
   if (arguments != call->operand_count || results != call->result_count + has_workspace) return 0;
   memset(addresses, 0, 8 * call->slots);
   for (int64_t index = 0; index < arguments; index++)
@@ -135,7 +136,8 @@ static int run(const XLA_FFI_CallFrame *frame, int where) {
   return is_run;
 }
 
-/* A refused operation too is Python's: it does all of the call again, and says what is wrong. */
+/* A refused operation too is Python's: it does all of the call again, and says what is wrong. The driver refuses the first one
+   of a thread without a context, which Python makes. */
 XLA_FFI_Error *handle_on_host(XLA_FFI_CallFrame *frame) { return run(frame, ON_HOST) ? NULL : python[ON_HOST](frame); }
 
 XLA_FFI_Error *handle_on_device(XLA_FFI_CallFrame *frame) { return run(frame, ON_DEVICE) ? NULL : python[ON_DEVICE](frame); }
