@@ -68,7 +68,7 @@ static int is_done(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
 
 static int device_of(const XLA_FFI_CallFrame *frame, int64_t *device) {
   const XLA_FFI_Api *api = frame->api;
-  if (api->struct_size < XLA_FFI_Api_STRUCT_SIZE) return 0;
+  if (api->struct_size < offsetof(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get) + sizeof(void *)) return 0; /* of an older plugin */
   XLA_FFI_DeviceOrdinal_Get_Args arguments = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
   if (!is_done(api, api->XLA_FFI_DeviceOrdinal_Get(&arguments))) return 0;
   *device = arguments.device_ordinal;
@@ -89,6 +89,7 @@ static int64_t address_of(void *const *buffers, int64_t index) {
 /* Put the buffers into their slots, and scratch into the workspace, the last result; 0 where a call does not look like this. */
 static int fill(const Call *call, const XLA_FFI_CallFrame *frame, int64_t *addresses) {
   const int64_t arguments = frame->args.size, results = frame->rets.size, has_workspace = call->workspace_bytes > 0;
+  if (call->program->slots > call->slots) return 0;
   if (arguments != call->operand_count || results != call->result_count + has_workspace) return 0;
   memset(addresses, 0, 8 * call->slots);
   for (int64_t index = 0; index < arguments; index++)
@@ -107,8 +108,8 @@ static int fill(const Call *call, const XLA_FFI_CallFrame *frame, int64_t *addre
 
 /* Run a call that was published; 0 where Python has to. */
 static int run(const XLA_FFI_CallFrame *frame, int where) {
-  const XLA_FFI_Extension_Base *extension = frame->extension_start;
-  const int asks = extension != NULL && extension->type == XLA_FFI_Extension_Metadata; /* what a handler is */
+  /* XLA may ask what a handler is, too. The type of an extension is called otherwise in each version. */
+  const int asks = frame->extension_start != NULL && frame->extension_start->type == XLA_FFI_Extension_Metadata;
   if (asks || frame->stage != XLA_FFI_ExecutionStage_EXECUTE || frame->attrs.size < 1) return 0;
   if (__atomic_load_n(&is_paused, __ATOMIC_RELAXED)) return 0;
   /* The first attribute by name is the digest. */
@@ -135,7 +136,8 @@ static int run(const XLA_FFI_CallFrame *frame, int where) {
   return is_run;
 }
 
-/* A refused operation too is Python's: it does all of the call again, and says what is wrong. */
+/* A refused operation too is Python's: it does all of the call again, and says what is wrong. The driver refuses the first one
+   of a thread without a context, which Python makes. */
 XLA_FFI_Error *handle_on_host(XLA_FFI_CallFrame *frame) { return run(frame, ON_HOST) ? NULL : python[ON_HOST](frame); }
 
 XLA_FFI_Error *handle_on_device(XLA_FFI_CallFrame *frame) { return run(frame, ON_DEVICE) ? NULL : python[ON_DEVICE](frame); }
