@@ -137,6 +137,12 @@ class Spread(CellFunction):
     cell_name, nargs = "spread", 2
 
 
+class Exp2(CellFunction):
+    """2**x; equations say exp, whose argument is scaled where that takes no time."""
+
+    cell_name, nargs, transcendental_count = "exp2", 1, 1
+
+
 class Comparison(CellFunction):
     """A condition, the first argument of `where`; false when an operand is NaN (`!=`: true)."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from sympy import Rational  # type: ignore[import-untyped]
+
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Spread, Sum
+from minrnn_gen.cell.functions import Comparison, Exp, Exp2, Spread, Sum
 from minrnn_gen.cell.program import Program, Statement
+
+LOG2_E = Rational(math.log2(math.e))
 
 
 @dataclass(frozen=True)
@@ -148,12 +153,14 @@ class _Stages:
 
     def _hoisted(self, expression: Expr) -> Expr:
         """Return `expression` with names for its largest parts that are computed less often: at no step, or once a channel."""
+        expression = self._in_powers_of_2(expression)
         changes, is_wide = self._place_of(expression)[0], self._is_wide(expression)
         return ex.rebuilt(
             expression, [self._named_if_rarer(operand, changes, is_wide) for operand in ex.operation(expression)[1]]
         )
 
     def _named_if_rarer(self, expression: Expr, changes: bool, is_wide: bool) -> Expr:
+        expression = self._in_powers_of_2(expression)
         name, operands = ex.operation(expression)
         if not operands:
             return expression
@@ -167,6 +174,20 @@ class _Stages:
             self._hoisted_parts[expression] = symbol
             self._define(symbol.name, expression)
         return self._hoisted_parts[expression]
+
+    def _in_powers_of_2(self, expression: Expr) -> Expr:
+        """Return the exponential of a product with a constant as a power of 2: only the constant is scaled, and once."""
+        if not isinstance(expression, Exp):
+            return expression
+        name, factors = ex.operation(expression.args[0])
+        if name != "multiply":
+            return expression
+        changes = [self._place_of(factor)[0] for factor in factors]
+        if changes == [False, True]:
+            return Exp2(ex.multiply(ex.multiply(LOG2_E, factors[0]), factors[1]))
+        if changes == [True, False]:
+            return Exp2(ex.multiply(factors[0], ex.multiply(LOG2_E, factors[1])))
+        return expression
 
     def _place_of(self, expression: Expr) -> tuple[bool, int]:
         places = [self._places[name] for name in names_in(expression)]

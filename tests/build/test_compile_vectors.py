@@ -1,0 +1,30 @@
+"""Kernels for n values per channel, compiled for the GPU without one: within their promises, and nothing in local memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from minrnn_gen.assemble import builder_of, target_of
+from minrnn_gen.build.nvrtc import broken_promises, compile_source
+from minrnn_gen.codegen.render import render
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.plan.problem import KernelPass
+
+pytest.importorskip("cupy")
+
+# Of Mamba's state size an SM has room for two warps in each of its partitions at least, of a forward.
+REGISTERS_MOST = {"forward": 168, "backward": 255, "step": 96}
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward", "step"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["selective", "gated_linear", "s4d"])
+def test_sixteen_values_stay_in_registers(model: str, precision: str, kernel_pass: KernelPass) -> None:
+    sizes = {"hidden_size": 2048, "state_size": 16, "batch": 8, "time": 4096}
+    spec = load_spec({"model": model, "precision": precision, "gpu": "h200", **sizes})
+    builder = builder_of(spec, target_of(spec))
+    solution = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization))
+    plan = solution.plan()
+    (resources,) = (compiled := compile_source(render(plan, builder.lowered_for(kernel_pass), ()), plan)).kernels
+    assert not broken_promises(plan, compiled.kernels)
+    assert resources.stack_bytes == 0 and resources.registers <= REGISTERS_MOST[kernel_pass]
