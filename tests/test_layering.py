@@ -56,6 +56,7 @@ FLOORS = (
     (Room("build", "a spec to compiled kernels, through the store"),),
     (Room("gpu", "CuPy and the CUDA driver: devices, memory, streams, modules, graphs, cuBLAS"),),
     (Room("run", "a checked call executed: launches, workspaces, capture and replay"),),
+    (Room("export", "a kernel as C sources, for programs without Python"),),
     (
         Room("kernel", "`Kernel`, the callable"),
         Room("raw_scan", "the recurrence h[t] = a[t] h[t-1] + b[t] without a spec"),
