@@ -23,8 +23,8 @@ _KEPT = re.compile(r"_{1,2}[A-Za-z]\w*|inline|unused|void|long|int")
 
 def declared_names(text: str) -> frozenset[str]:
     """Return the names that a text declares at its top level."""
-    found = {name for pattern in _DECLARATIONS for names in pattern.findall(text) for name in names.split(", ")}
-    return frozenset(name for name in found if not _KEPT.fullmatch(name))
+    declared = {name for pattern in _DECLARATIONS for names in pattern.findall(text) for name in names.split(", ")}
+    return frozenset(name for name in declared if not _KEPT.fullmatch(name))
 
 
 def with_prefix(text: str, prefix: str) -> str:

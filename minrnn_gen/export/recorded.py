@@ -23,7 +23,7 @@ LENGTHS = (6, 0, 2)
 
 @dataclass(frozen=True)
 class InputArray:
-    """An array that the formula gives: `number` tells arrays of a call from each other, `scale` is a power of 2."""
+    """An array that the formula gives: each of a call has its `number`, `scale` is a power of 2."""
 
     name: str
     kind: str
