@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
@@ -26,6 +27,9 @@ from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
+
+if TYPE_CHECKING:
+    from minrnn_gen.export.folder import Exported
 
 State = dict[str, Any]
 
@@ -128,6 +132,19 @@ class Kernel:
         Raises BadInput for sizes that are no such pairs, and what `compile` raises.
         """
         prepare(self._builder, self.executor.backend.plan, sizes_from(sizes), watch)
+
+    def export(
+        self, folder: str | os.PathLike[str], *, target: str = "cpu", name: str | None = None, partial: bool = False
+    ) -> Exported:
+        """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
+
+        In `folder`: NAME.h and NAME.c, the interface and the code; check.c, which repeats recorded calls; CMakeLists.txt; and
+        NAME.json, what it was made of. NAME is the model's unless it is given. Raises BadInput where a part of the spec cannot
+        be exported; with `partial` the rest is written, and the result's `left_out` says what is missing.
+        """
+        from minrnn_gen.export.folder import export
+
+        return export(self._builder, self.executor, folder, target, name, partial)
 
     def __repr__(self) -> str:
         spec = self.spec

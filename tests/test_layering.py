@@ -25,7 +25,7 @@ from minrnn_gen.interpret.toolchain import FOLDER, HEADER, MACHINE
 
 PACKAGE = Path(minrnn_gen.__file__).parent
 LINES_MOST = 400
-ARROWS_MOST = 160
+ARROWS_MOST = 166
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ FLOORS = (
     (Room("build", "a spec to compiled kernels, through the store"),),
     (Room("gpu", "CuPy and the CUDA driver: devices, memory, streams, modules, graphs, cuBLAS"),),
     (Room("run", "a checked call executed: launches, workspaces, capture and replay"),),
+    (Room("export", "a kernel as C sources, for programs without Python"),),
     (
         Room("kernel", "`Kernel`, the callable"),
         Room("raw_scan", "the recurrence h[t] = a[t] h[t-1] + b[t] without a spec"),

@@ -25,7 +25,7 @@ FOLDER = package_folder("templates")
 TEMPLATES = {
     path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
     for path in sorted(FOLDER.rglob("*.j2"))
-    if path.parent.name != "cpu"
+    if path.parent.name not in {"cpu", "export"}
 }
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))

@@ -1,0 +1,41 @@
+"""`minrnn-gen export`: a kernel as C sources, for programs without Python."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from minrnn_gen.cli.request import AsJson, Assignments, SpecPath, read_request
+from minrnn_gen.cli.terminal import print_json, print_note
+
+
+class Target(StrEnum):
+    """What exported kernels run on."""
+
+    CPU = "cpu"
+
+
+def export(
+    spec: SpecPath,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Write the sources there.", show_default=False)],
+    target: Annotated[Target, typer.Option("--target", help="What they run on.")] = Target.CPU,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What names in C begin with; without it the model's.", show_default=False),
+    ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Leave out what cannot be exported, and say so.")] = False,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a kernel as C sources that need neither Python nor CUDA headers."""
+    kernel = read_request(spec, None, assignments).compile(quiet=as_json)
+    exported = kernel.export(out, target=target.value, name=name, partial=partial)
+    if as_json:
+        print_json({"files": [str(path) for path in exported.files], "left_out": list(exported.left_out)})
+        return
+    for sentence in exported.left_out:
+        print_note(f"left out: {sentence}")
+    for path in exported.files:
+        typer.echo(f"wrote {path}")

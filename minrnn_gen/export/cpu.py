@@ -1,0 +1,50 @@
+"""Export for the CPU: the native code of a spec as C."""
+
+from __future__ import annotations
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.export.source import ExportSource, cpu_text
+from minrnn_gen.run import threads
+from minrnn_gen.run.native import NativeKernels
+
+
+def why_not_on_cpu(native: NativeKernels) -> str:
+    """Return why a spec cannot be exported for the CPU, as a part of a sentence; nothing where it can."""
+    if native.interface.has_vectors:
+        return "its cell has states of n values per channel, and native code has one"
+    if native.builder.spec.scan_arithmetic == "log":
+        return "its scan_arithmetic is log, and native code has linear"
+    return ""
+
+
+def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
+    """Return what is exported of a spec; raises BadInput where nothing can be."""
+    if reason := why_not_on_cpu(native):
+        raise BadInput(f"export: this spec cannot be exported for the CPU, since {reason}; change the spec, or export for cuda")
+    interface = native.interface
+    passes: tuple[str, ...] = ("forward",)
+    kept: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    if training:
+        plan = native.plan("backward")
+        passes, read = ("forward", "backward"), plan.saved_states
+        kept = tuple(state for state in read if state != plan.saved_in_storage)
+    is_wide = interface.precision.storage_dtype == interface.precision.arithmetic_dtype
+    reads_lines = interface.heads == 1 and interface.head_dim % threads.PANEL_UNITS == 0 and is_wide
+    limits = {
+        "multiply_adds_least": threads.MULTIPLY_ADDS_LEAST,
+        "step_multiply_adds_least": threads.STEP_MULTIPLY_ADDS_LEAST,
+        "pointwise_multiply_adds": threads.POINTWISE_MULTIPLY_ADDS,
+        "core_cache_bytes": threads.CORE_CACHE_BYTES,
+        "rows_at_once": threads.ROWS_AT_ONCE,
+        "rows_read_least_forward": threads.ROWS_READ_LEAST["forward"],
+        "rows_read_least_backward": threads.ROWS_READ_LEAST["backward"],
+        "backward_always_packs": not reads_lines,
+    }
+    clip = native.builder.spec.recurrent_gradient_clip
+    return ExportSource(name, "cpu", interface, passes, clip, kept, read, limits)
+
+
+def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:
+    """Return NAME.c."""
+    return cpu_text(source, header, native.plan("forward"), native.plan("backward") if source.has_backward else None)

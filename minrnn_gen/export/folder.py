@@ -1,0 +1,117 @@
+"""A kernel written as C sources: a folder that needs neither Python nor headers of CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minrnn_gen import __version__
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.output_files import refused_by_option, write_output
+from minrnn_gen.build.recipe import recipe_of
+from minrnn_gen.build.store import digest
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.export.cpu import cpu_code, cpu_export
+from minrnn_gen.export.recorded import recorded_cases
+from minrnn_gen.export.source import ExportSource, build_text, check_text, header_text
+from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.native import NativeKernels
+
+TARGETS = ("cpu",)
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+# Words of C and C++, and what NAME.c calls its own.
+_TAKEN = re.compile(
+    r"auto|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|friend|goto|if|inline"
+    r"|int|long|namespace|new|operator|private|protected|public|register|restrict|return|short|signed|sizeof|static|struct"
+    r"|switch|template|this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|while|main"
+    r"|backward|forward|threads|project|accumulate|take|refuse|said|checked|real|storage|room"
+)
+
+
+class Exported(NamedTuple):
+    """What was written: the files, and in a sentence each what was left out."""
+
+    files: tuple[Path, ...]
+    left_out: tuple[str, ...]
+
+
+def export(
+    builder: Builder,
+    executor: Executor,
+    folder: str | os.PathLike[str],
+    target: str,
+    name: str | None = None,
+    partial: bool = False,
+) -> Exported:
+    """Write NAME.h, NAME.c, NAME.json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
+
+    With `partial` what can be is, and the rest is said.
+    """
+    if target not in TARGETS:
+        raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
+    chosen = _checked_name(name, builder.cell_source.name)
+    native = NativeKernels(executor.interface, builder)
+    source = cpu_export(chosen, native, builder.spec.training)
+    left_out = _left_out(source)
+    if left_out and not partial:
+        raise BadInput(f"export: {left_out[0]}; export the rest with partial")
+    recipe = recipe_of(builder.spec, builder.cell_source)
+    header = _header(source, recipe, builder)
+    files: dict[str, str] = {
+        f"{chosen}.h": header_text(source, header),
+        f"{chosen}.c": cpu_code(source, header, native),
+        "check.c": check_text(source, header, recorded_cases(source, executor)),
+        "CMakeLists.txt": build_text(source, header),
+    }
+    files[f"{chosen}.json"] = json.dumps(_manifest(source, recipe, files, left_out), indent=2, sort_keys=True) + "\n"
+    return Exported(_written(Path(folder), files), left_out)
+
+
+def _checked_name(name: str | None, model: str) -> str:
+    if name is None:
+        name = re.sub(r"[^a-z0-9_]", "_", model.lower())
+        return name if _NAME.fullmatch(name) and not _TAKEN.fullmatch(name) else f"rnn_{name}"[:40]
+    if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
+        raise BadInput(
+            f"name is {shown(name)}; allowed: a name in C of at most 40 small letters, digits and underscores, and no word of C"
+        )
+    return name
+
+
+def _left_out(source: ExportSource) -> tuple[str, ...]:
+    """Return what a spec has and its export has not, in a sentence each."""
+    return () if source.has_step else ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
+
+
+def _header(source: ExportSource, recipe: str, builder: Builder) -> tuple[str, ...]:
+    interface = source.interface
+    return (
+        f"{builder.cell_source.name} for {source.target}, {interface.precision.name}, exported by minrnn-gen {__version__}.",
+        "The spec:",
+        *(f"  {line}" for line in recipe.strip().splitlines()),
+    )
+
+
+def _manifest(source: ExportSource, recipe: str, files: Mapping[str, str], left_out: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "generator": f"minrnn-gen {__version__}",
+        "name": source.name,
+        "target": source.target,
+        "spec": recipe,
+        "passes": [*source.passes, *(["step"] if source.has_step else [])],
+        "left_out": list(left_out),
+        "arrays": {array.name: array.comment for array in source.arrays},
+        "files": {name: {"bytes": len(text.encode()), "digest": digest(text)} for name, text in files.items()},
+    }
+
+
+def _written(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
+    with refused_by_option("out", folder, "a folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_output(folder / name, text.encode())
+    return tuple(folder / name for name in files)

@@ -1,0 +1,180 @@
+"""Recorded calls of a kernel: inputs that a formula gives in any language, and elements of what came out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.export.source import ExportSource
+from minrnn_gen.run.executor import Executor
+
+Values = numpy.typing.NDArray[Any]
+# So many elements of an array are recorded, evenly spread: of one that an error leaves out, its neighbours in time have it.
+SAMPLES_MOST = 48
+BATCH, TIME = 3, 6
+LENGTHS = (6, 0, 2)
+
+
+@dataclass(frozen=True)
+class InputArray:
+    """An array that the formula gives: each of a call has its `number`, `scale` is a power of 2."""
+
+    name: str
+    kind: str
+    number: int
+    count: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class ResultArray:
+    """Elements of a result as numbers in C, and how far another machine's may be from them."""
+
+    name: str
+    kind: str
+    count: int
+    values: tuple[str, ...]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recorded call and its backward: sizes, passes in their order, inputs, results."""
+
+    name: str
+    batch: int
+    time: int
+    passes: tuple[str, ...]
+    inputs: tuple[InputArray, ...]
+    results: tuple[ResultArray, ...]
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def saves(self) -> bool:
+        """Whether a backward follows."""
+        return "backward" in self.passes
+
+
+def values_of(array: int, count: int, scale: float) -> Values:
+    """Return [count] of an input, float64: multiples of scale / 256 between -scale / 2 and scale / 2."""
+    with numpy.errstate(over="ignore"):
+        bits = numpy.arange(count, dtype=numpy.uint32) * numpy.uint32(2654435761) + numpy.uint32(array * 2246822519 % 2**32)
+        bits ^= bits >> numpy.uint32(15)
+        bits *= numpy.uint32(3266489917)
+        bits ^= bits >> numpy.uint32(13)
+    values: Values = ((bits & numpy.uint32(255)).astype(numpy.float64) - 128) / 256 * scale
+    return values
+
+
+def recorded_cases(source: ExportSource, executor: Executor) -> tuple[Case, ...]:
+    """Run the calls that check.c repeats, on host arrays, and return them with their results."""
+    passes = tuple(name for name in source.passes if name != "step")
+    cases = [_Recorder(source, executor, "sequences", passes).case(), _Recorder(source, executor, "lengths", passes).case()]
+    if source.has_step:
+        cases.append(_Recorder(source, executor, "step", ("step",)).case())
+    return tuple(cases)
+
+
+class _Recorder:
+    """One case under way."""
+
+    def __init__(self, source: ExportSource, executor: Executor, name: str, passes: tuple[str, ...]) -> None:
+        self._source, self._executor, self._name, self._passes = source, executor, name, passes
+        self._inputs: list[InputArray] = []
+
+    def case(self) -> Case:
+        """Run the call."""
+        source, interface = self._source, self._source.interface
+        is_step, lengths = "step" in self._passes, LENGTHS if self._name == "lengths" else ()
+        arguments = self._arguments(is_step)
+        if lengths:
+            arguments = arguments._replace(lengths=numpy.array(lengths, numpy.int64))
+        if is_step:
+            result = self._executor.step(arguments)
+            results = {"y": result.y, **_named("final", interface.states, result.final)}
+        elif "backward" in self._passes:
+            forward, saved = self._executor.forward(arguments, all_states=False, saves=True)
+            results = {"y": forward.y, **_named("final", interface.states, forward.final)}
+            dy = self._input("dy", "storage", interface.y_shape(BATCH, TIME), 1.0)
+            dfinal = {
+                name: self._input(f"dfinal_{name}", "real", interface.state_shape(BATCH), 1.0) for name in interface.states
+            }
+            results |= _gradients(source, self._executor.backward(saved, dy, dfinal))
+        else:
+            forward, _ = self._executor.forward(arguments, all_states=False, saves=False)
+            results = {"y": forward.y, **_named("final", interface.states, forward.final)}
+        kinds = {array.name: array.kind for array in source.arrays}
+        written = tuple(_result(interface, name, kinds[name], values) for name, values in results.items())
+        time = 1 if is_step else TIME
+        return Case(self._name, BATCH, time, self._passes, tuple(self._inputs), written, lengths)
+
+    def _arguments(self, is_step: bool) -> CallArguments:
+        interface = self._source.interface
+        axes = interface.x_axes.replace("t", "") if is_step else interface.x_axes
+        x = self._input("x", "storage", interface.shape(axes, BATCH, TIME), 4.0)
+        weight = R = recurrent_bias = None
+        if interface.input_size:
+            weight = self._input(
+                "weight", "storage", (interface.weight_rows, interface.input_size), _scale(interface.input_size)
+            )
+        if interface.recurrent_gates:
+            R = self._input("R", "storage", interface.R_shape, _scale(interface.head_dim))
+        bias = self._input("bias", "real", (*interface.directions, len(interface.gates), interface.hidden_size), 1.0)
+        if interface.takes_recurrent_bias:
+            recurrent_bias = self._input("recurrent_bias", "real", interface.recurrent_bias_shape, 1.0)
+        parameters = {
+            name: self._input(f"parameter_{name}", "real", interface.parameter_shape, 1.0) for name in interface.parameters
+        }
+        state = {name: self._input(f"initial_{name}", "real", interface.state_shape(BATCH), 1.0) for name in interface.states}
+        return CallArguments(
+            x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state
+        )  # fmt: skip
+
+    def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float) -> Values:
+        precision, count = self._source.interface.precision, math.prod(shape)
+        if kind == "real" and precision.arithmetic_dtype == "float64":
+            dtype = numpy_dtype("float64")
+        else:
+            dtype = numpy_dtype(precision.storage_dtype if kind == "storage" else "float32")
+        array = InputArray(name, kind, len(self._inputs) + 1, count, scale)
+        self._inputs.append(array)
+        return values_of(array.number, count, scale).astype(dtype).reshape(shape)
+
+
+def _scale(summed: int) -> float:
+    """The power of 2 with which a sum of so many products keeps the size of one."""
+    return float(2.0 ** -round(math.log2(summed) / 2))
+
+
+def _named(prefix: str, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict[str, Any]:
+    return {f"{prefix}_{name}": array for name, array in zip(names, arrays, strict=True)}
+
+
+def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any]:
+    """Return gradients by the names that they have in C."""
+    interface = source.interface
+    named = {f"d{name}": gradients[name] for name in ("x", "weight", "R", "bias", "recurrent_bias") if name in gradients}
+    named |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.parameters}
+    return named | {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
+
+
+def _result(interface: Interface, name: str, kind: str, values: Any) -> ResultArray:
+    """Return what is recorded of a result.
+
+    Other machines add in another order, and round functions otherwise: each of the sums over inputs, units and steps that lead
+    to an element adds the roundoff of its terms, taken as independent; what is stored is rounded once more.
+    """
+    flat, precision = numpy.asarray(values).astype(numpy.float64).reshape(-1), interface.precision
+    samples = min(SAMPLES_MOST, flat.size)
+    picked = flat[:: flat.size // samples][:samples] if samples else flat
+    terms = max(interface.head_dim if interface.recurrent_gates else 1, interface.input_size or 1, len(interface.gates))
+    sums = 64 * math.sqrt(terms * TIME * BATCH) * precision.arithmetic_roundoff
+    stored = 4 * precision.storage_roundoff
+    tolerance = (sums + stored) * max(1.0, float(numpy.abs(flat).max(initial=0.0)))
+    return ResultArray(name, kind, flat.size, tuple(repr(float(value)) for value in picked), tolerance)

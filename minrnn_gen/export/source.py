@@ -1,0 +1,248 @@
+"""A kernel as C sources that need neither Python nor headers of CUDA: its interface, its code, and a check of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.codegen.c_names import with_prefix
+from minrnn_gen.codegen.cpu_source import CpuPlan, cpu_source, pool_source
+from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.render import environment
+
+Target = Literal["cpu", "cuda"]
+_AXES = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel", "i": "channel"}
+_STORAGE = {
+    "float64": ("double", "fp64"),
+    "float32": ("float", "fp32"),
+    "float16": ("uint16_t", "the bits of fp16"),
+    "bfloat16": ("uint16_t", "the bits of bf16"),
+}
+
+
+class ExportArray(NamedTuple):
+    """One array of a call in C: the kind of its elements, "storage", "real" or a type of C, and its shape in words.
+
+    Strides are of an array beside it; what is no input is written.
+    """
+
+    name: str
+    kind: str
+    comment: str
+    is_input: bool = True
+    is_strides: bool = False
+
+    def declaration(self, prefix: str) -> str:
+        """Return the member of the structure of a call."""
+        if self.is_strides:
+            return f"{prefix}_strides {self.name}"
+        kind = f"{prefix}_{self.kind}" if self.kind in {"storage", "real"} else self.kind
+        return f"{'const ' if self.is_input else ''}{kind} *{self.name}"
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
+
+    `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
+    which a call is shared between threads.
+    """
+
+    name: str
+    target: Target
+    interface: Interface
+    passes: tuple[str, ...]
+    clip: float | None = None
+    kept_states: tuple[str, ...] = ()
+    backward_states: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def macro(self) -> str:
+        """The name as macros have it."""
+        return self.name.upper()
+
+    @property
+    def runs(self) -> int:
+        """How many directions there are."""
+        return len(self.interface.runs_reversed)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients are exported."""
+        return "backward" in self.passes
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a backward multiplies outside of the recurrence."""
+        return self.has_backward and bool(self.interface.input_size or self.interface.recurrent_gates)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether single steps are: of one direction."""
+        return self.runs == 1
+
+    @property
+    def storage_type(self) -> str:
+        """The type of x, R, weight and y in C."""
+        return _STORAGE[self.interface.precision.storage_dtype][0]
+
+    @property
+    def storage_comment(self) -> str:
+        """What that type holds."""
+        return f"x, weights and y: {_STORAGE[self.interface.precision.storage_dtype][1]}"
+
+    @property
+    def real_type(self) -> str:
+        """The type of states, biases and parameters in C."""
+        return _STORAGE[self.interface.precision.arithmetic_dtype][0]
+
+    @property
+    def place(self) -> str:
+        """Where a call's arrays are."""
+        return "in host memory" if self.target == "cpu" else "in memory of the device"
+
+    @property
+    def create_argument(self) -> str:
+        """What `create` is given."""
+        return "threads" if self.target == "cpu" else "device"
+
+    @property
+    def create_comment(self) -> str:
+        """What `create` does with it."""
+        if self.target == "cpu":
+            return "on so many threads, 0: OMP_NUM_THREADS, else one for each processor"
+        return "on this device, whose primary context is current or becomes so"
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The arrays that every call needs beside x and y."""
+        interface = self.interface
+        weights = [*(["weight"] if interface.input_size else []), *(["R"] if interface.recurrent_gates else [])]
+        return (*weights, *(f"parameter_{name}" for name in interface.parameters))
+
+    @property
+    def sums(self) -> tuple[tuple[str, str, int, int], ...]:
+        """The gradients that are sums over batch and time: the array, its kind, its first vector, and how many it has."""
+        interface = self.interface
+        gates, products = len(interface.gates), len(interface.recurrent_gates)
+        sums = [("dbias", "real", 0, gates)]
+        if interface.takes_recurrent_bias:
+            sums.append(("drecurrent_bias", "real", gates, products))
+        parameters = enumerate(interface.parameters, gates + products)
+        return (*sums, *((f"dparameter_{name}", "real", place, 1) for place, name in parameters))
+
+    def axes(self, array: str) -> str:
+        """Return the axes of x or y in the layout."""
+        return self.interface.x_axes if array == "x" else Y_AXES[self.interface.layout]
+
+    def contiguous(self, array: str) -> list[tuple[str, str]]:
+        """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
+        interface, axes = self.interface, self.axes(array)
+        channels = interface.hidden_size * (self.runs if array == "y" else 1)
+        sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
+        sizes["i"] = str(interface.input_size)
+        behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
+        return [(_AXES[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
+
+    def shape(self, axes: str) -> str:
+        """Return axes in words."""
+        interface = self.interface
+        words = {"b": "B", "t": "T", "d": "2", "g": "G", "h": "H", "i": "I"}
+        words["h"] = "H" if "g" in axes or not interface.directions else "2 * H"
+        return f"[{', '.join(words[axis] for axis in axes)}]"
+
+    @cached_property
+    def arrays(self) -> tuple[ExportArray, ...]:
+        """The arrays of a call, in their order."""
+        return tuple(self._arrays())
+
+    def _arrays(self) -> list[ExportArray]:
+        interface = self.interface
+        two = "2, " if interface.directions else ""
+        x, y = self.shape(self.axes("x")), self.shape(self.axes("y"))
+        state, vector = f"[{two}B, H]", f"[{two}H]"
+        arrays = [
+            ExportArray("x", "storage", x),
+            ExportArray("x_strides", "", "of x", is_strides=True),
+        ]
+        if interface.input_size:
+            arrays.append(ExportArray("weight", "storage", f"[{two.replace(', ', ' * ')}G * H, I]"))
+        if interface.recurrent_gates:
+            arrays.append(ExportArray("R", "storage", f"[{two}Gr, N, D (out), D (in)]"))
+        arrays.append(ExportArray("bias", "real", f"[{two}G, H], or null"))
+        if interface.takes_recurrent_bias:
+            arrays.append(ExportArray("recurrent_bias", "real", f"[{two}Gr, H], or null"))
+        arrays += [ExportArray(f"parameter_{name}", "real", vector) for name in interface.parameters]
+        arrays += [ExportArray(f"initial_{name}", "real", f"{state}, or null: zeros") for name in interface.states]
+        arrays += [
+            ExportArray("resets", "uint8_t", "[B, T], not 0: states are 0 before that step; or null"),
+            ExportArray("resets_strides", "", "of resets: batch and time", is_strides=True),
+            ExportArray("lengths", "int64_t", "[B], or null: all have T steps"),
+        ]
+        packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"
+        arrays.append(ExportArray("cu_seqlens", "int64_t", packed if interface.layout == "BTD" else "null: needs layout BTD"))
+        arrays += [
+            ExportArray("y", "storage", f"{y}, written by a forward", is_input=False),
+            ExportArray("y_strides", "", "of y, dy and states", is_strides=True),
+            *(ExportArray(f"final_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states),
+            *(
+                ExportArray(f"states_{name}", "real", "after every step, as y; or null", is_input=False)
+                for name in interface.states
+            ),
+        ]
+        if not self.has_backward:
+            return arrays
+        saved = f"written by a forward for its backward, {self.name}_saved_bytes; null: no backward comes"
+        arrays += [
+            ExportArray("saved", "void", saved, is_input=False),
+            ExportArray("dy", "storage", f"{y}, the gradient of y"),
+            *(ExportArray(f"dfinal_{name}", "real", f"{state}, or null: zeros") for name in interface.states),
+            ExportArray("dx", "storage", f"{x}, or null", is_input=False),
+            ExportArray("dx_strides", "", "of dx", is_strides=True),
+        ]
+        arrays += [
+            ExportArray(f"d{name}", "storage", f"as {name}, or null", is_input=False)
+            for name in ("weight", "R")
+            if name in self.required
+        ]
+        arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
+        arrays += [ExportArray(f"dinitial_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states]
+        return arrays
+
+
+def header_text(source: ExportSource, header: tuple[str, ...]) -> str:
+    """Render NAME.h."""
+    return _rendered("kernel.h.j2", header, plan=source)
+
+
+def cpu_text(source: ExportSource, header: tuple[str, ...], forward: CpuPlan, backward: CpuPlan | None) -> str:
+    """Render NAME.c for the CPU: the threads, the passes, and the functions of NAME.h."""
+    products = ""
+    if source.interface.input_size or source.accumulates:
+        products = environment().get_template("export/cpu_products.c.j2").render(plan=source)
+    return _rendered(
+        "cpu.c.j2",
+        header,
+        plan=source,
+        threads_text=with_prefix(pool_source(), "threads_"),
+        forward_text=with_prefix(f"{cpu_source(forward)}{products}", "forward_"),
+        backward_text="" if backward is None else with_prefix(cpu_source(backward), "backward_"),
+    )
+
+
+def check_text(source: ExportSource, header: tuple[str, ...], cases: object) -> str:
+    """Render check.c, from recorded `cases`."""
+    return _rendered("check.c.j2", header, plan=source, cases=cases)
+
+
+def build_text(source: ExportSource, header: tuple[str, ...]) -> str:
+    """Render CMakeLists.txt."""
+    return _rendered("CMakeLists.txt.j2", header, plan=source)
+
+
+def _rendered(template: str, header: tuple[str, ...], **context: object) -> str:
+    return environment().get_template(f"export/{template}").render(header=tuple(map(comment, header)), **context)

@@ -1,0 +1,252 @@
+"""Kernels exported for the CPU: by `cc -std=c99` alone they repeat recorded calls, and those of Python bit by bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.exported import WARNINGS, ExportedLibrary, check, run_in
+
+import minrnn_gen
+from minrnn_gen.build.c_compiler import OPTIONS, c_compiler
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.codegen.c_names import declared_names, with_prefix
+from minrnn_gen.config.environment import thread_count
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.export.cpu import cpu_export
+from minrnn_gen.export.recorded import values_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.native import NativeKernels
+
+
+def has_compiler() -> bool:
+    try:
+        c_compiler()
+    except ToolchainMissing:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+
+BATCH, TIME = 3, 7
+SPECS: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 40},
+    {"model": "qrnn", "hidden_size": 17, "precision": "fp64", "direction": "reverse"},
+    {"model": "gru", "hidden_size": 24, "input_size": 12, "recurrent_gradient_clip": 0.5},
+    {"model": "lstm", "hidden_size": 48, "heads": 3, "precision": "bf16", "direction": "bidirectional", "input_size": 7},
+    {"model": "slstm", "hidden_size": 32, "precision": "fp16", "layout": "BDT"},
+    {"model": "ind_rnn", "hidden_size": 33, "layout": "TBD", "training": False},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Native code, in a store of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINRNN_CACHE_DIR", str(tmp_path_factory.mktemp("native")))
+        patch.setenv("MINRNN_CPU", "native")
+        yield
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An export: its kernel in Python, its folder."""
+
+    kernel: Kernel
+    path: Path
+
+
+def exported(tmp_path: Path, spec: dict[str, Any], name: str = "cell") -> Folder:
+    kernel = minrnn_gen.compile(spec, gpu="h200")
+    kernel.export(tmp_path, target="cpu", name=name, partial=True)
+    return Folder(kernel, tmp_path)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec['model']}")
+def test_the_check_passes_with_the_compiler_alone(tmp_path: Path, spec: dict[str, Any]) -> None:
+    folder = exported(tmp_path, spec).path
+    assert {path.name for path in folder.iterdir()} == {"cell.h", "cell.c", "cell.json", "check.c", "CMakeLists.txt"}
+    ran = check(folder, "cell", *WARNINGS, "-Wno-unknown-pragmas")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_wrong_result_fails_the_check(tmp_path: Path) -> None:
+    folder = exported(tmp_path, SPECS[0]).path
+    text = (folder / "cell.c").read_text()
+    broken = text.replace("cell_previous_h = reset ? forward_number(0)", "cell_previous_h = reset ? forward_number(1)", 1)
+    broken = broken.replace("forward_load_real(before_h, 1, width)", "-forward_load_real(before_h, 1, width)", 1)
+    assert broken != text
+    (folder / "cell.c").write_text(broken)
+    ran = check(folder, "cell")
+    assert ran.returncode == 1
+    assert "is expected" in ran.stderr
+
+
+def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
+    """Return arrays for all inputs of a call by their names in C."""
+    interface = kernel.interface
+    arrays = {"x": draw("x", interface.shape(interface.x_axes, BATCH, TIME), "storage")}
+    if interface.recurrent_gates:
+        arrays["R"] = draw("R", interface.R_shape, "storage") / 4
+    arrays["bias"] = draw("bias", (*interface.directions, len(interface.gates), interface.hidden_size), "real")
+    if interface.takes_recurrent_bias:
+        arrays["recurrent_bias"] = draw("recurrent_bias", interface.recurrent_bias_shape, "real")
+    for name in interface.parameters:
+        arrays[f"parameter_{name}"] = draw(name, interface.parameter_shape, "real")
+    for name in interface.states:
+        arrays[f"initial_{name}"] = draw(name, interface.state_shape(BATCH), "real")
+    return arrays
+
+
+@pytest.mark.parametrize("model", ["min_gru", "gru", "lstm", "ind_rnn"])
+def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
+    # Products outside of the recurrence are another library's, and so no part of this.
+    spec = {"model": model, "hidden_size": 40}
+    kernel = exported(tmp_path, spec).kernel
+    interface = kernel.interface
+    source = cpu_export("cell", NativeKernels(interface, kernel.builder), True)
+    library = ExportedLibrary(tmp_path, source, thread_count())
+    generator = np.random.default_rng(7)
+
+    def draw(_name: str, shape: tuple[int, ...], _kind: str) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    arrays = inputs_of(kernel, draw)
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+    lengths, resets = np.array([TIME, 0, 3], np.int64), generator.random((BATCH, TIME)) < 0.3
+    for extra in ({}, {"lengths": lengths}, {"resets": resets}):
+        parameters = {name: arrays[f"parameter_{name}"] for name in interface.parameters}
+        y, final, saved = kernel.forward(
+            arrays["x"],
+            arrays.get("R"),
+            bias=arrays["bias"],
+            recurrent_bias=arrays.get("recurrent_bias"),
+            parameters=parameters or None,
+            state={name: arrays[f"initial_{name}"] for name in interface.states},
+            **extra,
+        )
+        dy = draw("dy", y.shape, "storage")
+        gradients = kernel.backward(saved, dy)
+
+        results = {"y": np.full_like(y, np.nan), "dx": np.full_like(arrays["x"], np.nan)}
+        results |= {f"final_{name}": np.full_like(final[name], np.nan) for name in interface.states}
+        results |= {f"dinitial_{name}": np.full_like(final[name], np.nan) for name in interface.states}
+        results["dbias"] = np.full_like(arrays["bias"], np.nan)
+        call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
+        memory = library.saved(call)
+        call.saved = memory.ctypes.data
+        assert library.run("forward", call) == 0, library.message
+        assert library.run("backward", call) == 0, library.message
+        expected = {"y": y, "dx": gradients["x"], "dbias": gradients["bias"]}
+        expected |= {f"final_{name}": final[name] for name in interface.states}
+        expected |= {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
+        for name, values in expected.items():
+            assert np.array_equal(results[name], values), name
+
+
+def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
+    kernel = exported(tmp_path, {"model": "min_gru", "hidden_size": 16, "training": False}).kernel
+    source = cpu_export("cell", NativeKernels(kernel.interface, kernel.builder), False)
+    library = ExportedLibrary(tmp_path, source, 1)
+    x = np.random.default_rng(3).standard_normal((2, 5, 2, 16)).astype(np.float32)
+    y, state = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.float32)
+    for time in range(5):
+        strides = {"batch": 5 * 2 * 16, "gate": 16, "channel": 1}
+        arrays = {"x": x[:, time], "x_strides": strides, "initial_h": state, "final_h": state, "y": y}
+        assert library.run("step", library.call(2, 1, arrays)) == 0, library.message
+    expected, final = kernel(x)
+    assert np.array_equal(y, expected[:, -1])
+    assert np.array_equal(state, final["h"])
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    kernel = exported(tmp_path, {"model": "gru", "hidden_size": 16, "training": False}).kernel
+    library = ExportedLibrary(tmp_path, cpu_export("cell", NativeKernels(kernel.interface, kernel.builder), False), 1)
+    x, y, R = (np.zeros(shape, np.float32) for shape in ((1, 2, 3, 16), (1, 2, 16), (3, 1, 16, 16)))
+    cases = {
+        "batch or time is negative": library.call(-1, 2, {"x": x, "y": y, "R": R}),
+        "R is null": library.call(1, 2, {"x": x, "y": y}),
+        "x or y is null": library.call(1, 2, {"x": x, "R": R}),
+        "a length is below 0": library.call(1, 2, {"x": x, "y": y, "R": R, "lengths": np.array([3], np.int64)}),
+        "cu_seqlens does not": library.call(1, 2, {"x": x, "y": y, "R": R, "cu_seqlens": np.array([0, 1], np.int64)}),
+    }
+    for sentence, call in cases.items():
+        assert library.run("forward", call) == 1
+        assert sentence in library.message
+    assert library.run("forward", library.call(1, 2, {"x": x, "y": y, "R": R}), workspace_bytes=8) == 1
+    assert "workspace" in library.message
+
+
+def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
+    both = minrnn_gen.compile({"model": "min_gru", "hidden_size": 8, "direction": "bidirectional"}, gpu="h200")
+    with pytest.raises(BadInput, match="single step of a bidirectional spec"):
+        both.export(tmp_path, target="cpu")
+    assert both.export(tmp_path, target="cpu", partial=True).left_out
+    log = minrnn_gen.compile({"model": "min_gru_log", "hidden_size": 8, "scan_arithmetic": "log"}, gpu="h200")
+    with pytest.raises(BadInput, match="scan_arithmetic is log"):
+        log.export(tmp_path, target="cpu", partial=True)
+    for name in ("int", "Kernel", "a-b", "1a"):
+        with pytest.raises(BadInput, match="allowed: a name in C"):
+            both.export(tmp_path, target="cpu", name=name)
+
+
+def test_the_text_names_nothing_of_the_machine_and_is_the_same_again(tmp_path: Path) -> None:
+    first, second = (exported(tmp_path / part, SPECS[2]).path for part in ("a", "b"))
+    for path in first.iterdir():
+        text = path.read_text()
+        assert text == (second / path.name).read_text()
+        assert str(tmp_path) not in text
+    manifest = json.loads((first / "cell.json").read_text())
+    assert manifest["passes"] == ["forward", "backward", "step"]
+
+
+def test_two_kernels_fit_into_one_program_of_cpp(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    for name in ("first", "second"):
+        exported(tmp_path, {"model": "min_gru", "hidden_size": 8, "training": False}, name)
+        built = run_in(tmp_path, c_compiler().program, "-std=c99", "-c", f"{name}.c")
+        assert built.returncode == 0, built.stderr
+    (tmp_path / "main.cpp").write_text(
+        '#include "first.h"\n#include "second.h"\n'
+        "int main() { first *a; second *b; return first_create(&a, 1) + second_create(&b, 1); }\n"
+    )
+    built = run_in(tmp_path, "c++", "main.cpp", "first.o", "second.o", "-o", "main", "-lm", "-pthread")
+    assert built.returncode == 0, built.stderr
+    assert subprocess.run([tmp_path / "main"], check=False).returncode == 0
+
+
+def test_the_sanitizers_of_the_compiler_find_nothing(tmp_path: Path) -> None:
+    folder = exported(tmp_path, SPECS[2]).path
+    ran = check(folder, "cell", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_inputs_are_exact_in_every_precision() -> None:
+    values = values_of(3, 4096, 1.0)
+    assert np.array_equal(values.astype(np.float16).astype(np.float64), values)
+    assert np.array_equal(values.astype(numpy_dtype("bfloat16")).astype(np.float64), values)
+    assert np.abs(values).max() <= 0.5
+    assert len(np.unique(values)) == 256
+
+
+def test_names_at_the_top_level_take_a_prefix_and_members_do_not() -> None:
+    text = "struct Call {\n    int run;\n};\n\n// run it\nvoid run(const struct Call *call)\n{\n    (void)call->run;\n}\n"
+    assert declared_names(text) == {"Call", "run"}
+    renamed = with_prefix(text, "p_")
+    assert "static void p_run(const struct p_Call *call)" in renamed
+    assert "call->run" in renamed
+    assert "// run it" in renamed
+
+
+def test_the_options_of_an_export_are_those_of_native_code(tmp_path: Path) -> None:
+    text = (exported(tmp_path, SPECS[0]).path / "CMakeLists.txt").read_text()
+    assert [option for option in OPTIONS if option.startswith(("-O", "-f")) and option not in text] == []

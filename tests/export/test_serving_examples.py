@@ -1,0 +1,108 @@
+"""The examples in C and C++: exported, built without Python, they write the tokens that Python's kernel writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.exported import WARNINGS, run_in
+
+import minrnn_gen
+from minrnn_gen.build.c_compiler import COMPILERS
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
+PROMPT, TOKENS = b"def f(", 24
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
+
+
+def weights() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(11)
+    hidden, inputs = 64, 32
+    shapes = {
+        "embedding": (256, inputs),
+        "weight_ih": (3 * hidden, inputs),
+        "bias_ih": (3 * hidden,),
+        "weight_hh": (3 * hidden, hidden),
+        "bias_hh": (3 * hidden,),
+        "head": (256, hidden),
+    }
+    return {
+        name: (generator.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32) * 2 for name, shape in shapes.items()
+    }
+
+
+def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    entries, first = {}, 0
+    for name, array in arrays.items():
+        entries[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [first, first + array.nbytes]}
+        first += array.nbytes
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"".join(array.tobytes() for array in arrays.values()))
+
+
+def tokens_of_python(kernel: minrnn_gen.Kernel, arrays: dict[str, np.ndarray]) -> list[int]:
+    state, token, written = None, 0, []
+    for place in range(len(PROMPT) + TOKENS):
+        if place < len(PROMPT):
+            token = PROMPT[place]
+        else:
+            written.append(token)
+        y, state = kernel.step(
+            arrays["embedding"][token][None],
+            arrays["weight_hh"].reshape(3, 1, 64, 64),
+            weight=arrays["weight_ih"],
+            bias=arrays["bias_ih"],
+            recurrent_bias=arrays["bias_hh"].reshape(3, 1, 64),
+            state=state,
+        )
+        token = int(np.argmax(y[0] @ arrays["head"].T))
+    return written
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    folder = tmp_path_factory.mktemp("served")
+    kernel = minrnn_gen.compile(EXAMPLES / "char_lm.yaml")
+    kernel.export(folder, target="cpu", name="char_lm")
+    arrays = weights()
+    write_safetensors(folder / "weights.safetensors", arrays)
+    np.savez(folder / "weights.npz", **arrays)
+    (folder / "example.c").write_text((EXAMPLES / "char_lm.c").read_text())
+    (folder / "example.cpp").write_text((EXAMPLES / "char_lm.cpp").read_text())
+    return folder, tokens_of_python(kernel, arrays)
+
+
+def test_the_example_in_c_writes_pythons_tokens(served: tuple[Path, list[int]]) -> None:
+    folder, tokens = served
+    compiler = next(filter(None, map(shutil.which, COMPILERS)))
+    options = ("-std=c99", "-O2", *WARNINGS, "-Wno-unknown-pragmas")
+    built = run_in(folder, compiler, *options, "example.c", "char_lm.c", "-o", "in_c", "-lm", "-pthread")
+    assert built.returncode == 0, built.stderr
+    ran = run_in(folder, str(folder / "in_c"), "weights.safetensors", PROMPT.decode(), str(TOKENS))
+    assert ran.returncode == 0, ran.stderr
+    assert [int(line) for line in ran.stdout.split()] == tokens
+    assert len(set(tokens)) > 2  # a model that writes one byte for ever would prove little
+    missing = run_in(folder, str(folder / "in_c"), "weights.npz", PROMPT.decode(), "1")
+    assert missing.returncode == 1
+    assert "safetensors" in missing.stderr
+
+
+def test_the_example_in_cpp_writes_pythons_tokens(served: tuple[Path, list[int]]) -> None:
+    folder, tokens = served
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    c_compiler = next(filter(None, map(shutil.which, COMPILERS)))
+    assert run_in(folder, c_compiler, "-std=c99", "-O2", "-c", "char_lm.c", "-o", "kernel.o").returncode == 0
+    options = ("-std=c++17", "-O1", *WARNINGS)
+    built = run_in(folder, compiler, *options, "example.cpp", "kernel.o", "-o", "in_cpp", "-lm", "-pthread")
+    assert built.returncode == 0, built.stderr
+    ran = run_in(folder, str(folder / "in_cpp"), "weights.npz", PROMPT.decode(), str(TOKENS))
+    assert ran.returncode == 0, ran.stderr
+    assert [int(line) for line in ran.stdout.split()] == tokens
