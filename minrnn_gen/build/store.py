@@ -86,8 +86,8 @@ def package_digest() -> str:
 
 
 def templates_digest() -> str:
-    """Return a digest of the templates of CUDA alone: kernels for CPUs have their whole text as key."""
-    return _tree_digest(package_folder("templates"), "*", without="cpu/")
+    """Return a digest of the templates of CUDA alone: kernels for CPUs have their whole text as key, exports have none."""
+    return _tree_digest(package_folder("templates"), "*", without=("cpu/", "export/"))
 
 
 @functools.cache
@@ -96,8 +96,8 @@ def _modules_digest() -> str:
     return digest(_tree_digest(PACKAGE_FOLDER, "*.py"), _tree_digest(PACKAGE_FOLDER / "cell" / "library", "*.yaml"))
 
 
-def _tree_digest(folder: Path, pattern: str, without: str = "/") -> str:
-    """Return a digest of the files of a folder, but those whose path in it begins as `without`."""
+def _tree_digest(folder: Path, pattern: str, without: tuple[str, ...] = ()) -> str:
+    """Return a digest of the files of a folder, but those whose path in it begins as one of `without`."""
     paths = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob(pattern) if path.is_file())
     kept = ((name, path) for name, path in paths if not name.startswith(without))
     return digest(*(part for name, path in kept for part in (name, path.read_bytes())))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch.nn.functional import linear, silu, softplus
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch import SelectiveScan
-from minrnn_gen.torch import selective_scan as module
+
+torch = pytest.importorskip("torch")
+module = pytest.importorskip("minrnn_gen.torch.selective_scan")
+SelectiveScan = module.SelectiveScan
+linear, silu, softplus = (getattr(torch.nn.functional, name) for name in ("linear", "silu", "softplus"))
 
 
-def looped(scan: SelectiveScan, x: Any, z: Any, state: Any) -> tuple[Any, Any]:
+def looped(scan: Any, x: Any, z: Any, state: Any) -> tuple[Any, Any]:
     """Return y and the last state by a loop over time."""
     n, groups = scan.state_size, scan.groups
     small, b, c = linear(x, scan.in_weight).split([scan.rank, groups * n, groups * n], -1)
