@@ -70,6 +70,8 @@ class _Sequence:
     outputs: dict[int, Node] = field(default_factory=dict)
     products: list[_Product] = field(default_factory=list)
     final: dict[str, Node] = field(default_factory=dict)
+    # Behind a reset states get a gradient of 0, which times a slope that is NaN is NaN, as behind a mask of torch's.
+    dropped: list[Node] = field(default_factory=list)
 
 
 @dataclass
@@ -109,6 +111,7 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
         ran = _run(problem, sequence, saves=True)
         seeds = [(ran.outputs[t], exact(dy[sequence, t])) for t in ran.outputs]
         seeds += [(ran.final[name], exact(dfinal[name][sequence])) for name in ran.final]
+        seeds += [(node, exact(np.zeros(hidden))) for node in ran.dropped]
         _backward(problem, ran, seeds)
         for t, nodes in ran.gates.items():
             for index, gate in enumerate(problem.gates):
@@ -152,6 +155,7 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
     for t in problem.steps(sequence):
         is_reset = bool(problem.resets[sequence, t])
         if is_reset:
+            ran.dropped += state.values()
             state = {name: tape.leaf(exact(np.zeros(hidden))) for name in state}
         names = dict(ran.parameters)
         ran.gates[t] = {}
