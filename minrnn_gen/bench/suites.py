@@ -130,7 +130,7 @@ JAX = Suite(
         f"{jax_calls.CALLS} calls, and what they left behind",
         "first call": "from the first call of the program to its results: traced, compiled by XLA, kernels compiled or "
         "found in the cache",
-        "lax.scan": "the equations step by step, products of bf16 summed in fp32, states and gates in fp32",
+        "lax.scan": "the equations step by step, products of bf16 summed in fp32, states, gates and the gradient of R in fp32",
         "jax.experimental.rnn": "cuDNN, in fp32 with TF32, its projection included",
     },
     limits=Limits(rounds_most=21, seconds=1.5),

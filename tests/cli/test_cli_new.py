@@ -80,7 +80,7 @@ def run_program(*arguments: str, **variables: str) -> str:
 
 
 def test_the_shell_completes_commands_and_installs_that_in_one_command(tmp_path: Path) -> None:
-    words = {"COMP_WORDS": "minrnn-gen ex", "COMP_CWORD": "1", "_MINRNN_GEN_COMPLETE": "complete_bash"}
+    words = {"COMP_WORDS": "minrnn-gen expl", "COMP_CWORD": "1", "_MINRNN_GEN_COMPLETE": "complete_bash"}
     assert run_program(**words).split() == ["explain"]
     undetected = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     assert "installed in" in run_program("--install-completion", "bash", **undetected)

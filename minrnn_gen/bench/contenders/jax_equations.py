@@ -15,10 +15,12 @@ def by_scan(model: str) -> Callable[..., Any]:
 
         batch, _, _, channels = x.shape
         zeros = jnp.zeros((batch, channels), jnp.float32)
+        # Rounded in each step, for the gradient of what is rounded outside is summed over time in 16 bits.
+        held: Any = None if R is None else R.astype(jnp.float32)
 
         def product(h: Any) -> Any:
             heads = h.astype(R.dtype).reshape(batch, R.shape[1], R.shape[2])
-            sums = jnp.einsum("gnoi,bni->bgno", R, heads, preferred_element_type=jnp.float32)
+            sums = jnp.einsum("gnoi,bni->bgno", held.astype(R.dtype), heads, preferred_element_type=jnp.float32)
             return sums.reshape(batch, R.shape[0], channels)
 
         def step(states: Any, gates: Any) -> Any:
