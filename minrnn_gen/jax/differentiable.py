@@ -61,7 +61,7 @@ def _time_of_y(request: Request) -> int:
 
 def backward_reads_states(recipe: str) -> bool:
     """Say whether the backward of a kernel reads states after every step, on a CPU or on a GPU."""
-    # What a CPU keeps depends on its code, which may have to be compiled for the answer.
+    # A program that runs without states that it then needs, where a compiler fails, runs the forward once more.
     return any(kernel_by(recipe).executor.keeps_states(on_cpu=on_cpu) for on_cpu in (False, True))
 
 

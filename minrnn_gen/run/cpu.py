@@ -89,6 +89,12 @@ class CpuRun:
             return False
         return self.native.kernels.keeps_states if self.native.kernels.forward else True
 
+    @property
+    def expects_states(self) -> bool:
+        """Whether a forward that saves will write states, as long as a compiler that is there compiles; nothing is compiled."""
+        native = self.native.kernels
+        return native.keeps_states if native.is_expected else self.builder.kind != "affine-diagonal"
+
     def reference(self, call: Call, all_states: bool) -> ForwardResult:
         """Run over time sequentially in float64; the results are NumPy arrays in float64."""
         like = replace(call.x, library="numpy")

@@ -322,9 +322,11 @@ class Executor:
         return self._saved_layouts(self.cpu if on_cpu else self.gpu, batch, time, all_states)
 
     def keeps_states(self, *, on_cpu: bool) -> bool:
-        """Whether a forward that saves writes states."""
-        run = self.cpu if on_cpu else self.gpu
-        return run.states_dtype(self._states_out(False, saves=True), True) is not None
+        """Whether a forward that saves writes states; on a CPU as expected before its code is compiled."""
+        states_out = self._states_out(False, saves=True)
+        if on_cpu:
+            return states_out != "none" or self.cpu.expects_states
+        return self.gpu.states_dtype(states_out, True) is not None
 
     def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
         """Run sequentially in float64 on host arrays; raises BadInput for arrays on a GPU."""

@@ -44,6 +44,11 @@ class NativeKernels:
         return self._refusal or (self._forward if isinstance(self._forward, str) else "")
 
     @property
+    def is_expected(self) -> bool:
+        """Whether host arrays will run native code, as far as is known without compiling any."""
+        return not self._refusal
+
+    @property
     def forward(self) -> CpuKernel | None:
         """The forward, None where NumPy serves."""
         return None if self._refusal or isinstance(self._forward, str) else self._forward

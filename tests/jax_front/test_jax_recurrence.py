@@ -218,3 +218,33 @@ def test_a_kernel_serves_as_a_spec() -> None:
     kernel = kernel_of({"model": "min_gru", "hidden_size": HIDDEN})
     arrays = drawn(kernel)
     near(front.recurrence(kernel, **arrays)[0], kernel(**arrays)[0], 0)
+
+
+def test_a_program_is_traced_without_a_compiler_and_runs_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its forward keeps states is known before; NumPy, which may need them after all, computes them once more."""
+    native = pytest.importorskip("minrnn_gen.run.native")
+    random = np.random.default_rng(1)
+    hidden = 5  # of no other test: kernels that are compiled stay so
+    arrays = [random.standard_normal(shape) for shape in ((BATCH, TIME, 3, hidden), (3, 1, hidden, hidden), (BATCH, TIME, hidden))]
+
+    def gradients(precision: str, dtype: Any) -> list[Any]:
+        def of(x: Any, R: Any, dy: Any) -> Any:
+            y, backward = jax.vjp(lambda *leaves: front.recurrence(spec, *leaves)[0], x, R)
+            return y, *backward(dy)
+
+        spec = {"model": "gru", "hidden_size": hidden, "precision": precision}
+        traced = jax.jit(of).trace(*(jnp.asarray(array, dtype) for array in arrays))
+        calls.append("traced")
+        return [np.asarray(one, np.float64) for one in traced.lower().compile()(*(jnp.asarray(one, dtype) for one in arrays))]
+
+    calls: list[str] = []
+
+    def fails(*_: Any) -> Any:
+        calls.append("compiled")
+        raise native.CompileFailed("the compiler fails")
+
+    monkeypatch.setattr(native, "cpu_kernel", fails)
+    found = gradients("fp32", jnp.float32)
+    assert calls[0] == "traced"
+    for one, exact in zip(found, gradients("fp64", jnp.float64), strict=True):
+        np.testing.assert_allclose(one, exact, rtol=0, atol=64 * 2.0**-24 * np.abs(exact).max())
