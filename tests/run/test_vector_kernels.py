@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 CELLS = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}
 NAMES = (*vector_library_names(), *CELLS)
 EVERYDAY = ("selective", "scalar and vector states", "delta rule")
+FULL = pytest.mark.matrix_full
 
 
 @functools.cache
@@ -73,8 +74,15 @@ WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.parametrize("way", range(len(WAYS)))
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in EVERYDAY else [pytest.mark.matrix_full]) for n in NAMES])
+# Every day each way meets one cell, and each of these cells several ways.
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=() if name == EVERYDAY[way % len(EVERYDAY)] else FULL)
+        for name in NAMES
+        for way in range(len(WAYS))
+    ],
+)
 @settings(max_examples=examples(1), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_gradients_and_results_are_those_of_the_cpu(name: str, way: int, data: Any) -> None:
@@ -97,15 +105,27 @@ def test_packed_sequences_are_each_its_own(name: str) -> None:
     check(name, VectorCall(1, 21, has_resets=True, ends=(0, 4, 4, 13, 14, 21)), wanted={"tile_steps": 4}, groups=2)
 
 
-@pytest.mark.parametrize("layout", ["BTD", "BDT"])
-@pytest.mark.parametrize("precision", PRECISION_NAMES)
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        pytest.param(precision, layout, marks=() if (number + turn) % 2 else FULL)
+        for number, precision in enumerate(PRECISION_NAMES)
+        for turn, layout in enumerate(("BTD", "BDT"))
+    ],
+)
 def test_every_precision(precision: str, layout: str) -> None:
     keys = {"precision": precision, "layout": layout, "hidden_size": 16, "state_size": 8}
     check("selective", VectorCall(2, 24, has_resets=True), wanted={"tile_steps": 8, "lanes": 2}, **keys)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=() if (number + turn) % 2 else FULL)
+        for number, name in enumerate(NAMES)
+        for turn, precision in enumerate(("fp64", "bf16"))
+    ],
+)
 def test_a_step_is_a_sequence_of_one(name: str, precision: str) -> None:
     kernel, _ = kernels_of(name, precision=precision, groups=2)
     arguments = VectorCall(7, 1).arguments(kernel.interface)
