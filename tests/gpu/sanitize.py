@@ -6,12 +6,13 @@ import argparse
 import itertools
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cupy
 import numpy as np
 from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
+from support.vector_calls import VectorCall
 
 import minrnn_gen
 from minrnn_gen.build.store import Store, cache_folder
@@ -52,11 +53,19 @@ DENSE = (
 )
 # Planned for so many sequences: tiles of eight, whose cells warps share.
 MANY = {("lstm", 256): 64}
+# Of many sequences: (cell, precision, head_dim, layout, batch); by warpgroups, forward and backward, the last in an older way.
+LARGE = (
+    ("lstm", "bf16", 512, "TBD", 256),
+    ("lstm", "bf16", 320, "BTD", 512),
+    ("slstm", "fp16", 512, "BTD", 128),
+)
+# With n values per channel: (cell, precision, hidden_size, state_size, groups).
+VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("gated_linear", "fp16", 64, 40, 1))
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
 
-def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
+def run(kernel: Kernel, has_sequences: bool, all_states: bool, batch: int) -> None:
     """Call forward, backward and step on a length of more than a round."""
     interface, precision, random = kernel.interface, precision_of(kernel.spec.precision), np.random.default_rng(0)
     time = round_steps(kernel.plan) + 5
@@ -66,7 +75,10 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
     def normal(shape: tuple[int, ...], dtype: str = precision.storage_dtype) -> Any:
         return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(dtype)))
 
-    states = {name: normal(interface.state_shape(BATCH), precision.arithmetic_dtype) for name in kernel.states}
+    if interface.has_vectors:
+        run_with_vectors(kernel, VectorCall(BATCH, time, has_sequences, has_sequences), all_states)
+        return
+    states = {name: normal(interface.state_shape(batch), precision.arithmetic_dtype) for name in kernel.states}
     vectors: dict[str, Any] = {
         "bias": normal((len(kernel.gates), interface.hidden_size)),
         "parameters": {name: normal(interface.parameter_shape) for name in kernel.parameters},
@@ -77,13 +89,31 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool) -> None:
     sequences: dict[str, Any] = {}
     if has_sequences:
         sequences = {
-            "resets": cupy.asarray(random.random((BATCH, time)) < 0.1),
-            "lengths": cupy.asarray(np.array([time, time // 2])),
+            "resets": cupy.asarray(random.random((batch, time)) < 0.1),
+            "lengths": cupy.asarray(random.integers(0, time + 1, batch)),
         }
-    x = normal(interface.shape(interface.x_axes, BATCH, time))
+    x = normal(interface.shape(interface.x_axes, batch, time))
     y, _, saved = kernel.forward(x, **vectors, **sequences, all_states=all_states)
     kernel.backward(saved, y, states)
-    kernel.step(normal((BATCH, len(kernel.gates), interface.hidden_size)), **vectors)
+    kernel.step(normal((batch, len(kernel.gates), interface.hidden_size)), **vectors)
+    cupy.cuda.Device().synchronize()
+
+
+def run_with_vectors(kernel: Kernel, call: VectorCall, all_states: bool) -> None:
+    """Call forward, backward and step of a cell with n values per channel."""
+
+    def on_gpu(given: Any) -> Any:
+        return {name: on_gpu(value) for name, value in given.items()} if isinstance(given, dict) else cupy.asarray(given)
+
+    arguments = call.arguments(kernel.interface)
+    y, _, saved = kernel.forward(**on_gpu(arguments), all_states=all_states)
+    kernel.backward(saved, y, on_gpu(arguments["state"]))
+    time_axis = kernel.interface.x_axes.index("t")
+    one = {name: value for name, value in arguments.items() if name not in ("x", "shared", "resets", "lengths")}
+    if "shared" in arguments:
+        shared_axis = kernel.interface.shared_axes.index("t")
+        one["shared"] = {name: values.take(0, shared_axis) for name, values in arguments["shared"].items()}
+    kernel.step(on_gpu(np.ascontiguousarray(arguments["x"].take(0, time_axis))), **on_gpu(one))
     cupy.cuda.Device().synchronize()
 
 
@@ -96,6 +126,7 @@ class Case:
     has_sequences: bool
     all_states: bool
     strategy: Strategy | None = None
+    batch: int = BATCH
 
     def kernel(self, store: Store) -> Kernel:
         return kernel_taking(self.strategy, store, self.spec) if self.strategy else minrnn_gen.compile(self.spec)
@@ -112,6 +143,13 @@ def cases() -> Iterator[Case]:
         spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
         hints = {"recurrent_bias": True, "batch": MANY.get((cell, head_dim))}
         yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, specialization)
+    for (cell, precision, head_dim, layout, batch), specialization in itertools.product(LARGE, REGIMES):
+        spec = {"model": cell, "hidden_size": head_dim, "precision": precision, "layout": layout, "recurrent_bias": True}
+        case = _case(f"large {layout} {cell} {precision} {head_dim} x {batch}", spec, specialization)
+        yield replace(case, batch=batch)
+    for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
+        spec = {"model": cell, "hidden_size": channels, "state_size": n, "groups": groups, "precision": precision}
+        yield _case(f"vectors {layout} {cell} {precision} {channels} x {n}", spec | {"layout": layout}, specialization)
 
 
 def _case(name: str, spec: Mapping[str, Any], specialization: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:
@@ -130,13 +168,14 @@ def part_of(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="every N-th case, from the I-th on")
+    parser.add_argument("--only", default="", metavar="WORD", help="the cases whose name has it")
     parser.add_argument("--seconds", type=int, default=0, help="end the process when it takes longer, wherever it hangs")
     given = parser.parse_args()
     signal.alarm(given.seconds)  # 0 is never; a signal reaches what waits for a device too
     part, parts = given.part
     store = Store(cache_folder())
     count = 0
-    for case in itertools.islice(cases(), part - 1, None, parts):
+    for case in itertools.islice((case for case in cases() if given.only in case.name), part - 1, None, parts):
         print(case.name, flush=True)
         count += 1
         try:
@@ -144,7 +183,7 @@ def main() -> None:
         except Infeasible as nothing:
             print(nothing, flush=True)
             continue
-        run(kernel, case.has_sequences, case.all_states)
+        run(kernel, case.has_sequences, case.all_states, case.batch)
     print(f"done: {count} cases", flush=True)
 
 

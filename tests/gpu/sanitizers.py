@@ -1,6 +1,6 @@
 """Every kernel under the tools of compute-sanitizer, and what they find judged: `make sanitize`, on a GPU.
 
-    python tests/gpu/sanitizers.py [--sanitizer PATH] [TOOL ...]
+    python tests/gpu/sanitizers.py [--sanitizer PATH] [--only WORD] [TOOL ...]
 
 First the kernels run without a tool, so that they are compiled in many processes at once and then come from the cache.
 """
@@ -130,9 +130,9 @@ def verdict(tool: str, reports: Sequence[Report]) -> tuple[str, bool]:
     return "\n".join(lines), all(report.is_clean for report in reports)
 
 
-def output_of(command: Sequence[str], part: int, parts: int, log: Path) -> tuple[str, int | None]:
+def output_of(command: Sequence[str], part: int, parts: int, log: Path, only: str = "") -> tuple[str, int | None]:
     """Run one part of the cases, keep what is printed in `log`, and return it with the exit status."""
-    run = (sys.executable, str(RUN), "--part", f"{part}/{parts}", "--seconds", str(LONGEST_PART_SECONDS))
+    run = (sys.executable, str(RUN), "--part", f"{part}/{parts}", "--seconds", str(LONGEST_PART_SECONDS), "--only", only)
     # In a debug build waits end after seconds, which a tool may well take.
     paths = os.pathsep.join((str(TESTS), *filter(None, (os.environ.get("PYTHONPATH"),))))
     environment = os.environ | {"MINRNN_DEBUG": "0", "PYTHONPATH": paths}
@@ -152,15 +152,18 @@ def output_of(command: Sequence[str], part: int, parts: int, log: Path) -> tuple
     return log.read_text(encoding="utf-8", errors="replace"), status
 
 
-def run_parts(command: Sequence[str], name: str, parts: int) -> list[tuple[str, int | None]]:
-    """Run all parts of the cases at once."""
+def run_parts(command: Sequence[str], name: str, parts: int, only: str = "") -> list[tuple[str, int | None]]:
+    """Run all parts of the cases at once, of those with the word `only` in their names."""
     with ThreadPoolExecutor(parts) as pool:
-        return list(pool.map(lambda part: output_of(command, part, parts, LOGS / f"{name}-{part}.txt"), range(1, parts + 1)))
+        return list(
+            pool.map(lambda part: output_of(command, part, parts, LOGS / f"{name}-{part}.txt", only), range(1, parts + 1))
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sanitizer", default="compute-sanitizer", help="where compute-sanitizer is")
+    parser.add_argument("--only", default="", metavar="WORD", help="the cases with this in their names, such as large")
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(TOOLS)}; all without")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.tools) - set(TOOLS):
@@ -168,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
 
     started = time.monotonic()
-    plain = run_parts((), "plain", min(os.cpu_count() or 1, PARTS_COMPILING_MOST))
+    plain = run_parts((), "plain", min(os.cpu_count() or 1, PARTS_COMPILING_MOST), chosen.only)
     for output, status in plain:
         if status != 0 or not DONE.search(output):
             print(f"without a tool: FAILED with status {status}; what it printed is in {LOGS}\n{output[-2000:]}")
@@ -180,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = time.monotonic()
         command = (chosen.sanitizer, "--tool", tool, "--print-limit", str(FINDINGS_SHOWN))
         try:
-            reports = [read_report(*one) for one in run_parts(command, tool, PARTS)]
+            reports = [read_report(*one) for one in run_parts(command, tool, PARTS, chosen.only)]
         except FileNotFoundError:
             parser.error(f"{chosen.sanitizer} is not there; it comes with the CUDA toolkit, and --sanitizer says where it is")
         table, tool_is_clean = verdict(tool, reports)
