@@ -23,14 +23,16 @@ pytestmark = pytest.mark.gpu
 
 # (cell, heads, head_dim) in bf16: heads that fit a block, one that takes a cluster where the GPU has them, and one of a grid.
 WAYS = (("lstm", 2, 64), ("gru", 1, 256), ("lstm", 1, 1024))
+# Of many sequences, by warpgroups: R in clusters, and in blocks anywhere.
+WAYS_OF_MANY = (("lstm", 1, 512), ("gru", 1, 384), ("lstm", 1, 1024))
 # A GPU that is not done by then never will be.
 PATIENCE_SECONDS = 120.0
 # More of them by hand: see the test.
 LAUNCHES = int(os.environ.get("MINRNN_TEST_LAUNCHES", "20000"))
 # No multiple of two or three, so that all kernels are looked at.
 LAUNCHES_BETWEEN_LOOKS = 1001
-# A prime, so that every size meets all kernels, and both passes.
-SIZES = 97
+# Primes, so that every size meets all kernels, and both passes.
+SIZES, SIZES_OF_MANY = 97, 13
 LAUNCHES_BETWEEN_BACKWARDS = 4
 LAUNCHES_BETWEEN_OTHERS = 10
 
@@ -130,7 +132,19 @@ def test_a_gpu_that_is_full(
         assert all(all_equal(torch, *pair) for pair in zip(found, expected, strict=True))
 
 
-def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
+@pytest.mark.parametrize(
+    ("ways", "sizes", "batches", "steps"),
+    [(WAYS, SIZES, (1, 64), (1, 16)), (WAYS_OF_MANY, SIZES_OF_MANY, (128, 512), (1, 8))],
+    ids=["few sequences", "many sequences"],
+)
+def test_many_launches(
+    compiled: Callable[..., Kernel],
+    others: Others,
+    ways: tuple[tuple[str, int, int], ...],
+    sizes: int,
+    batches: tuple[int, int],
+    steps: tuple[int, int],
+) -> None:
     """Three kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
 
     The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
@@ -138,10 +152,11 @@ def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
     """
     import torch
 
-    kernels = [persistent(compiled, *way) for way in WAYS]
+    kernels = [persistent(compiled, *way) for way in ways]
     drawn = random.Random(0)
-    sizes = [(1, 1), (64, 16), *((drawn.randint(1, 64), drawn.randint(1, 16)) for _ in range(SIZES - 2))]
-    calls = [[arguments(torch, kernel, *size, seed=number) for number, size in enumerate(sizes)] for kernel in kernels]
+    shapes = [*zip(batches, steps, strict=True)]
+    shapes += [(drawn.randint(*batches), drawn.randint(*steps)) for _ in range(sizes - len(shapes))]
+    calls = [[arguments(torch, kernel, *shape, seed=number) for number, shape in enumerate(shapes)] for kernel in kernels]
     first: dict[tuple[int, int, bool], list[Any]] = {}
 
     def forward(kernel: Kernel, x: Any, *others: Any) -> list[Any]:
@@ -150,14 +165,14 @@ def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
 
     # A forward that saves its states may be another kernel than one that does not.
     for which, kernel in enumerate(kernels):
-        for number in range(SIZES):
+        for number in range(sizes):
             first[which, number, True] = both_passes(kernel, *calls[which][number])
             first[which, number, False] = forward(kernel, *calls[which][number])
     mine = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(mine):
         for launch in range(LAUNCHES):
-            which, number = launch % len(kernels), launch % SIZES
+            which, number = launch % len(kernels), launch % sizes
             call = calls[which][number]
             # In turn for each kernel.
             has_backward = launch // len(kernels) % LAUNCHES_BETWEEN_BACKWARDS == 0
@@ -166,7 +181,7 @@ def test_many_launches(compiled: Callable[..., Kernel], others: Others) -> None:
                 others.occupy(sm_count(torch), 256, SHORT_CYCLES)
             if launch % LAUNCHES_BETWEEN_LOOKS == LAUNCHES_BETWEEN_LOOKS - 1:
                 wait_for(torch, mine)
-                assert all_equal(torch, found, first[which, number, has_backward]), (launch, WAYS[which], sizes[number])
+                assert all_equal(torch, found, first[which, number, has_backward]), (launch, ways[which], shapes[number])
     wait_for(torch, mine, others.torch_stream)
 
 
