@@ -9,6 +9,7 @@
 #include "char_lm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -125,7 +126,7 @@ class Model {
     {
         call_.x = embedding_.data() + byte * I;
         must_be(char_lm_step(kernel_.get(), &call_, workspace_.data(), static_cast<int64_t>(workspace_.size()), nullptr));
-        Array logits(BYTES);
+        std::array<float, BYTES> logits{};
         for (std::size_t candidate = 0; candidate < BYTES; candidate++)
             for (std::size_t unit = 0; unit < H; unit++)
                 logits[candidate] += head_[candidate * H + unit] * y_[unit];
