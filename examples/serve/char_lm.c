@@ -36,6 +36,7 @@ static struct file read_file(const char *path)
     file.content = malloc(file.size + 1);
     if (!file.content || fread(file.content, 1, file.size, stream) != file.size)
         fail(path, "cannot be read");
+    file.content[file.size] = 0; /* where a number that is cut off ends */
     fclose(stream);
     for (int at = 7; at >= 0; at--)
         file.header = file.header << 8 | file.content[at];
@@ -98,7 +99,11 @@ int main(int count, char **arguments)
     if (char_lm_create(&kernel, 1) != CHAR_LM_OK)
         fail("create", char_lm_message());
     const int64_t bytes = char_lm_workspace_bytes(kernel, &call, CHAR_LM_STEP);
-    void *const workspace = malloc(bytes > 0 ? (size_t)bytes : 1);
+    if (bytes < 0)
+        fail("workspace", char_lm_message());
+    void *const workspace = malloc((size_t)bytes);
+    if (!workspace)
+        fail("workspace", "there is no memory for it");
 
     const char *const prompt = arguments[2];
     const long read = (long)strlen(prompt), tokens = strtol(arguments[3], 0, 10);

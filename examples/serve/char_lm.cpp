@@ -9,6 +9,7 @@
 #include "char_lm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -103,8 +104,7 @@ class Model {
     explicit Model(const Archive &weights)
         : embedding_(weights.array("embedding", BYTES * I)), weight_(weights.array("weight_ih", ROWS * I)),
           bias_(weights.array("bias_ih", ROWS)), R_(weights.array("weight_hh", ROWS * H)),
-          recurrent_bias_(weights.array("bias_hh", ROWS)), head_(weights.array("head", BYTES * H)), state_(H), y_(H),
-          logits_(BYTES)
+          recurrent_bias_(weights.array("bias_hh", ROWS)), head_(weights.array("head", BYTES * H)), state_(H), y_(H)
     {
         char_lm *kernel = nullptr;
         must_be(char_lm_create(&kernel, 1));
@@ -126,11 +126,11 @@ class Model {
     {
         call_.x = embedding_.data() + byte * I;
         must_be(char_lm_step(kernel_.get(), &call_, workspace_.data(), static_cast<int64_t>(workspace_.size()), nullptr));
-        std::fill(logits_.begin(), logits_.end(), 0.0f);
+        std::array<float, BYTES> logits{};
         for (std::size_t candidate = 0; candidate < BYTES; candidate++)
             for (std::size_t unit = 0; unit < H; unit++)
-                logits_[candidate] += head_[candidate * H + unit] * y_[unit];
-        return static_cast<std::size_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
+                logits[candidate] += head_[candidate * H + unit] * y_[unit];
+        return static_cast<std::size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
     }
 
   private:
@@ -138,7 +138,7 @@ class Model {
         void operator()(char_lm *kernel) const { char_lm_destroy(kernel); }
     };
 
-    Array embedding_, weight_, bias_, R_, recurrent_bias_, head_, state_, y_, logits_;
+    Array embedding_, weight_, bias_, R_, recurrent_bias_, head_, state_, y_;
     std::unique_ptr<char_lm, Destroy> kernel_;
     char_lm_call call_{};
     std::vector<unsigned char> workspace_;

@@ -70,7 +70,13 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "cell") -> Folder
     return Folder(kernel, tmp_path)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec['model']}")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at in {1, 4} else ())
+        for at, spec in enumerate(SPECS)
+    ],
+)
 def test_the_check_passes_with_the_compiler_alone(tmp_path: Path, spec: dict[str, Any]) -> None:
     folder = exported(tmp_path, spec).path
     assert {path.name for path in folder.iterdir()} == {"cell.h", "cell.c", "cell.json", "check.c", "CMakeLists.txt"}
@@ -106,7 +112,9 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
     return arrays
 
 
-@pytest.mark.parametrize("model", ["min_gru", "gru", "lstm", "ind_rnn"])
+@pytest.mark.parametrize(
+    "model", ["min_gru", "gru", *(pytest.param(model, marks=pytest.mark.matrix_full) for model in ("lstm", "ind_rnn"))]
+)
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
     spec = {"model": model, "hidden_size": 40}

@@ -106,3 +106,16 @@ def test_the_example_in_cpp_writes_pythons_tokens(served: tuple[Path, list[int]]
     ran = run_in(folder, str(folder / "in_cpp"), "weights.npz", PROMPT.decode(), str(TOKENS))
     assert ran.returncode == 0, ran.stderr
     assert [int(line) for line in ran.stdout.split()] == tokens
+
+
+def test_the_call_that_the_page_shows_compiles(served: tuple[Path, list[int]]) -> None:
+    page = (EXAMPLES.parents[1] / "docs" / "how-to" / "export.md").read_text()
+    shown = page.partition("```c\n")[2].partition("```")[0]
+    arrays = "float x[100 * CHAR_LM_INPUT_SIZE], weight[1 << 13], R[1 << 14], y[100 * CHAR_LM_HIDDEN_SIZE];\n"
+    includes = "".join(f"#include <{name}.h>\n" for name in ("stdio", "stdlib", "string"))
+    (served[0] / "page.c").write_text(f'#include "char_lm.h"\n{includes}{arrays}int main(void)\n{{\n{shown}}}\n')
+    compiler = next(filter(None, map(shutil.which, COMPILERS)))
+    built = run_in(served[0], compiler, "-std=c99", *WARNINGS, "page.c", "char_lm.c", "-o", "page", "-lm", "-pthread")
+    assert built.returncode == 0, built.stderr
+    ran = run_in(served[0], str(served[0] / "page"))
+    assert (ran.returncode, ran.stdout) == (0, "")
