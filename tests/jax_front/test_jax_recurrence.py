@@ -225,7 +225,8 @@ def test_a_program_is_traced_without_a_compiler_and_runs_where_one_fails(monkeyp
     native = pytest.importorskip("minrnn_gen.run.native")
     random = np.random.default_rng(1)
     hidden = 5  # of no other test: kernels that are compiled stay so
-    arrays = [random.standard_normal(shape) for shape in ((BATCH, TIME, 3, hidden), (3, 1, hidden, hidden), (BATCH, TIME, hidden))]
+    shapes = (BATCH, TIME, 3, hidden), (3, 1, hidden, hidden), (BATCH, TIME, hidden)
+    arrays = [random.standard_normal(shape) for shape in shapes]
 
     def gradients(precision: str, dtype: Any) -> list[Any]:
         def of(x: Any, R: Any, dy: Any) -> Any:
