@@ -9,7 +9,7 @@ from minrnn_gen.cell.axes import Vectors
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
-from minrnn_gen.cell.stages import StagedProgram, operation_counts, restricted, staged
+from minrnn_gen.cell.stages import PreparedProgram, StagedProgram, operation_counts, prepared, restricted, staged
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class LoweredVectors:
     step: StagedProgram
     equations: str
     vectors: Vectors
+
+    @cached_property
+    def prepared(self) -> PreparedProgram:
+        """The step, and apart from it what is free of states."""
+        return prepared(self.step)
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:

@@ -200,8 +200,11 @@ class _VectorsNames:
 
     def _step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
         """Print the steps of `program`, with `results` as (label, place)."""
+        return self._lines(program, results, self._places)
+
+    def _lines(self, program: StagedProgram, results: Iterable[Pair], places: Mapping[str, str]) -> tuple[str, ...]:
         names = dict(program.results)
-        return _Printer(program, self._places).lines(program.steps, ((place, names[label]) for label, place in results))
+        return _Printer(program, places).lines(program.steps, ((place, names[label]) for label, place in results))
 
     def _of_states(self, label: str, member: str) -> tuple[Pair, ...]:
         return tuple((f"{label}_{name}", f"{member}{self._state_place(name)}") for name in self.states)
@@ -214,9 +217,22 @@ class VectorsText(_VectorsNames):
     lowered: LoweredVectors
 
     @property
+    def prepared(self) -> tuple[str, ...]:
+        """What a step reads of its channel: gates, and what is computed of them alone."""
+        return self.lowered.prepared.values
+
+    @property
+    def prepared_lines(self) -> tuple[str, ...]:
+        """What is computed of a step's gates alone."""
+        results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared))
+        return self._step(self.lowered.prepared.preparation, results)
+
+    @property
     def step_lines(self) -> tuple[str, ...]:
-        """One step."""
-        return self._step(self.lowered.step, (*self._of_states("state", "state."), ("y", "y")))
+        """The rest of one step."""
+        results = (*self._of_states("state", "state."), ("y", "y"))
+        places = {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
+        return self._lines(self.lowered.prepared.steps, results, self._places | places)
 
 
 @dataclass(frozen=True)
