@@ -83,5 +83,5 @@ def vectors_shape(
         wide_operation_count=operations,
         wide_transcendental_count=special,
         sum_count=sum(len(stage.sums) for program in lowered.programs for stage in program.steps),
-        prepared_count=0 if isinstance(lowered, LoweredVectorsBackward) else len(lowered.prepared.values),
+        prepared_count=len(lowered.prepared.values),
     )

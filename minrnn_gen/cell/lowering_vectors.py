@@ -55,7 +55,8 @@ class LoweredVectorsBackward:
 
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
-    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants.
+    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
+    reads what is prepared of `advance`.
     """
 
     name: str
@@ -74,9 +75,15 @@ class LoweredVectorsBackward:
         return restricted(self.whole, {f"state_{name}" for name in self.states})
 
     @cached_property
+    def prepared(self) -> PreparedProgram:
+        """The states after a step, and apart from them what is free of states."""
+        return prepared(self.advance)
+
+    @cached_property
     def backward(self) -> StagedProgram:
         """The gradients of a step."""
-        return restricted(self.whole, {label for label, _ in self.whole.results if label.startswith("gradient_")})
+        labels = {label for label, _ in self.whole.results if label.startswith("gradient_")}
+        return restricted(self.whole, labels, self.prepared.values)
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:

@@ -193,6 +193,17 @@ class _VectorsNames:
         places |= {name: f"constant.narrow.at[{place}]" for place, name in enumerate(self.held_narrow)}
         return places | {name: f"constant.wide.at[{place}].at[k]" for place, name in enumerate(self.held_wide)}
 
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """What a step reads of its channel: gates, and what is computed of them alone."""
+        return self.lowered.prepared.values
+
+    @property
+    def prepared_lines(self) -> tuple[str, ...]:
+        """What is computed of a step's gates alone."""
+        results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared))
+        return self._step(self.lowered.prepared.preparation, results)
+
     def _state_place(self, name: str) -> str:
         if name in self.wide_states:
             return f"wide.at[{self.wide_states.index(name)}].at[k]"
@@ -201,6 +212,11 @@ class _VectorsNames:
     def _step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
         """Print the steps of `program`, with `results` as (label, place)."""
         return self._lines(program, results, self._places)
+
+    def _prepared_step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print the steps of `program`, which reads what is prepared."""
+        places = {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
+        return self._lines(program, results, self._places | places)
 
     def _lines(self, program: StagedProgram, results: Iterable[Pair], places: Mapping[str, str]) -> tuple[str, ...]:
         names = dict(program.results)
@@ -217,22 +233,9 @@ class VectorsText(_VectorsNames):
     lowered: LoweredVectors
 
     @property
-    def prepared(self) -> tuple[str, ...]:
-        """What a step reads of its channel: gates, and what is computed of them alone."""
-        return self.lowered.prepared.values
-
-    @property
-    def prepared_lines(self) -> tuple[str, ...]:
-        """What is computed of a step's gates alone."""
-        results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared))
-        return self._step(self.lowered.prepared.preparation, results)
-
-    @property
     def step_lines(self) -> tuple[str, ...]:
         """The rest of one step."""
-        results = (*self._of_states("state", "state."), ("y", "y"))
-        places = {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
-        return self._lines(self.lowered.prepared.steps, results, self._places | places)
+        return self._prepared_step(self.lowered.prepared.steps, (*self._of_states("state", "state."), ("y", "y")))
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ class VectorsBackwardText(_VectorsNames):
     @property
     def advance_lines(self) -> tuple[str, ...]:
         """One step, its states alone."""
-        return self._step(self.lowered.advance, self._of_states("state", ""))
+        return self._prepared_step(self.lowered.prepared.steps, self._of_states("state", ""))
 
     @property
     def backward_lines(self) -> tuple[str, ...]:
@@ -255,4 +258,4 @@ class VectorsBackwardText(_VectorsNames):
             *((f"gradient_S_{name}", f"shared.at[{place}].at[k]") for place, name in enumerate(self.shared)),
             *((f"gradient_{label}", place) for label, place in self._parameter_places.items()),
         )
-        return self._step(self.lowered.backward, results)
+        return self._prepared_step(self.lowered.backward, results)

@@ -119,18 +119,17 @@ class Block:
         pitch = self.channels + (self.problem.layout == "BDT")
         row = self.tile_steps * pitch * precision.storage_bytes
         is_backward = self.problem.kernel_pass == "backward"
-        gates = 2 * _aligned(len(cell.gates) * row)
+        gates = _aligned(len(cell.gates) * row)
         arithmetic = precision.arithmetic_bytes
         inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
-        parts = {"gates": gates, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
+        parts = {"gates": 2 * gates, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
         parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
-        if not is_backward:
-            parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
+        parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
         if is_backward:
             warps = self.threads // limits.WARP_LANES
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
             parts["gradients"] = gates
-            parts["shared_gradients"] = 2 * _aligned(self.tile_steps * warps * of_warp * arithmetic)
+            parts["shared_gradients"] = _aligned(self.tile_steps * warps * of_warp * arithmetic)
             parts["states"] = _aligned(self.tile_steps * self.state_rows * self.threads * arithmetic)
         return parts
 
@@ -150,7 +149,7 @@ class Block:
             # Of the other steps at once, what they read.
             is_forward = problem.kernel_pass == "forward"
             others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
-            narrow += others * (cell.prepared_count if is_forward else len(cell.gates))
+            narrow += others * (cell.prepared_count + (0 if is_forward else len(cell.gates)))
             of_value += others * (len(cell.shared) + (0 if is_forward else 2 * wide_states))
         if problem.kernel_pass == "backward":
             of_value += wide_states + wide_parameters + len(cell.shared)

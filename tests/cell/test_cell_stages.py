@@ -11,7 +11,7 @@ from support.cell_evaluation import built_in, source_of
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering_vectors import lower_vectors
+from minrnn_gen.cell.lowering_vectors import lower_vectors, lower_vectors_backward
 from minrnn_gen.cell.stages import is_constant_input, is_gate, is_trivial, names_in, statements_of
 
 vector_cells = pytest.importorskip("support.vector_cells")
@@ -55,16 +55,25 @@ def test_both_parts_are_the_operations_of_the_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_part_reads_what_is_there(name: str) -> None:
-    prepared = lower_vectors(cell_named(name)).prepared
-    assert all(is_gate(name) or is_constant_input(name) for name in prepared.preparation.inputs)
-    assert not any(is_gate(name) and name not in prepared.values for name in prepared.steps.inputs)
-    for part in (prepared.preparation, prepared.steps):
+    cell = cell_named(name)
+    forward, backward = lower_vectors(cell), lower_vectors_backward(cell)
+    for prepared in (forward.prepared, backward.prepared):
+        assert all(is_gate(name) or is_constant_input(name) for name in prepared.preparation.inputs)
+        assert not any(is_gate(name) and name not in prepared.values for name in prepared.steps.inputs)
+    parts = (forward.prepared.preparation, forward.prepared.steps, backward.prepared.preparation, backward.prepared.steps)
+    for part in (*parts, backward.backward):
         known = {*part.inputs} | part.constant_names
         for stage in part.steps:
             for statement in statements_of(stage):
                 assert known.issuperset(names_in(statement.expression)), statement
                 known.add(statement.name)
         assert known.issuperset(name for _, name in part.results)
+
+
+def test_a_step_back_reads_what_was_prepared_for_the_states() -> None:
+    backward = lower_vectors_backward(built_in("selective"))
+    made = {statement.name for stage in backward.backward.steps for statement in statements_of(stage)}
+    assert len(backward.prepared.values) == 2 and not made & {*backward.prepared.values}
 
 
 @pytest.mark.parametrize("name", NAMES)
