@@ -9,7 +9,7 @@ from minrnn_gen.cell.axes import Vectors
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
-from minrnn_gen.cell.stages import StagedProgram, operation_counts, restricted, staged
+from minrnn_gen.cell.stages import PreparedProgram, StagedProgram, operation_counts, prepared, restricted, staged
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class LoweredVectors:
     step: StagedProgram
     equations: str
     vectors: Vectors
+
+    @cached_property
+    def prepared(self) -> PreparedProgram:
+        """The step, and apart from it what is free of states."""
+        return prepared(self.step)
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
@@ -50,7 +55,8 @@ class LoweredVectorsBackward:
 
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
-    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants.
+    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
+    reads what is prepared of `advance`.
     """
 
     name: str
@@ -69,9 +75,15 @@ class LoweredVectorsBackward:
         return restricted(self.whole, {f"state_{name}" for name in self.states})
 
     @cached_property
+    def prepared(self) -> PreparedProgram:
+        """The states after a step, and apart from them what is free of states."""
+        return prepared(self.advance)
+
+    @cached_property
     def backward(self) -> StagedProgram:
         """The gradients of a step."""
-        return restricted(self.whole, {label for label, _ in self.whole.results if label.startswith("gradient_")})
+        labels = {label for label, _ in self.whole.results if label.startswith("gradient_")}
+        return restricted(self.whole, labels, self.prepared.values)
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:

@@ -42,17 +42,22 @@ class StagedProgram:
     wide: frozenset[str]
 
     @property
+    def constant_names(self) -> frozenset[str]:
+        """The names of parameters, and of what is computed of them alone."""
+        computed = {statement.name for stage in self.constants for statement in statements_of(stage)}
+        return frozenset(computed | {name for name in self.inputs if is_constant_input(name)})
+
+    @property
     def held(self) -> tuple[str, ...]:
         """The names of parameters and constants that steps read, in order."""
-        constant = {statement.name for stage in self.constants for statement in (*stage.narrow, *stage.wide, *stage.sums)}
-        constant |= {name for name in self.inputs if is_constant_input(name)}
+        constant = self.constant_names
         read = [name for stage in self.steps for statement in statements_of(stage) for name in names_in(statement.expression)]
         read += [name for _, name in self.results]
         return tuple(name for name in dict.fromkeys(read) if name in constant)
 
 
-def restricted(program: StagedProgram, labels: Collection[str]) -> StagedProgram:
-    """Return what `program` takes to give the results of these labels; its constants are all there."""
+def restricted(program: StagedProgram, labels: Collection[str], given: Collection[str] = ()) -> StagedProgram:
+    """Return what gives the results of these labels, with the values `given` as inputs; `program`'s constants are all there."""
     results = tuple((label, name) for label, name in program.results if label in labels)
     needed = {name for _, name in results}
 
@@ -61,7 +66,7 @@ def restricted(program: StagedProgram, labels: Collection[str]) -> StagedProgram
         kept = [list[Statement]() for _ in range(3)]
         for place, statements in ((2, stage.sums), (1, stage.wide), (0, stage.narrow)):
             for statement in reversed(statements):
-                if statement.name in needed:
+                if statement.name in needed and statement.name not in given:
                     kept[place].insert(0, statement)
                     needed.update(names_in(statement.expression))
         return Stage(*map(tuple, kept))
@@ -69,8 +74,95 @@ def restricted(program: StagedProgram, labels: Collection[str]) -> StagedProgram
     steps = tuple(of_stage(stage) for stage in reversed(program.steps))[::-1]
     while steps and not statements_of(steps[-1]):
         steps = steps[:-1]
-    inputs = tuple(name for name in program.inputs if name in needed)
+    inputs = tuple(name for name in dict.fromkeys((*program.inputs, *given)) if name in needed)
     return replace(program, inputs=inputs, steps=steps, results=results)
+
+
+@dataclass(frozen=True)
+class PreparedProgram:
+    """A program in two parts: `preparation` takes gates and constants alone, and gives the `values` of a channel for `steps`.
+
+    Being free of states, it may run for many steps at once. A gate that `steps` reads is one of the `values`, too.
+    """
+
+    preparation: StagedProgram
+    steps: StagedProgram
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of what is prepared, all without the axis n."""
+        return tuple(name for name, _ in self.preparation.results)
+
+
+def prepared(program: StagedProgram) -> PreparedProgram:
+    """Return `program` with what a channel has once, and what takes gates and constants alone, computed before its steps."""
+    return _Preparation(program).program()
+
+
+class _Preparation:
+    """The statements of a program's steps, in two parts."""
+
+    def __init__(self, program: StagedProgram) -> None:
+        self._program = program
+        constants = {*program.constant_names} - program.wide
+        self._free = constants | {name for name in program.inputs if is_gate(name)}
+        self._is_constant = constants.__contains__
+        self._statements: list[Statement] = []
+        self._parts: dict[Expr, Symbol] = {}
+
+    def program(self) -> PreparedProgram:
+        steps = tuple(
+            Stage(self._rest(stage.narrow), self._rest(stage.wide), self._rest(stage.sums)) for stage in self._program.steps
+        )
+        read = [name for stage in steps for statement in statements_of(stage) for name in names_in(statement.expression)]
+        read += [name for _, name in self._program.results]
+        values = tuple(name for name in dict.fromkeys(read) if name in self._free and not self._is_constant(name))
+        inputs = tuple(name for name in self._program.inputs if not is_gate(name))
+        preparation = replace(
+            self._program,
+            inputs=tuple(name for name in self._program.inputs if name in self._free),
+            steps=(Stage(narrow=tuple(self._statements)),),
+            results=tuple((name, name) for name in values),
+        )
+        return PreparedProgram(preparation, replace(self._program, inputs=(*inputs, *values), steps=steps))
+
+    def _rest(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return the statements that stay, without their parts that do not."""
+        rest = []
+        for statement in statements:
+            if self._free.issuperset(names_in(statement.expression)):
+                self._prepare(statement)
+            else:
+                rest.append(Statement(statement.name, self._without_parts(statement.expression)))
+        return tuple(rest)
+
+    def _prepare(self, statement: Statement) -> None:
+        self._free.add(statement.name)
+        self._statements.append(statement)
+
+    def _without_parts(self, expression: Expr) -> Expr:
+        operands = ex.operation(expression)[1]
+        if not operands:
+            return expression
+        if is_trivial(expression) or not self._free.issuperset(names_in(expression)):
+            return ex.rebuilt(expression, [self._without_parts(operand) for operand in operands])
+        if not names_in(expression):
+            return expression
+        if expression not in self._parts:
+            self._parts[expression] = ex.named(f"prepared_{len(self._parts)}")
+            self._prepare(Statement(self._parts[expression].name, expression))
+        return self._parts[expression]
+
+
+def is_gate(name: str) -> bool:
+    """Whether an input of a program is one of a channel's gates."""
+    return name.startswith("W_")
+
+
+def is_trivial(expression: Expr) -> bool:
+    """Whether it is not worth a name of its own: a sign takes no time, and a condition has no name."""
+    name, operands = ex.operation(expression)
+    return isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
 
 
 def is_constant_input(name: str) -> bool:
@@ -161,13 +253,11 @@ class _Stages:
 
     def _named_if_rarer(self, expression: Expr, changes: bool, is_wide: bool) -> Expr:
         expression = self._in_powers_of_2(expression)
-        name, operands = ex.operation(expression)
+        operands = ex.operation(expression)[1]
         if not operands:
             return expression
         is_rarer = (changes and not self._place_of(expression)[0]) or (is_wide and not self._is_wide(expression))
-        # A sign takes no time, and a condition has no name.
-        is_trivial = isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
-        if not is_rarer or is_trivial or not any(True for _ in ex.symbols_of(expression)):
+        if not is_rarer or is_trivial(expression) or not any(True for _ in ex.symbols_of(expression)):
             return ex.rebuilt(expression, [self._named_if_rarer(operand, changes, is_wide) for operand in operands])
         if expression not in self._hoisted_parts:
             symbol = ex.named(f"hoisted_{len(self._hoisted_parts)}")

@@ -193,6 +193,17 @@ class _VectorsNames:
         places |= {name: f"constant.narrow.at[{place}]" for place, name in enumerate(self.held_narrow)}
         return places | {name: f"constant.wide.at[{place}].at[k]" for place, name in enumerate(self.held_wide)}
 
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """What a step reads of its channel: gates, and what is computed of them alone."""
+        return self.lowered.prepared.values
+
+    @property
+    def prepared_lines(self) -> tuple[str, ...]:
+        """What is computed of a step's gates alone."""
+        results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared))
+        return self._step(self.lowered.prepared.preparation, results)
+
     def _state_place(self, name: str) -> str:
         if name in self.wide_states:
             return f"wide.at[{self.wide_states.index(name)}].at[k]"
@@ -200,8 +211,16 @@ class _VectorsNames:
 
     def _step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
         """Print the steps of `program`, with `results` as (label, place)."""
+        return self._lines(program, results, self._places)
+
+    def _prepared_step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
+        """Print the steps of `program`, which reads what is prepared."""
+        places = {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
+        return self._lines(program, results, self._places | places)
+
+    def _lines(self, program: StagedProgram, results: Iterable[Pair], places: Mapping[str, str]) -> tuple[str, ...]:
         names = dict(program.results)
-        return _Printer(program, self._places).lines(program.steps, ((place, names[label]) for label, place in results))
+        return _Printer(program, places).lines(program.steps, ((place, names[label]) for label, place in results))
 
     def _of_states(self, label: str, member: str) -> tuple[Pair, ...]:
         return tuple((f"{label}_{name}", f"{member}{self._state_place(name)}") for name in self.states)
@@ -215,8 +234,8 @@ class VectorsText(_VectorsNames):
 
     @property
     def step_lines(self) -> tuple[str, ...]:
-        """One step."""
-        return self._step(self.lowered.step, (*self._of_states("state", "state."), ("y", "y")))
+        """The rest of one step."""
+        return self._prepared_step(self.lowered.prepared.steps, (*self._of_states("state", "state."), ("y", "y")))
 
 
 @dataclass(frozen=True)
@@ -228,7 +247,7 @@ class VectorsBackwardText(_VectorsNames):
     @property
     def advance_lines(self) -> tuple[str, ...]:
         """One step, its states alone."""
-        return self._step(self.lowered.advance, self._of_states("state", ""))
+        return self._prepared_step(self.lowered.prepared.steps, self._of_states("state", ""))
 
     @property
     def backward_lines(self) -> tuple[str, ...]:
@@ -239,4 +258,4 @@ class VectorsBackwardText(_VectorsNames):
             *((f"gradient_S_{name}", f"shared.at[{place}].at[k]") for place, name in enumerate(self.shared)),
             *((f"gradient_{label}", place) for label, place in self._parameter_places.items()),
         )
-        return self._step(self.lowered.backward, results)
+        return self._prepared_step(self.lowered.backward, results)

@@ -60,7 +60,8 @@ class CellShape:
     `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,
     `recomputed_values` what it computes again. `proof` says why the cell is of its class, for people; nothing is planned by it.
     Of a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; of the counts, the `wide`
-    ones are for each of n values, and there are `sum_count` sums over them.
+    ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
+    before the steps that read them.
     """
 
     name: str
@@ -83,6 +84,7 @@ class CellShape:
     wide_operation_count: int = 0
     wide_transcendental_count: int = 0
     sum_count: int = 0
+    prepared_count: int = 0
 
 
 @dataclass(frozen=True)
