@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ pytestmark = pytest.mark.skipif(not can_compile(), reason="no C compiler, or no 
 H200_SMS = 132
 SCAN = {"model": "min_gru", "hidden_size": 64, "training": False}
 DENSE = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "training": False}
+# Of which the second has few channels and many steps.
+BY_SIZES = [(4, 16), (1, 65536)]
 # A scan by one block and by a look-back, a dense cell in one block and over a grid, both directions, every layout.
 CASES: tuple[Any, ...] = (
-    pytest.param(SCAN, [(4, 16), (1, 65536)], id="scan"),
+    pytest.param(SCAN, [(4, 16)], id="scan"),
+    pytest.param(SCAN, BY_SIZES, id="look-back", marks=pytest.mark.matrix_full),
     pytest.param(DENSE, [(4, 16)], id="dense"),
     pytest.param(
         {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16", "training": False},
@@ -158,14 +162,26 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
     assert "error 700" in refused[1]
 
 
-def test_every_size_has_a_kernel_of_the_file() -> None:
-    kernel = kernel_of(json.dumps(SCAN))
-    builder = kernel.builder
-    _, code = cuda_export("cell", kernel.interface, builder, (builder.target,), (Sizes(4, 16), Sizes(1, 65536)), True)
-    for dispatch in code.gpus[0].dispatch:
-        assert set(dispatch.kernels) <= set(range(len(code.kernels)))
-        assert set(dispatch.places) <= set(range(len(dispatch.kernels)))
-        assert len(dispatch.places) in {0, len(code.batches), len(code.batches) * len(code.times)}
+def nearest(sizes: tuple[int, ...], size: int) -> int:
+    return min(range(len(sizes)), key=lambda place: abs(math.log(size / sizes[place])))
+
+
+@pytest.mark.matrix_full
+def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
+    kernel, source = exported(tmp_path, SCAN, BY_SIZES)
+    targets = (kernel.builder.target,)
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, tuple(Sizes(*pair) for pair in BY_SIZES), True)
+    plain = code.gpus[0].dispatch[0]
+    assert len(set(plain.places)) == len(plain.kernels) > 1
+    sizes = [(1, 1), (1, 2**20), (1, 2**30), (3, 1000), (5, 17), (7, 100), (4096, 64), (100_000, 3), (2, 60_000), (20, 9000)]
+    calls = []
+    for batch, time in sizes:
+        call = planned_call(kernel.interface, batch, time, is_step=False, lengths=False, resets=False)
+        calls.append(planned_launches(kernel, call, False, 1)[1])
+    places = [nearest(code.batches, batch) * len(code.times) + nearest(code.times, time) for batch, time in sizes]
+    chosen = [code.kernels[plain.kernels[plain.places[place]]].built for place in places]
+    launched = [launch.image for launch in run_calls(tmp_path, source, calls).launches]
+    assert launched == [hash_of(built.cubin or b"") for built in chosen]
 
 
 def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_path: Path) -> None:
