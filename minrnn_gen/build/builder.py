@@ -19,7 +19,7 @@ from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
-from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.config.gpu_profile import GpuProfile, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
@@ -56,6 +56,11 @@ class Target:
     profile: GpuProfile
     profile_bytes: bytes = field(repr=False)
     origin: str
+
+    @classmethod
+    def named(cls, profile: str) -> Target:
+        """Return the GPU of a profile, by name or path; raises BadInput where there is none."""
+        return cls(load_profile(profile), profile_bytes(profile), "spec")
 
 
 @dataclass(frozen=True)

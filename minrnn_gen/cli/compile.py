@@ -52,7 +52,7 @@ def compile(
             "'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
         )
     if sizes:
-        wanted = [_sizes(text) for text in sizes]
+        wanted = [sizes_of(text) for text in sizes]
         with progress_bar("compiling", quiet=as_json) as show:
             kernel.prepare(wanted, lambda done, of: show("compiling", done / of, f"{done} of {of}"))
     built = kernel.built if out is None else _with_gradients(kernel, quiet=as_json)
@@ -65,7 +65,7 @@ def compile(
         _print(kernel, built, files if out else [], seconds)
 
 
-def _sizes(text: str) -> tuple[int, int]:
+def sizes_of(text: str) -> tuple[int, int]:
     """Return the batch and the time of a text such as 16x1024; raises BadInput for anything else."""
     match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text.strip())
     if not match:

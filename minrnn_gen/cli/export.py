@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from minrnn_gen.cli.compile import sizes_of
 from minrnn_gen.cli.request import AsJson, Assignments, SpecPath, read_request
 from minrnn_gen.cli.terminal import print_json, print_note
 
@@ -15,6 +16,7 @@ class Target(StrEnum):
     """What exported kernels run on."""
 
     CPU = "cpu"
+    CUDA = "cuda"
 
 
 def export(
@@ -25,13 +27,28 @@ def export(
         str | None,
         typer.Option("--name", metavar="NAME", help="What names in C begin with; without it the model's.", show_default=False),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME,...", help="Of cuda: the GPUs, profiles by name or path.", show_default=False),
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sizes",
+            metavar="BxT",
+            help="Of cuda: only the kernels of this batch and time; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Leave out what cannot be exported, and say so.")] = False,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a kernel as C sources that need neither Python nor CUDA headers."""
-    kernel = read_request(spec, None, assignments).compile(quiet=as_json)
-    exported = kernel.export(out, target=target.value, name=name, partial=partial)
+    gpus = gpu.split(",") if gpu is not None else []
+    asked = [sizes_of(text) for text in sizes or ()]
+    kernel = read_request(spec, next(iter(gpus), None), assignments).compile(quiet=as_json)
+    exported = kernel.export(out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked)
     if as_json:
         print_json({"files": [str(path) for path in exported.files], "left_out": list(exported.left_out)})
         return

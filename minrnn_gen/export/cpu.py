@@ -41,8 +41,10 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
         "rows_read_least_backward": threads.ROWS_READ_LEAST["backward"],
         "backward_always_packs": not reads_lines,
     }
+    left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
+    is_one_way = len(interface.runs_reversed) == 1
     clip = native.builder.spec.recurrent_gradient_clip
-    return ExportSource(name, "cpu", interface, passes, clip, kept, read, limits)
+    return ExportSource(name, "cpu", interface, passes, clip, kept, read, limits, () if is_one_way else left_out)
 
 
 def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +16,21 @@ from minrnn_gen.build.recipe import recipe_of
 from minrnn_gen.build.store import digest
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.export.cpu import cpu_code, cpu_export
+from minrnn_gen.export.cuda import cuda_export, manifest_of, targets_of
 from minrnn_gen.export.recorded import recorded_cases
-from minrnn_gen.export.source import ExportSource, build_text, check_text, header_text
+from minrnn_gen.export.source import ExportSource, build_text, check_text, cuda_text, demand_whole, header_text
+from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.native import NativeKernels
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", "cuda")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 # Words of C and C++, and what NAME.c calls its own.
 _TAKEN = re.compile(
     r"auto|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|friend|goto|if|inline"
     r"|int|long|namespace|new|operator|private|protected|public|register|restrict|return|short|signed|sizeof|static|struct"
     r"|switch|template|this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|while|main"
-    r"|backward|forward|threads|project|accumulate|take|refuse|said|checked|real|storage|room"
+    r"|backward|driver|forward|gpus|images|kernels|launch|load|memory|batches|times|threads|project|accumulate|take|refuse|said|checked|real|storage|room"
 )
 
 
@@ -46,29 +48,40 @@ def export(
     target: str,
     name: str | None = None,
     partial: bool = False,
+    gpus: Sequence[str] = (),
+    sizes: Iterable[Sequence[int]] = (),
 ) -> Exported:
     """Write NAME.h, NAME.c, NAME.json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
 
-    With `partial` what can be is, and the rest is said.
+    With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, and `sizes` pairs (batch, time)
+    whose kernels alone are compiled; both of the target cuda.
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
     chosen = _checked_name(name, builder.cell_source.name)
-    native = NativeKernels(executor.interface, builder)
-    source = cpu_export(chosen, native, builder.spec.training)
-    left_out = _left_out(source)
-    if left_out and not partial:
-        raise BadInput(f"export: {left_out[0]}; export the rest with partial")
     recipe = recipe_of(builder.spec, builder.cell_source)
+    asked = sizes_from(sizes)
+    if target == "cpu":
+        if gpus or asked:
+            raise BadInput(
+                "export: gpus or sizes are given, but code for the cpu serves all sizes; leave them out, or export for cuda"
+            )
+        native = NativeKernels(executor.interface, builder)
+        source, kernels = cpu_export(chosen, native, builder.spec.training), dict[str, Any]()
+        demand_whole(source.left_out, partial)
+        code = cpu_code(source, _header(source, recipe, builder), native)
+    else:
+        source, compiled = cuda_export(chosen, executor.interface, builder, targets_of(builder, gpus), asked, partial)
+        code, kernels = cuda_text(source, _header(source, recipe, builder), compiled), manifest_of(compiled)
     header = _header(source, recipe, builder)
     files: dict[str, str] = {
         f"{chosen}.h": header_text(source, header),
-        f"{chosen}.c": cpu_code(source, header, native),
+        f"{chosen}.c": code,
         "check.c": check_text(source, header, recorded_cases(source, executor)),
         "CMakeLists.txt": build_text(source, header),
     }
-    files[f"{chosen}.json"] = json.dumps(_manifest(source, recipe, files, left_out), indent=2, sort_keys=True) + "\n"
-    return Exported(_written(Path(folder), files), left_out)
+    files[f"{chosen}.json"] = json.dumps(_manifest(source, recipe, files) | kernels, indent=2, sort_keys=True) + "\n"
+    return Exported(_written(Path(folder), files), source.left_out)
 
 
 def _checked_name(name: str | None, model: str) -> str:
@@ -82,11 +95,6 @@ def _checked_name(name: str | None, model: str) -> str:
     return name
 
 
-def _left_out(source: ExportSource) -> tuple[str, ...]:
-    """Return what a spec has and its export has not, in a sentence each."""
-    return () if source.has_step else ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
-
-
 def _header(source: ExportSource, recipe: str, builder: Builder) -> tuple[str, ...]:
     interface = source.interface
     return (
@@ -96,14 +104,14 @@ def _header(source: ExportSource, recipe: str, builder: Builder) -> tuple[str, .
     )
 
 
-def _manifest(source: ExportSource, recipe: str, files: Mapping[str, str], left_out: tuple[str, ...]) -> dict[str, Any]:
+def _manifest(source: ExportSource, recipe: str, files: Mapping[str, str]) -> dict[str, Any]:
     return {
         "generator": f"minrnn-gen {__version__}",
         "name": source.name,
         "target": source.target,
         "spec": recipe,
         "passes": [*source.passes, *(["step"] if source.has_step else [])],
-        "left_out": list(left_out),
+        "left_out": list(source.left_out),
         "arrays": {array.name: array.comment for array in source.arrays},
         "files": {name: {"bytes": len(text.encode()), "digest": digest(text)} for name, text in files.items()},
     }

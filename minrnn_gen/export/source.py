@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -12,6 +12,7 @@ from minrnn_gen.codegen.c_names import with_prefix
 from minrnn_gen.codegen.cpu_source import CpuPlan, cpu_source, pool_source
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
+from minrnn_gen.errors import BadInput
 
 Target = Literal["cpu", "cuda"]
 _AXES = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel", "i": "channel"}
@@ -47,6 +48,7 @@ class ExportArray(NamedTuple):
 class ExportSource:
     """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
 
+    `left_out` is what the spec has and the export has not, in a sentence each.
     `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
     which a call is shared between threads.
     """
@@ -59,6 +61,8 @@ class ExportSource:
     kept_states: tuple[str, ...] = ()
     backward_states: tuple[str, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    has_step_kernel: bool = True
 
     @property
     def macro(self) -> str:
@@ -83,7 +87,12 @@ class ExportSource:
     @property
     def has_step(self) -> bool:
         """Whether single steps are: of one direction."""
-        return self.runs == 1
+        return self.runs == 1 and self.has_step_kernel
+
+    @property
+    def is_dispatched(self) -> bool:
+        """Whether a call chooses among compiled kernels, of which there is none for what the interface leaves out."""
+        return self.target == "cuda"
 
     @property
     def storage_type(self) -> str:
@@ -165,6 +174,7 @@ class ExportSource:
         two = "2, " if interface.directions else ""
         x, y = self.shape(self.axes("x")), self.shape(self.axes("y"))
         state, vector = f"[{two}B, H]", f"[{two}H]"
+        resets = "1" if self.is_dispatched else "not 0"
         arrays = [
             ExportArray("x", "storage", x),
             ExportArray("x_strides", "", "of x", is_strides=True),
@@ -179,21 +189,22 @@ class ExportSource:
         arrays += [ExportArray(f"parameter_{name}", "real", vector) for name in interface.parameters]
         arrays += [ExportArray(f"initial_{name}", "real", f"{state}, or null: zeros") for name in interface.states]
         arrays += [
-            ExportArray("resets", "uint8_t", "[B, T], not 0: states are 0 before that step; or null"),
+            ExportArray("resets", "uint8_t", f"[B, T], {resets}: states are 0 before that step; or null"),
             ExportArray("resets_strides", "", "of resets: batch and time", is_strides=True),
             ExportArray("lengths", "int64_t", "[B], or null: all have T steps"),
         ]
-        packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"
-        arrays.append(ExportArray("cu_seqlens", "int64_t", packed if interface.layout == "BTD" else "null: needs layout BTD"))
+        if not self.is_dispatched:
+            arrays.append(self._cu_seqlens())
         arrays += [
             ExportArray("y", "storage", f"{y}, written by a forward", is_input=False),
-            ExportArray("y_strides", "", "of y, dy and states", is_strides=True),
+            ExportArray("y_strides", "", "of y" if self.is_dispatched else "of y, dy and states", is_strides=True),
             *(ExportArray(f"final_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states),
-            *(
+        ]
+        if not self.is_dispatched:
+            arrays += [
                 ExportArray(f"states_{name}", "real", "after every step, as y; or null", is_input=False)
                 for name in interface.states
-            ),
-        ]
+            ]
         if not self.has_backward:
             return arrays
         saved = f"written by a forward for its backward, {self.name}_saved_bytes; null: no backward comes"
@@ -212,6 +223,21 @@ class ExportSource:
         arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
         arrays += [ExportArray(f"dinitial_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states]
         return arrays
+
+    def _cu_seqlens(self) -> ExportArray:
+        packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"
+        return ExportArray("cu_seqlens", "int64_t", packed if self.interface.layout == "BTD" else "null: needs layout BTD")
+
+
+def demand_whole(left_out: Sequence[str], partial: bool) -> None:
+    """Raise BadInput where something is left out, unless that was asked for."""
+    if left_out and not partial:
+        raise BadInput(f"export: {left_out[0]}; export the rest with partial")
+
+
+def cuda_text(source: ExportSource, header: tuple[str, ...], code: object) -> str:
+    """Render NAME.c for GPUs: the cubins, how a call chooses one, and the functions of NAME.h."""
+    return _rendered("cuda.c.j2", header, plan=source, code=code)
 
 
 def header_text(source: ExportSource, header: tuple[str, ...]) -> str:
