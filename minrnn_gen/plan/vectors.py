@@ -13,7 +13,7 @@ from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
-REGISTERS_FIXED = {"forward": 48, "backward": 64, "step": 28}
+REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 # Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
