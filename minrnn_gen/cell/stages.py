@@ -56,8 +56,8 @@ class StagedProgram:
         return tuple(name for name in dict.fromkeys(read) if name in constant)
 
 
-def restricted(program: StagedProgram, labels: Collection[str], given: Collection[str] = ()) -> StagedProgram:
-    """Return what gives the results of these labels, with the values `given` as inputs; `program`'s constants are all there."""
+def restricted(program: StagedProgram, labels: Collection[str], prepared: Collection[str] = ()) -> StagedProgram:
+    """Return what gives the results of these labels, with `prepared` values as inputs; `program`'s constants are all there."""
     results = tuple((label, name) for label, name in program.results if label in labels)
     needed = {name for _, name in results}
 
@@ -66,7 +66,7 @@ def restricted(program: StagedProgram, labels: Collection[str], given: Collectio
         kept = [list[Statement]() for _ in range(3)]
         for place, statements in ((2, stage.sums), (1, stage.wide), (0, stage.narrow)):
             for statement in reversed(statements):
-                if statement.name in needed and statement.name not in given:
+                if statement.name in needed and statement.name not in prepared:
                     kept[place].insert(0, statement)
                     needed.update(names_in(statement.expression))
         return Stage(*map(tuple, kept))
@@ -74,7 +74,7 @@ def restricted(program: StagedProgram, labels: Collection[str], given: Collectio
     steps = tuple(of_stage(stage) for stage in reversed(program.steps))[::-1]
     while steps and not statements_of(steps[-1]):
         steps = steps[:-1]
-    inputs = tuple(name for name in dict.fromkeys((*program.inputs, *given)) if name in needed)
+    inputs = tuple(name for name in dict.fromkeys((*program.inputs, *prepared)) if name in needed)
     return replace(program, inputs=inputs, steps=steps, results=results)
 
 

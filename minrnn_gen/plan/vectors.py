@@ -13,7 +13,7 @@ from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
-REGISTERS_FIXED = {"forward": 48, "backward": 64, "step": 28}
+REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 # Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
@@ -27,7 +27,7 @@ INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
 # Per step: its loop, and per value moved through shared memory its address and access.
 INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
 # Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
-INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 75.0, 12.0, 20.0
+INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 75.0, 12.0, 12.0
 # At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on.
 CYCLES_PER_TILE = 300.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
@@ -144,7 +144,8 @@ class Block:
         if problem.kernel_pass != "step":
             storage = max(1, precision.storage_bytes // REGISTER_BYTES)
             tile = len(cell.gates) * -(-self.tile_steps // self.lanes) * storage
-            inputs = len(cell.shared) * -(-self.tile_steps * self.lanes * self.values // self.threads)
+            of_step = 1 << (self.lanes * self.values - 1).bit_length()
+            inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
             under_way = tile + inputs
             # Of the other steps at once, what they read.
             is_forward = problem.kernel_pass == "forward"
