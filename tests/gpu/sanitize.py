@@ -55,7 +55,7 @@ DENSE = (
 MANY = {("lstm", 256): 64}
 # Of many sequences: (cell, precision, head_dim, layout, batch); by warpgroups, forward and backward, the last in an older way.
 LARGE = (
-    ("lstm", "bf16", 512, "TBD", 256),
+    ("lstm", "bf16", 512, "TBD", 128),
     ("lstm", "bf16", 320, "BTD", 512),
     ("slstm", "fp16", 512, "BTD", 128),
 )
