@@ -24,6 +24,7 @@ RECORDS = {
     "layers_h200": "layers",
     "layer_sizes_h200": "layers",
     "calls_h200": "calls",
+    "jax_h200": "jax",
 }
 
 
