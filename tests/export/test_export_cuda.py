@@ -23,6 +23,7 @@ from support.exported_launches import (
     planned_launches,
     run_calls,
 )
+from support.exported_runs import emulated_kernels
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
@@ -31,6 +32,7 @@ from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.recorded import BATCH, TIME
 from minrnn_gen.export.source import ExportSource
+from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import Sizes
 
 
@@ -60,15 +62,16 @@ def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tupl
 
 # A scan by one block and by a look-back, a dense cell in one block, in clusters and over a grid, both directions, every layout.
 CASES: tuple[Any, ...] = (
-    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), whole=False),
+    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("states",), whole=False),
     case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
+    case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
     case("dense", DENSE, (4, 16), without=WITHOUT, whole=False),
     case(
         "both-directions",
         {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"},
         (3, 8),
-        without=("cu_seqlens", "states"),
+        without=("resets", "cu_seqlens"),
         whole=False,
     ),
     case("both-look-back", {"model": "min_gru", "hidden_size": 32, "direction": "bidirectional"}, *BY_SIZES),
@@ -225,9 +228,9 @@ def nearest(sizes: tuple[int, ...], size: int) -> int:
 
 @pytest.mark.matrix_full
 def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
-    kernel, source = exported(tmp_path, SCAN, BY_SIZES)
-    targets = (kernel.builder.target,)
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, tuple(Sizes(*pair) for pair in BY_SIZES), True)
+    kernel, source = exported(tmp_path, SCAN, BY_SIZES, without=WITHOUT)
+    asked, targets = tuple(Sizes(*pair) for pair in BY_SIZES), (kernel.builder.target,)
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, asked, True, WITHOUT)
     plain = code.gpus[0].dispatch[0]
     assert len(set(plain.places)) == len(plain.kernels) > 1
     sizes = [(1, 1), (1, 2**20), (1, 2**30), (3, 1000), (5, 17), (7, 100), (4096, 64), (100_000, 3), (2, 60_000), (20, 9000)]
@@ -275,6 +278,28 @@ def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
     ran = check(tmp_path, "cell", *WARNINGS, LD_LIBRARY_PATH=cublas_folders())
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout
+
+
+@pytest.mark.matrix_full
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str) -> None:
+    """The program that checks results on a GPU, on a driver and a cuBLAS that compute on the host."""
+    kernel, source = exported(tmp_path, ON_A_GPU[name], [(BATCH, TIME)], "h200")
+    targets = targets_of(kernel.builder, ["h200"])
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, (Sizes(BATCH, TIME),), True)
+    libraries = fake_library(tmp_path)
+    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
+    ran = check(
+        tmp_path,
+        "cell",
+        LD_LIBRARY_PATH=str(libraries),
+        FAKE_DRIVER_LOG=str(tmp_path / "log"),
+        FAKE_DRIVER_KERNELS=str(emulated_kernels(tmp_path, kernel, code)),
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "as recorded" in ran.stdout
+    assert source.multiplies is ("product" in (tmp_path / "log").read_text())
 
 
 def test_without_cublas_what_multiplies_is_refused(tmp_path: Path) -> None:

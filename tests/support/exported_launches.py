@@ -20,7 +20,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call, IncomingGradient
-from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
+from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.export.source import ExportSource
@@ -142,7 +142,7 @@ def fake_library(folder: Path, source: str = "fake_driver.c", name: str = "libcu
     to = folder / "libraries"
     to.mkdir(exist_ok=True)
     options = ("-std=c99", *WARNINGS, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{name}")
-    built = run_in(to, c_compiler().program, *options, str(FOLDER / source), "-o", name)
+    built = run_in(to, c_compiler().program, *options, str(FOLDER / source), "-o", name, "-lm", "-ldl")
     assert built.returncode == 0, built.stderr
     return to
 
@@ -289,7 +289,6 @@ class PlannedRun:
         address = FIRST_SCRATCH + len(self.scratch) * NEXT_ARRAY
         array = array_at(address, shape, dtype)
         self.scratch[address] = math.prod(shape) * array.itemsize
-        assert self.scratch[address] < NEXT_ARRAY
         if fill is not None and self.scratch[address]:
             self.seen.append(SeenFill(address, fill, self.scratch[address]))
         return array
@@ -375,6 +374,7 @@ class Matching:
 
     def check_apart(self, rooms: Sequence[tuple[int, int]]) -> None:
         """Demand that pieces do not overlap, and lie in one of `rooms`, each an address and a size in bytes."""
+        assert max(self._scratch.values(), default=0) < NEXT_ARRAY
         pieces = sorted((address, self._scratch[base]) for base, address in self.bases.items() if self._scratch[base])
         for (address, size_bytes), (behind, _) in pairwise(pieces):
             assert address + size_bytes <= behind
@@ -408,7 +408,6 @@ class Arrays:
     def new(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return the next one."""
         self._free += NEXT_ARRAY
-        assert math.prod(shape) * DTYPE_BYTES[dtype] < NEXT_ARRAY
         return array_at(self._free, shape, dtype)
 
 
