@@ -254,6 +254,25 @@ def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_pat
     assert "is expected" in ran.stderr
 
 
+def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path) -> None:
+    exported(tmp_path, {**SCAN, "input_size": 8}, [(4, 16)], without=WITHOUT)
+    libraries = fake_library(tmp_path)
+    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
+    options = ("-std=c99", "-O1", *WARNINGS, f"-I{tmp_path}", "-ldl", "-pthread", "-o", "threads")
+    program = Path(__file__).parents[1] / "support" / "exported_threads.c"
+    assert run_in(tmp_path, c_compiler().program, str(program), "cell.c", *options).stderr == ""
+    log = tmp_path / "log"
+    ran = run_in(tmp_path, str(tmp_path / "threads"), LD_LIBRARY_PATH=str(libraries), FAKE_DRIVER_LOG=str(log))
+    assert (ran.returncode, ran.stdout) == (0, "")
+    products = [line.split()[1:] for line in log.read_text().splitlines() if line.startswith("product")]
+    threads = range(1, 17)
+    assert sorted({int(stream) for stream, *_ in products}) == list(threads)
+    assert len(products) == 40 * len(threads)
+    for stream, workspace, _, mode, *arguments in products:  # stream, workspace, weight and x are of one thread
+        assert int(mode) == 16
+        assert (int(workspace) >> 44, int(arguments[6]) >> 40, int(arguments[10]) >> 32) == (int(stream),) * 3
+
+
 # On a GPU: every kind of pass, of product and of type in which something is kept.
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 64},

@@ -1,6 +1,7 @@
 // A cuBLAS without a GPU: it writes down what it is asked for, a line each, into the file FAKE_DRIVER_LOG.
 // With FAKE_DRIVER_KERNELS it multiplies, too.
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +49,7 @@ int cublasSetStream_v2(struct Handle *handle, void *stream)
 
 int cublasSetWorkspace_v2(struct Handle *handle, void *workspace, size_t bytes)
 {
+    sched_yield(); // so that another thread, if it has the same handle, comes between
     handle->workspace = workspace;
     handle->workspace_bytes = bytes;
     return 0;
