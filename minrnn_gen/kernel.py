@@ -142,18 +142,20 @@ class Kernel:
         partial: bool = False,
         gpus: Sequence[str] = (),
         sizes: Iterable[Sequence[int]] = (),
+        without: Sequence[str] = (),
     ) -> Exported:
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
 
         In `folder`: NAME.h and NAME.c, the interface and the code; check.c, which repeats recorded calls; CMakeLists.txt; and
         NAME.json, what it was made of. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to
         compile for, profiles by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the
-        kernels that calls of these sizes run are compiled. Raises BadInput where a part of the spec cannot be exported; with
-        `partial` the rest is written, and the result's `left_out` says what is missing.
+        kernels that calls of these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states"
+        (those after every step) have none, and no kernels are compiled for them. Raises BadInput where a part of the spec
+        cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is missing.
         """
         from minrnn_gen.export.folder import export
 
-        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes)
+        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without)
 
     def __repr__(self) -> str:
         spec = self.spec

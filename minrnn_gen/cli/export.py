@@ -40,15 +40,25 @@ def export(
             show_default=False,
         ),
     ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="NAME,...",
+            help="Of cuda: what no call has, and so no kernels for it: resets, cu_seqlens, states.",
+            show_default=False,
+        ),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Leave out what cannot be exported, and say so.")] = False,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a kernel as C sources that need neither Python nor CUDA headers."""
     gpus = gpu.split(",") if gpu is not None else []
+    absent = without.split(",") if without is not None else []
     asked = [sizes_of(text) for text in sizes or ()]
     kernel = read_request(spec, next(iter(gpus), None), assignments).compile(quiet=as_json)
-    exported = kernel.export(out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked)
+    exported = kernel.export(out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked, without=absent)
     if as_json:
         print_json({"files": [str(path) for path in exported.files], "left_out": list(exported.left_out)})
         return

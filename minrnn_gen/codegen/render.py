@@ -55,3 +55,25 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
         .get_template(f"microbenchmarks/{ruler.entry}.cu.j2")
         .render(plan=ruler, cell=None, header=(), signature=())
     )
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the template of gradients outside the recurrence reads: an architecture, and the types of arrays.
+
+    Sums are added up by blocks of `rows` warps, each for `lanes` channels.
+    """
+
+    arch: str
+    storage_dtype: str
+    arithmetic_dtype: str
+    has_bf16_convert: bool
+    entry: str = "gradients"
+    shared_bytes: int = 0
+    lanes: int = 32
+    rows: int = 16
+
+
+def render_gradients(plan: Gradients) -> str:
+    """Render the kernels that an exported backward has besides."""
+    return environment().get_template("export/cuda_gradients.cu.j2").render(plan=plan)

@@ -16,7 +16,8 @@ from minrnn_gen.build.recipe import recipe_of
 from minrnn_gen.build.store import digest
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.export.cpu import cpu_code, cpu_export
-from minrnn_gen.export.cuda import cuda_export, manifest_of, targets_of
+from minrnn_gen.export.cuda import cuda_export, targets_of
+from minrnn_gen.export.cuda_code import manifest_of
 from minrnn_gen.export.recorded import recorded_cases
 from minrnn_gen.export.source import ExportSource, build_text, check_text, cuda_text, demand_whole, header_text
 from minrnn_gen.run.ahead import sizes_from
@@ -30,7 +31,8 @@ _TAKEN = re.compile(
     r"auto|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|friend|goto|if|inline"
     r"|int|long|namespace|new|operator|private|protected|public|register|restrict|return|short|signed|sizeof|static|struct"
     r"|switch|template|this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|while|main"
-    r"|backward|driver|forward|gpus|images|kernels|launch|load|memory|batches|times|threads|project|accumulate|take|refuse|said|checked|real|storage|room"
+    r"|aligned|backward|cublas|driver|forward|gpus|images|kernels|launch|load|memory|multiply|nearest|store|batches|times|threads|project"
+    r"|accumulate|take|enter|refuse|said|checked|real|storage|room"
 )
 
 
@@ -50,11 +52,12 @@ def export(
     partial: bool = False,
     gpus: Sequence[str] = (),
     sizes: Iterable[Sequence[int]] = (),
+    without: Sequence[str] = (),
 ) -> Exported:
     """Write NAME.h, NAME.c, NAME.json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
 
-    With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, and `sizes` pairs (batch, time)
-    whose kernels alone are compiled; both of the target cuda.
+    With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, `sizes` pairs (batch, time) whose
+    kernels alone are compiled, and `without` what no call has; all three of the target cuda.
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
@@ -62,16 +65,18 @@ def export(
     recipe = recipe_of(builder.spec, builder.cell_source)
     asked = sizes_from(sizes)
     if target == "cpu":
-        if gpus or asked:
+        if gpus or asked or without:
             raise BadInput(
-                "export: gpus or sizes are given, but code for the cpu serves all sizes; leave them out, or export for cuda"
+                "export: gpus, sizes or without are given, but code for the cpu serves all calls; "
+                "leave them out, or export for cuda"
             )
         native = NativeKernels(executor.interface, builder)
         source, kernels = cpu_export(chosen, native, builder.spec.training), dict[str, Any]()
         demand_whole(source.left_out, partial)
         code = cpu_code(source, _header(source, recipe, builder), native)
     else:
-        source, compiled = cuda_export(chosen, executor.interface, builder, targets_of(builder, gpus), asked, partial)
+        targets = targets_of(builder, gpus)
+        source, compiled = cuda_export(chosen, executor.interface, builder, targets, asked, partial, without)
         code, kernels = cuda_text(source, _header(source, recipe, builder), compiled), manifest_of(compiled)
     header = _header(source, recipe, builder)
     files: dict[str, str] = {

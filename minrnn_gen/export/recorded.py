@@ -10,7 +10,7 @@ import numpy
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.results import ForwardResult
 from minrnn_gen.export.source import ExportSource
 from minrnn_gen.run.executor import Executor
 
@@ -19,6 +19,8 @@ Values = numpy.typing.NDArray[Any]
 SAMPLES_MOST = 48
 BATCH, TIME = 3, 6
 LENGTHS = (6, 0, 2)
+# The first steps of as many sequences, one behind the other, and where the last one ends.
+CU_SEQLENS = (0, 4, 4, 6)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,17 @@ class Case:
     passes: tuple[str, ...]
     inputs: tuple[InputArray, ...]
     results: tuple[ResultArray, ...]
-    lengths: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many steps the sequences have, where they differ."""
+        return self.boundaries if self.name == "lengths" else ()
+
+    @property
+    def cu_seqlens(self) -> tuple[int, ...]:
+        """Where sequences begin that lie behind each other."""
+        return self.boundaries if self.name == "packed" else ()
 
     @property
     def saves(self) -> bool:
@@ -75,7 +87,8 @@ def values_of(array: int, count: int, scale: float) -> Values:
 def recorded_cases(source: ExportSource, executor: Executor) -> tuple[Case, ...]:
     """Run the calls that check.c repeats, on host arrays, and return them with their results."""
     passes = tuple(name for name in source.passes if name != "step")
-    cases = [_Recorder(source, executor, "sequences", passes).case(), _Recorder(source, executor, "lengths", passes).case()]
+    names = ["sequences", "lengths", *(["states"] if source.has_states else []), *(["packed"] if source.has_cu_seqlens else [])]
+    cases = [_Recorder(source, executor, name, passes).case() for name in names]
     if source.has_step:
         cases.append(_Recorder(source, executor, "step", ("step",)).case())
     return tuple(cases)
@@ -87,37 +100,47 @@ class _Recorder:
     def __init__(self, source: ExportSource, executor: Executor, name: str, passes: tuple[str, ...]) -> None:
         self._source, self._executor, self._name, self._passes = source, executor, name, passes
         self._inputs: list[InputArray] = []
+        self._sizes = (1, CU_SEQLENS[-1]) if name == "packed" else (BATCH, TIME)
+        self._all_states = name == "states"
 
     def case(self) -> Case:
         """Run the call."""
         source, interface = self._source, self._source.interface
-        is_step, lengths = "step" in self._passes, LENGTHS if self._name == "lengths" else ()
+        is_step, boundaries = "step" in self._passes, {"lengths": LENGTHS, "packed": CU_SEQLENS}.get(self._name, ())
         arguments = self._arguments(is_step)
-        if lengths:
-            arguments = arguments._replace(lengths=numpy.array(lengths, numpy.int64))
+        of_sequences = numpy.array(boundaries, numpy.int64)
+        if self._name == "lengths":
+            arguments = arguments._replace(lengths=of_sequences)
+        elif self._name == "packed":
+            arguments = arguments._replace(cu_seqlens=of_sequences)
         if is_step:
             result = self._executor.step(arguments)
             results = {"y": result.y, **_named("final", interface.states, result.final)}
         elif "backward" in self._passes:
-            forward, saved = self._executor.forward(arguments, all_states=False, saves=True)
-            results = {"y": forward.y, **_named("final", interface.states, forward.final)}
-            dy = self._input("dy", "storage", interface.y_shape(BATCH, TIME), 1.0)
+            forward, saved = self._executor.forward(arguments, all_states=self._all_states, saves=True)
+            results = self._results(forward)
+            dy = self._input("dy", "storage", interface.y_shape(*self._sizes), 1.0)
             dfinal = {
                 name: self._input(f"dfinal_{name}", "real", interface.state_shape(BATCH), 1.0) for name in interface.states
             }
             results |= _gradients(source, self._executor.backward(saved, dy, dfinal))
         else:
-            forward, _ = self._executor.forward(arguments, all_states=False, saves=False)
-            results = {"y": forward.y, **_named("final", interface.states, forward.final)}
+            forward, _ = self._executor.forward(arguments, all_states=self._all_states, saves=False)
+            results = self._results(forward)
         kinds = {array.name: array.kind for array in source.arrays}
-        written = tuple(_result(interface, name, kinds[name], values) for name, values in results.items())
+        written = tuple(_result(source, name, kinds[name], values) for name, values in results.items())
         time = 1 if is_step else TIME
-        return Case(self._name, BATCH, time, self._passes, tuple(self._inputs), written, lengths)
+        return Case(self._name, BATCH, time, self._passes, tuple(self._inputs), written, boundaries)
+
+    def _results(self, forward: ForwardResult) -> dict[str, Any]:
+        states = self._source.interface.states
+        after_steps = _named("states", states, forward.states) if self._all_states else {}
+        return {"y": forward.y, **_named("final", states, forward.final), **after_steps}
 
     def _arguments(self, is_step: bool) -> CallArguments:
         interface = self._source.interface
         axes = interface.x_axes.replace("t", "") if is_step else interface.x_axes
-        x = self._input("x", "storage", interface.shape(axes, BATCH, TIME), 4.0)
+        x = self._input("x", "storage", interface.shape(axes, *self._sizes), 4.0)
         weight = R = recurrent_bias = None
         if interface.input_size:
             weight = self._input(
@@ -164,17 +187,19 @@ def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any
     return named | {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
 
 
-def _result(interface: Interface, name: str, kind: str, values: Any) -> ResultArray:
+def _result(source: ExportSource, name: str, kind: str, values: Any) -> ResultArray:
     """Return what is recorded of a result.
 
     Other machines add in another order, and round functions otherwise: each of the sums over inputs, units and steps that lead
-    to an element adds the roundoff of its terms, taken as independent; what is stored is rounded once more.
+    to an element adds the roundoff of its terms, taken as independent; what is stored is rounded once more, and what a GPU
+    multiplies.
     """
-    flat, precision = numpy.asarray(values).astype(numpy.float64).reshape(-1), interface.precision
+    interface, precision = source.interface, source.interface.precision
+    flat = numpy.asarray(values).astype(numpy.float64).reshape(-1)
     samples = min(SAMPLES_MOST, flat.size)
     picked = flat[:: flat.size // samples][:samples] if samples else flat
     terms = max(interface.head_dim if interface.recurrent_gates else 1, interface.input_size or 1, len(interface.gates))
     sums = 64 * math.sqrt(terms * TIME * BATCH) * precision.arithmetic_roundoff
-    stored = 4 * precision.storage_roundoff
+    stored = 4 * (precision.storage_roundoff if source.target == "cpu" else precision.operand_roundoff)
     tolerance = (sums + stored) * max(1.0, float(numpy.abs(flat).max(initial=0.0)))
     return ResultArray(name, kind, flat.size, tuple(repr(float(value)) for value in picked), tolerance)

@@ -48,7 +48,7 @@ class ExportArray(NamedTuple):
 class ExportSource:
     """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
 
-    `left_out` is what the spec has and the export has not, in a sentence each.
+    `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
     `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
     which a call is shared between threads.
     """
@@ -63,6 +63,7 @@ class ExportSource:
     limits: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     has_step_kernel: bool = True
+    absent: tuple[str, ...] = ()
 
     @property
     def macro(self) -> str:
@@ -83,6 +84,21 @@ class ExportSource:
     def accumulates(self) -> bool:
         """Whether a backward multiplies outside of the recurrence."""
         return self.has_backward and bool(self.interface.input_size or self.interface.recurrent_gates)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether anything is multiplied outside of the recurrence, in either direction of time."""
+        return bool(self.interface.input_size) or self.accumulates
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a call may have the states after every step."""
+        return "states" not in self.absent
+
+    @property
+    def has_cu_seqlens(self) -> bool:
+        """Whether sequences may be packed."""
+        return self.interface.layout == "BTD" and "cu_seqlens" not in self.absent
 
     @property
     def has_step(self) -> bool:
@@ -145,7 +161,9 @@ class ExportSource:
         return (*sums, *((f"dparameter_{name}", "real", place, 1) for place, name in parameters))
 
     def axes(self, array: str) -> str:
-        """Return the axes of x or y in the layout."""
+        """Return the axes of x, of pre-activations or of y in the layout."""
+        if array == "preactivations":
+            return self.interface.preactivation_axes
         return self.interface.x_axes if array == "x" else Y_AXES[self.interface.layout]
 
     def contiguous(self, array: str) -> list[tuple[str, str]]:
@@ -192,19 +210,16 @@ class ExportSource:
             ExportArray("resets", "uint8_t", f"[B, T], {resets}: states are 0 before that step; or null"),
             ExportArray("resets_strides", "", "of resets: batch and time", is_strides=True),
             ExportArray("lengths", "int64_t", "[B], or null: all have T steps"),
-        ]
-        if not self.is_dispatched:
-            arrays.append(self._cu_seqlens())
-        arrays += [
+            self._cu_seqlens(),
             ExportArray("y", "storage", f"{y}, written by a forward", is_input=False),
-            ExportArray("y_strides", "", "of y" if self.is_dispatched else "of y, dy and states", is_strides=True),
+            ExportArray("y_strides", "", "of y, dy and states", is_strides=True),
             *(ExportArray(f"final_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states),
         ]
-        if not self.is_dispatched:
-            arrays += [
-                ExportArray(f"states_{name}", "real", "after every step, as y; or null", is_input=False)
-                for name in interface.states
-            ]
+        arrays += [
+            ExportArray(f"states_{name}", "real", "after every step, as y; or null", is_input=False)
+            for name in interface.states
+        ]
+        arrays = [array for array in arrays if not self._is_absent(array.name.removesuffix("_strides"))]
         if not self.has_backward:
             return arrays
         saved = f"written by a forward for its backward, {self.name}_saved_bytes; null: no backward comes"
@@ -223,6 +238,9 @@ class ExportSource:
         arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
         arrays += [ExportArray(f"dinitial_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states]
         return arrays
+
+    def _is_absent(self, array: str) -> bool:
+        return array in self.absent or (array.startswith("states_") and "states" in self.absent)
 
     def _cu_seqlens(self) -> ExportArray:
         packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"

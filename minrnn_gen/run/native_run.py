@@ -24,9 +24,9 @@ from minrnn_gen.run.native import NativeKernels, ProductGradients
 from minrnn_gen.run.saved import Forward, owner_of
 from minrnn_gen.run.threads import IS_PACKED
 
-# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, beside a weight as large: a
-# larger one is read too often for that. In pieces of 2^19, which one core's cache holds, handing over between the two takes a
-# tenth to a quarter of an LSTM's time (64 sequences of 256 steps, 32 and 128 units).
+# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, beside a weight as large:
+# a larger one is read too often for that. In pieces of 2^19, which one core's cache holds, handing over between the two takes
+# a tenth to a quarter of an LSTM's time (64 sequences of 256 steps, 32 and 128 units).
 PIECE_BYTES = 1 << 22
 
 

@@ -9,8 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exported import WARNINGS, check, run_in
-from support.exported_launches import fake_library, hash_of, planned_call, planned_launches, run_calls
+from support.exported import WARNINGS, check, cublas_folders, run_in
+from support.exported_launches import (
+    NEXT_ARRAY,
+    OTHER_KERNELS,
+    Matching,
+    Seen,
+    SeenLaunch,
+    Way,
+    fake_library,
+    hash_of,
+    planned_call,
+    planned_launches,
+    run_calls,
+)
+from support.exported_runs import emulated_kernels
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
@@ -18,6 +31,8 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.recorded import BATCH, TIME
+from minrnn_gen.export.source import ExportSource
+from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import Sizes
 
 
@@ -32,46 +47,71 @@ def can_compile() -> bool:
 pytestmark = pytest.mark.skipif(not can_compile(), reason="no C compiler, or no NVRTC")
 
 H200_SMS = 132
+NO_DEVICE = 2
 SCAN = {"model": "min_gru", "hidden_size": 64, "training": False}
 DENSE = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "training": False}
 # Of which the second has few channels and many steps.
 BY_SIZES = [(4, 16), (1, 65536)]
-# A scan by one block and by a look-back, a dense cell in one block and over a grid, both directions, every layout.
+WITHOUT = ("resets", "cu_seqlens", "states")
+
+
+def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tuple[str, ...] = (), whole: bool = True) -> Any:
+    marks = [pytest.mark.matrix_full] if whole else []
+    return pytest.param(spec, list(sizes), without, id=name, marks=marks)
+
+
+# A scan by one block and by a look-back, a dense cell in one block, in clusters and over a grid, both directions, every layout.
 CASES: tuple[Any, ...] = (
-    pytest.param(SCAN, [(4, 16)], id="scan"),
-    pytest.param(SCAN, BY_SIZES, id="look-back", marks=pytest.mark.matrix_full),
-    pytest.param(DENSE, [(4, 16)], id="dense"),
-    pytest.param(
-        {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16", "training": False},
-        [(3, 8)],
-        id="both-directions",
+    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("states",), whole=False),
+    case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
+    case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
+    case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
+    case("dense", DENSE, (4, 16), without=WITHOUT, whole=False),
+    case(
+        "both-directions",
+        {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"},
+        (3, 8),
+        without=("resets", "cu_seqlens"),
+        whole=False,
     ),
-    pytest.param(
+    case("both-look-back", {"model": "min_gru", "hidden_size": 32, "direction": "bidirectional"}, *BY_SIZES),
+    case(
+        "diagonal",
+        {"model": "ind_rnn", "hidden_size": 40, "layout": "TBD", "direction": "reverse", "precision": "fp64"},
+        (2, 4),
+    ),
+    case("time-last", {**SCAN, "layout": "BDT", "training": True}, (2, 33)),
+    case("dense-whole", DENSE, (4, 16)),
+    case(
+        "dense-gradients",
+        {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
+        (4, 16),
+        without=WITHOUT,
+        whole=False,
+    ),
+    case(
+        "dense-both-directions",
         {
-            "model": "ind_rnn",
-            "hidden_size": 40,
+            "model": "gru",
+            "hidden_size": 64,
+            "direction": "bidirectional",
             "layout": "TBD",
-            "direction": "reverse",
-            "precision": "fp64",
-            "training": False,
+            "recurrent_gradient_clip": 0.5,
+            "fp32_product": "tf32",
         },
-        [(2, 4)],
-        id="diagonal",
-        marks=pytest.mark.matrix_full,
+        (4, 16),
     ),
-    pytest.param({**SCAN, "layout": "BDT"}, [(2, 33)], id="time-last", marks=pytest.mark.matrix_full),
-    pytest.param(
-        {"model": "lstm", "hidden_size": 1024, "precision": "bf16", "training": False},
-        [(2, 1024), (256, 128)],
-        id="grid",
-        marks=pytest.mark.matrix_full,
+    case("dense-fp64", {"model": "slstm", "hidden_size": 32, "precision": "fp64", "input_size": 8}, (4, 16)),
+    case("projection", {"model": "min_gru", "hidden_size": 64, "input_size": 24, "direction": "bidirectional"}, (4, 16)),
+    case("projection-tbd", {"model": "min_lstm", "hidden_size": 64, "input_size": 24, "layout": "TBD"}, (4, 16)),
+    case(
+        "projection-time-last",
+        {"model": "qrnn", "hidden_size": 32, "input_size": 16, "precision": "fp16", "layout": "BDT"},
+        (2, 33),
     ),
-    pytest.param(
-        {"model": "gru", "hidden_size": 512, "precision": "bf16", "training": False},
-        [(4, 1024)],
-        id="clusters",
-        marks=pytest.mark.matrix_full,
-    ),
+    case("grid-gradients", {"model": "lstm", "hidden_size": 1024, "precision": "bf16"}, (2, 1024), without=WITHOUT),
+    case("grid", {"model": "lstm", "hidden_size": 1024, "precision": "bf16", "training": False}, (2, 1024), (256, 128)),
+    case("clusters", {"model": "gru", "hidden_size": 512, "precision": "bf16", "training": False}, (4, 1024)),
 )
 
 
@@ -80,33 +120,52 @@ def kernel_of(spec: str) -> minrnn_gen.Kernel:
     return minrnn_gen.compile(json.loads(spec), gpu="h200")
 
 
-def exported(folder: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], *gpus: str) -> tuple[minrnn_gen.Kernel, Any]:
+def exported(
+    folder: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], *gpus: str, without: tuple[str, ...] = ()
+) -> tuple[minrnn_gen.Kernel, Any]:
     kernel = kernel_of(json.dumps(spec))
-    kernel.export(folder, target="cuda", name="cell", partial=True, gpus=gpus, sizes=sizes)
-    targets = targets_of(kernel.builder, gpus)
-    source, _ = cuda_export("cell", kernel.interface, kernel.builder, targets, tuple(Sizes(*pair) for pair in sizes), True)
+    kernel.export(folder, target="cuda", name="cell", partial=True, gpus=gpus, sizes=sizes, without=without)
+    targets, chosen = targets_of(kernel.builder, gpus), tuple(Sizes(*pair) for pair in sizes)
+    source, _ = cuda_export("cell", kernel.interface, kernel.builder, targets, chosen, True, without)
     return kernel, source
 
 
-@pytest.mark.parametrize(("spec", "sizes"), CASES)
-def test_launches_are_those_of_python(tmp_path: Path, spec: dict[str, Any], sizes: list[tuple[int, int]]) -> None:
-    kernel, source = exported(tmp_path, spec, sizes)
-    planned, calls = [], []
-    for batch, time in sizes:
-        ways = [{}, {"resets": True}, {"lengths": True}, *([{"is_step": True}] if source.has_step else [])]
-        for way in ways:
-            options = {"is_step": False, "lengths": False, "resets": False, **way}
-            call = planned_call(kernel.interface, batch, 1 if options["is_step"] else time, **options)
-            run, passed = planned_launches(kernel, call, options["is_step"], resident=H200_SMS)
-            planned.append(run)
-            calls.append(passed)
-    answers = run_calls(tmp_path, source, calls)
-    assert answers.codes == [(0, "")] * (len(calls) + 1)
-    assert answers.launches == [launch for run in planned for launch in run.launches]
-    # What Python fills, C does: y beyond lengths, and what blocks hand states on through.
-    assert sorted(answers.memsets) == sorted(fill for run in planned for fill in run.fills)
+def ways_of(source: ExportSource) -> list[Way]:
+    """Return the ways in which an exported kernel is called, each thing at least once."""
+    trains, resets, states = source.has_backward, "resets" not in source.absent, "states" not in source.absent
+    ways = [Way(backward=trains), Way(lengths=True, backward=trains)]
+    ways += [Way(resets=True, backward=trains)] if resets else []
+    ways += [Way(states=True, backward=trains), Way(states=True, lengths=True)] if states else []
+    ways += [Way(packed=True, resets=resets, states=states), Way(packed=True, backward=trains)] if source.has_cu_seqlens else []
+    return ways + ([Way(is_step=True)] if source.has_step else [])
+
+
+@pytest.mark.parametrize(("spec", "sizes", "without"), CASES)
+def test_calls_are_those_of_python(
+    tmp_path: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], without: tuple[str, ...]
+) -> None:
+    kernel, source = exported(tmp_path, spec, sizes, without=without)
+    assert source.has_backward is spec.get("training", True)
+    ways = [(batch, time, way) for batch, time in sizes for way in ways_of(source)]
+    planned_calls = []
+    for batch, time, way in ways:
+        call = planned_call(kernel.interface, batch, 1 if way.is_step else time, way)
+        planned_calls.append(planned_launches(kernel, call, way, resident=H200_SMS))
+    answers = run_calls(tmp_path, source, [passed for planned in planned_calls for passed in planned.passed])
+    assert set(answers.codes) == {(0, "")}
+    by_call, sizes_bytes = iter(answers.by_call), iter(answers.sizes[1:])
+    for way, planned in zip(ways, planned_calls, strict=True):
+        matching, seen, rooms = Matching(planned.run.scratch), list[Seen](), list[tuple[int, int]]()
+        for passed, (workspace, saved) in zip(planned.passed, sizes_bytes, strict=False):
+            seen += [one for one in next(by_call) if not (isinstance(one, SeenLaunch) and one.entry in OTHER_KERNELS)]
+            arrays = passed["arrays"]
+            rooms += [(passed["workspace"], workspace), (arrays.get("saved", 0), saved)]
+            rooms += [(arrays[name], NEXT_ARRAY) for name in ("dR", "dweight") if name in arrays]
+        assert len(seen) == len(planned.run.seen), way
+        assert [matching.in_python(*pair) for pair in zip(planned.run.seen, seen, strict=True)] == planned.run.seen, way
+        matching.check_apart(rooms)
     kernels = json.loads((tmp_path / "cell.json").read_text())["kernels"]
-    assert answers.unloaded == len(kernels)
+    assert answers.unloaded == len(kernels) + source.has_backward
     attributes = []
     for built in kernels:  # bytes of shared memory, and clusters that not every GPU takes
         attributes += [(8, built["shared_bytes"])] if built["shared_bytes"] else []
@@ -116,8 +175,9 @@ def test_launches_are_those_of_python(tmp_path: Path, spec: dict[str, Any], size
 
 def test_the_gpu_is_found_by_its_name_then_by_its_capability(tmp_path: Path) -> None:
     names, sizes = ("h100", "h200", "a100"), (4096, 64)
-    kernel, source = exported(tmp_path, SCAN, [sizes], *names)
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets_of(kernel.builder, names), (Sizes(*sizes),), True)
+    kernel, source = exported(tmp_path, SCAN, [sizes], *names, without=WITHOUT)
+    targets = targets_of(kernel.builder, names)
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True, WITHOUT)
     cubins = {
         gpu.target.profile.name: [hash_of(one.built.cubin or b"") for one in code.kernels[gpu.first : gpu.first + gpu.count]]
         for gpu in code.gpus
@@ -125,24 +185,24 @@ def test_the_gpu_is_found_by_its_name_then_by_its_capability(tmp_path: Path) -> 
     assert tuple(cubins) == names
     device_names = {gpu.target.profile.name: gpu.target.profile.device_names[-1] for gpu in code.gpus}
     for asked, capability, chosen in (("h100", "90", "h100"), ("h200", "90", "h200"), ("", "90", "h100"), ("", "86", "a100")):
-        answers = run_calls(tmp_path, source, [], capability=capability, name=device_names.get(asked, "another"))
+        answers = run_calls(tmp_path, source, [], driver_capability=capability, driver_name=device_names.get(asked, "another"))
         assert answers.codes[0][0] == 0
         assert answers.images == cubins[chosen]
     for capability in ("75", "100"):
-        answers = run_calls(tmp_path, source, [], capability=capability)
+        answers = run_calls(tmp_path, source, [], driver_capability=capability)
         assert answers.codes[0][0] == 2
         assert f"capability {capability[:-1]}.{capability[-1]}" in answers.codes[0][1]
 
 
 def test_what_is_refused_says_why(tmp_path: Path) -> None:
-    kernel, source = exported(tmp_path, SCAN, [(4, 16)])
-    call = planned_call(kernel.interface, 4, 16, is_step=False, lengths=True, resets=False)
-    _, passed = planned_launches(kernel, call, False, 1)
+    kernel, source = exported(tmp_path, SCAN, [(4, 16)], without=WITHOUT)
+    way = Way(lengths=True)
+    (passed,) = planned_launches(kernel, planned_call(kernel.interface, 4, 16, way), way).passed
     arrays = passed["arrays"]
     contiguous = {"batch": 16 * 64, "time": 64, "channel": 1}
     cases = {
         "there is no kernel here; align them": {**passed, "arrays": {**arrays, "x": arrays["x"] + 4}},
-        "the channels of x or y have gaps": {
+        "the channels of x have gaps": {
             **passed,
             "arrays": {**arrays, "x_strides": {"batch": 1, "time": 4, "channel": 8}},
         },
@@ -157,7 +217,7 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
         assert sentence in said
     assert answers.launches == []
     assert run_calls(tmp_path, source, [], device=2).codes[0][0] == 2
-    refused = run_calls(tmp_path, source, [passed], refuses="1").codes[1]
+    refused = run_calls(tmp_path, source, [passed], driver_refuses="1").codes[1]
     assert refused[0] == 5
     assert "error 700" in refused[1]
 
@@ -168,16 +228,16 @@ def nearest(sizes: tuple[int, ...], size: int) -> int:
 
 @pytest.mark.matrix_full
 def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
-    kernel, source = exported(tmp_path, SCAN, BY_SIZES)
-    targets = (kernel.builder.target,)
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, tuple(Sizes(*pair) for pair in BY_SIZES), True)
+    kernel, source = exported(tmp_path, SCAN, BY_SIZES, without=WITHOUT)
+    asked, targets = tuple(Sizes(*pair) for pair in BY_SIZES), (kernel.builder.target,)
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, asked, True, WITHOUT)
     plain = code.gpus[0].dispatch[0]
     assert len(set(plain.places)) == len(plain.kernels) > 1
     sizes = [(1, 1), (1, 2**20), (1, 2**30), (3, 1000), (5, 17), (7, 100), (4096, 64), (100_000, 3), (2, 60_000), (20, 9000)]
     calls = []
     for batch, time in sizes:
-        call = planned_call(kernel.interface, batch, time, is_step=False, lengths=False, resets=False)
-        calls.append(planned_launches(kernel, call, False, 1)[1])
+        call = planned_call(kernel.interface, batch, time, Way())
+        calls.append(planned_launches(kernel, call, Way()).passed[0])
     places = [nearest(code.batches, batch) * len(code.times) + nearest(code.times, time) for batch, time in sizes]
     chosen = [code.kernels[plain.kernels[plain.places[place]]].built for place in places]
     launched = [launch.image for launch in run_calls(tmp_path, source, calls).launches]
@@ -185,7 +245,7 @@ def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
 
 
 def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_path: Path) -> None:
-    exported(tmp_path, DENSE, [(4, 16)])
+    exported(tmp_path, DENSE, [(4, 16)], without=WITHOUT)
     options = ("-std=c99", "-Wpedantic", *WARNINGS, "check.c", "cell.c", "-o", "check", "-lm", "-ldl", "-pthread")
     assert run_in(tmp_path, c_compiler().program, *options).stderr == ""
     variables = {"LD_LIBRARY_PATH": str(fake_library(tmp_path)), "FAKE_DRIVER_LOG": str(tmp_path / "log")}
@@ -194,21 +254,104 @@ def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_pat
     assert "is expected" in ran.stderr
 
 
+def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path) -> None:
+    exported(tmp_path, {**SCAN, "input_size": 8}, [(4, 16)], without=WITHOUT)
+    libraries = fake_library(tmp_path)
+    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
+    options = ("-std=c99", "-O1", *WARNINGS, f"-I{tmp_path}", "-ldl", "-pthread", "-o", "threads")
+    program = Path(__file__).parents[1] / "support" / "exported_threads.c"
+    assert run_in(tmp_path, c_compiler().program, str(program), "cell.c", *options).stderr == ""
+    log = tmp_path / "log"
+    ran = run_in(tmp_path, str(tmp_path / "threads"), LD_LIBRARY_PATH=str(libraries), FAKE_DRIVER_LOG=str(log))
+    assert (ran.returncode, ran.stdout) == (0, "")
+    products = [line.split()[1:] for line in log.read_text().splitlines() if line.startswith("product")]
+    threads = range(1, 17)
+    assert sorted({int(stream) for stream, *_ in products}) == list(threads)
+    assert len(products) == 40 * len(threads)
+    for stream, workspace, _, mode, *arguments in products:  # stream, workspace, weight and x are of one thread
+        assert int(mode) == 16
+        assert (int(workspace) >> 44, int(arguments[6]) >> 40, int(arguments[10]) >> 32) == (int(stream),) * 3
+
+
+# On a GPU: every kind of pass, of product and of type in which something is kept.
+ON_A_GPU: dict[str, dict[str, Any]] = {
+    "scan": {"model": "min_gru", "hidden_size": 64},
+    "without-gradients": SCAN,
+    "states-narrower": {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"},
+    "both-directions": {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"},
+    "diagonal": {"model": "ind_rnn", "hidden_size": 40, "layout": "TBD", "direction": "reverse", "precision": "fp64"},
+    "time-last": {"model": "min_gru", "hidden_size": 32, "layout": "BDT", "input_size": 12},
+    "projection": {"model": "min_lstm", "hidden_size": 64, "input_size": 24, "direction": "bidirectional", "precision": "bf16"},
+    "dense": DENSE,
+    "dense-gradients": {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
+    "dense-both-directions": {"model": "gru", "hidden_size": 64, "direction": "bidirectional", "layout": "TBD"},
+    "dense-fp64": {"model": "slstm", "hidden_size": 32, "precision": "fp64", "recurrent_gradient_clip": 0.5},
+    "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", [SCAN, DENSE], ids=["scan", "dense"])
-def test_the_check_passes_on_a_gpu(tmp_path: Path, spec: dict[str, Any]) -> None:
-    minrnn_gen.compile(spec).export(tmp_path, target="cuda", name="cell", sizes=[(BATCH, TIME)])
-    ran = check(tmp_path, "cell", *WARNINGS)
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
+    minrnn_gen.compile(ON_A_GPU[name]).export(tmp_path, target="cuda", name="cell", sizes=[(BATCH, TIME)], partial=True)
+    ran = check(tmp_path, "cell", *WARNINGS, LD_LIBRARY_PATH=cublas_folders())
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout
 
 
+@pytest.mark.matrix_full
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str) -> None:
+    """The program that checks results on a GPU, on a driver and a cuBLAS that compute on the host."""
+    kernel, source = exported(tmp_path, ON_A_GPU[name], [(BATCH, TIME)], "h200")
+    targets = targets_of(kernel.builder, ["h200"])
+    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, (Sizes(BATCH, TIME),), True)
+    libraries = fake_library(tmp_path)
+    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
+    ran = check(
+        tmp_path,
+        "cell",
+        LD_LIBRARY_PATH=str(libraries),
+        FAKE_DRIVER_LOG=str(tmp_path / "log"),
+        FAKE_DRIVER_KERNELS=str(emulated_kernels(tmp_path, kernel, code)),
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "as recorded" in ran.stdout
+    assert source.multiplies is ("product" in (tmp_path / "log").read_text())
+
+
+def test_without_cublas_what_multiplies_is_refused(tmp_path: Path) -> None:
+    way = Way(backward=True)
+    for folder, spec, refused in (
+        ("projection", {**SCAN, "input_size": 8}, "create"),
+        ("dense", {**DENSE, "training": True}, "backward"),
+    ):
+        to = tmp_path / folder
+        kernel, source = exported(to, spec, [(4, 16)], without=WITHOUT)
+        if refused == "create":
+            answers = run_calls(to, source, [], cublas=None)
+            assert answers.codes[0][0] == NO_DEVICE
+            assert "there is no cuBLAS here" in answers.codes[0][1]
+            assert answers.unloaded == len(answers.images)
+            assert run_calls(to, source, [], cublas="libcublas.so.11").handles == [8, 8]
+            refusing = run_calls(to, source, [], cublas_refuses="1")
+            assert (refusing.codes[0][0], refusing.handles) == (NO_DEVICE, [0, 0])
+            continue
+        calls = planned_launches(kernel, planned_call(kernel.interface, 4, 16, way), way).passed
+        codes = run_calls(to, source, calls, cublas=None).codes
+        assert [code for code, _ in codes] == [0, 0, NO_DEVICE]
+        assert "by which gradients are multiplied" in codes[-1][1]
+
+
 def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
-    projected = minrnn_gen.compile({**SCAN, "input_size": 8}, gpu="h200")
-    with pytest.raises(BadInput, match="leave input_size out"):
-        projected.export(tmp_path, target="cuda", partial=True)
-    with pytest.raises(BadInput, match="gradients cannot be exported"):
-        minrnn_gen.compile({**SCAN, "training": True}, gpu="h200").export(tmp_path, target="cuda")
+    vectors = minrnn_gen.compile({"model": "selective", "hidden_size": 32, "state_size": 4}, gpu="h200")
+    with pytest.raises(BadInput, match="n values per channel"):
+        vectors.export(tmp_path, target="cuda", partial=True)
+    with pytest.raises(BadInput, match="whose channels have gaps"):
+        minrnn_gen.compile({**DENSE, "layout": "BDT"}, gpu="h200").export(tmp_path, target="cuda", partial=True)
+    with pytest.raises(BadInput, match="allowed: resets, cu_seqlens, states"):
+        kernel_of(json.dumps(SCAN)).export(tmp_path, target="cuda", without=["lengths"])
     with pytest.raises(BadInput, match="no GPU profile is called"):
         kernel_of(json.dumps(SCAN)).export(tmp_path, target="cuda", gpus=["h2000"])
     with pytest.raises(BadInput, match="export for cuda"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 from collections.abc import Mapping
@@ -29,12 +30,20 @@ def run_in(folder: Path, *command: str, **variables: str) -> subprocess.Complete
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def check(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+def cublas_folders() -> str:
+    """Return where cuBLAS is looked for: in the packages that bring it, and where this process finds libraries."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = () if spec is None else spec.submodule_search_locations or ()
+    brought = {str(path.parent) for package in packages for path in Path(package).rglob("libcublas.so.*")}
+    return ":".join([*sorted(brought), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+
+
+def check(folder: Path, name: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Build check.c and the kernel of a folder, and run it; raises AssertionError with what the compiler says."""
     compiler = c_compiler().program
     built = run_in(folder, compiler, "-std=c99", *options, "check.c", f"{name}.c", "-o", "check", "-lm", "-pthread", "-ldl")
     assert built.returncode == 0, built.stderr
-    return run_in(folder, str(folder / "check"))
+    return run_in(folder, str(folder / "check"), **variables)
 
 
 class Strides(ctypes.Structure):

@@ -1,0 +1,160 @@
+"""What NAME.c for GPUs is made of: kernels compiled for several GPUs and sizes, and which of them serves which call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Target
+from minrnn_gen.codegen.render import Gradients
+from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
+from minrnn_gen.plan.size_classes import BATCHES, TIMES
+
+# Of a kernel that strides over all there is: eight on each SM of the largest GPU.
+STRIDING_BLOCKS = 1056
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One pass of one variant on one GPU: its kernels' numbers, and for each place of the grid of sizes which of them."""
+
+    kernels: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExportedKernel:
+    """A compiled kernel as NAME.c has it: `image` is the number of its cubin, `form` that of its list of arguments.
+
+    A launch has ceil(ceil(batch / sequences) * units / units_per_block) * cluster_blocks blocks, where `units` are columns,
+    channels or heads of a sequence, or of several.
+    """
+
+    built: BuiltKernel
+    image: int
+    form: int
+    units: int
+    units_per_block: int
+    sequences: int
+
+    @property
+    def plan(self) -> KernelPlan:
+        """The plan."""
+        return self.built.plan
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of a cluster."""
+        return self.plan.variables.get("cluster_blocks", 1)
+
+    @property
+    def lookback(self) -> int:
+        """Whether any blocks take tiles of a sequence."""
+        return int(bool(self.plan.variables.get("lookback")))
+
+    @property
+    def tile_state_bytes(self) -> int:
+        """Bytes of a tile's state in a look-back's workspace."""
+        return 2 * self.plan.arithmetic_bytes * self.plan.packets_per_tile if self.lookback else 0
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at whose multiples every run of elements begins that is copied at once."""
+        copies_runs = self.plan.kernel_pass != "step" or self.plan.family == "dense"
+        return self.plan.specialization.alignment_bytes if copies_runs else 1
+
+    @property
+    def parts(self) -> int:
+        """Parts of time with sums of their own, where it is not divided into tiles."""
+        return 1 if self.plan.family == "dense" else self.cluster_blocks
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes through which the blocks of a group hand outputs on."""
+        return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
+
+    @property
+    def grid_blocks(self) -> int:
+        """Blocks of such a group."""
+        return self.plan.grid_blocks if self.exchange_bytes else 0
+
+
+@dataclass(frozen=True)
+class ExportedGpu:
+    """A GPU that kernels were compiled for: those from `first` on are its own.
+
+    `dispatch`: of forwards by packing, resets, states and direction, of backwards by packing, resets and direction, of a step.
+    `is_exact`: some have instructions of one architecture alone. A step of more than `step_sequences_most` is a forward of one.
+    `gradients`: the number of the cubin with the kernels of gradients outside the recurrence, where there are gradients.
+    """
+
+    target: Target
+    first: int
+    count: int
+    dispatch: tuple[Dispatch, ...]
+    is_exact: bool
+    step_sequences_most: str
+    gradients: int | None
+
+    @property
+    def capability(self) -> int:
+        """The compute capability, as 90."""
+        return int(self.target.profile.compute_capability.replace(".", ""))
+
+
+@dataclass(frozen=True)
+class CudaCode:
+    """What the template of NAME.c for GPUs reads beside the interface.
+
+    `states_out`: the types in which a forward writes the states after every step, first "none"; `saved_states` is the place in
+    it of what a backward needs. `output_state` is what is multiplied by R. `has_packed`: packed sequences have kernels of their
+    own.
+    """
+
+    gpus: tuple[ExportedGpu, ...]
+    kernels: tuple[ExportedKernel, ...]
+    images: tuple[bytes, ...]
+    forms: tuple[tuple[str, ...], ...]
+    states_out: tuple[StatesOut, ...]
+    saved_states: int
+    output_state: str | None
+    has_packed: bool
+    striding_threads: int = 256
+    striding_blocks: int = STRIDING_BLOCKS
+    summed_lanes: int = Gradients.lanes
+    summed_rows: int = Gradients.rows
+    batches: tuple[int, ...] = BATCHES
+    times: tuple[int, ...] = TIMES
+
+    @property
+    def slots_most(self) -> int:
+        """The most arguments that a kernel has."""
+        return max(map(len, self.forms))
+
+    @staticmethod
+    def words(image: bytes) -> list[str]:
+        """Return a cubin as rows of numbers of 8 bytes, zeros behind its end."""
+        padded = image + bytes(-len(image) % 8)
+        numbers = [f"0x{int.from_bytes(padded[at : at + 8], 'little'):x}" for at in range(0, len(padded), 8)]
+        return [",".join(numbers[at : at + 8]) for at in range(0, len(numbers), 8)]
+
+
+def manifest_of(code: CudaCode) -> dict[str, Any]:
+    """Return what NAME.json says of the kernels."""
+    kernels = [
+        {
+            "gpu": kernel.plan.gpu,
+            "arch": kernel.plan.arch,
+            "pass": kernel.plan.kernel_pass,
+            "entry": kernel.plan.entry,
+            "sizes": [kernel.plan.batch, kernel.plan.time],
+            "specialization": vars(kernel.plan.specialization),
+            "variables": dict(kernel.plan.variables),
+            "shared_bytes": kernel.plan.shared_bytes,
+            "digest": kernel.built.digest,
+            "cubin_bytes": len(kernel.built.cubin or b""),
+        }
+        for kernel in code.kernels
+    ]
+    return {"gpus": [gpu.target.profile.name for gpu in code.gpus], "kernels": kernels}

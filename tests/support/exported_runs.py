@@ -1,0 +1,47 @@
+"""Kernels exported for GPUs run on a CPU: their text by the emulated machine, below a driver and a cuBLAS without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.exported_launches import OTHER_KERNELS, hash_of
+
+from minrnn_gen.codegen.render import Gradients, render_gradients
+from minrnn_gen.codegen.signature import names_of, signature
+from minrnn_gen.codegen.signature_groups import ArrayNames
+from minrnn_gen.export.cuda_code import CudaCode, ExportedGpu
+from minrnn_gen.interpret.toolchain import compiled
+from minrnn_gen.kernel import Kernel
+
+
+def emulated_kernels(folder: Path, kernel: Kernel, code: CudaCode) -> Path:
+    """Compile the kernels of an export for the host into a folder, each by the hash of its cubin, and return the folder."""
+    to, builder = folder / "kernels", kernel.builder
+    to.mkdir()
+    is_bfloat16 = kernel.interface.precision.storage_dtype == "bfloat16"
+    for exported in code.kernels:
+        built, plan = exported.built, exported.plan
+        names = ArrayNames(kernel.interface.states, kernel.interface.parameters)
+        if plan.kernel_pass == "backward":
+            names = names_of(builder.lowered_backward)
+        has_float = plan.arithmetic_dtype == "float32"
+        floats = [at for at, one in enumerate(signature(plan, names)) if one.ctype == "compute_t" and has_float]
+        assert built.cubin is not None
+        library = compiled(built.source, [plan.entry], is_bfloat16, builder.store)
+        _write(to, built.cubin, library, exported.cluster_blocks, floats)
+    for gpu in code.gpus:
+        if gpu.gradients is not None:
+            library = compiled(render_gradients(_gradients_of(kernel, gpu)), OTHER_KERNELS, is_bfloat16, builder.store)
+            _write(to, code.images[gpu.gradients], library, 1, [])
+    return to
+
+
+def _write(to: Path, cubin: bytes, library: bytes, cluster_blocks: int, floats: Sequence[int]) -> None:
+    (to / f"{hash_of(cubin)}.so").write_bytes(library)
+    (to / f"{hash_of(cubin)}.txt").write_text(" ".join(map(str, [cluster_blocks, *floats])))
+
+
+def _gradients_of(kernel: Kernel, gpu: ExportedGpu) -> Gradients:
+    profile, precision = gpu.target.profile, kernel.interface.precision
+    return Gradients(profile.arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
