@@ -13,7 +13,7 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, render_gradients
-from minrnn_gen.codegen.signature import names_of, signature
+from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 from minrnn_gen.export.cuda_arguments import expressions
@@ -32,8 +32,6 @@ def why_not_on_gpus(interface: Interface) -> str:
     """Return why a spec cannot be exported for GPUs, as a part of a sentence; nothing where it can."""
     if interface.has_vectors:
         return "its cell has states of n values per channel, whose kernels take inputs that an exported call has not"
-    if interface.recurrent_gates and interface.layout == "BDT":
-        return "it is a dense cell in layout BDT, whose channels have gaps; use BTD or TBD"
     return ""
 
 
@@ -69,8 +67,6 @@ def cuda_export(
     absent = checked_absent(without)
     collected = _Collected(interface, [replace(builder, target=target) for target in targets], tuple(sizes), absent)
     left_out = []
-    if builder.spec.training and not collected.has_backward:
-        left_out.append("gradients cannot be exported for cuda, since for them R does not fit the chip of every GPU")
     is_one_way = len(interface.runs_reversed) == 1
     if not is_one_way:
         left_out.append("a single step of a bidirectional spec cannot be exported, since it runs one way")
@@ -79,6 +75,7 @@ def cuda_export(
     demand_whole(left_out, partial)
     passes: tuple[str, ...] = ("forward", "backward") if collected.has_backward else ("forward",)
     lowered = builder.lowered_backward if collected.has_backward else None
+    code = collected.code()
     source = ExportSource(
         name,
         "cuda",
@@ -90,8 +87,9 @@ def cuda_export(
         left_out=tuple(left_out),
         has_step_kernel=is_one_way and collected.has_step,
         absent=absent,
+        multiplies_steps=code.has_stepwise,
     )
-    return source, collected.code()
+    return source, code
 
 
 class _Collected:
@@ -109,19 +107,10 @@ class _Collected:
         """Whether every GPU has a kernel for a single step."""
         return all(self._keys(builder, "step", step_specialization(builder)) for builder in self._builders)
 
-    @cached_property
+    @property
     def has_backward(self) -> bool:
-        """Whether there are gradients, and every GPU has kernels for them and for what is saved for them."""
-        if not self._builders[0].spec.training:
-            return False
-        return all(
-            self._keys(builder, kernel_pass, specialization)
-            for builder in self._builders
-            for kernel_pass, specialization in (
-                *self._backwards(builder),
-                *self._forwards(builder, (self._saved_states_out,)),
-            )
-        )
+        """Whether there are gradients."""
+        return self._builders[0].spec.training
 
     def code(self) -> CudaCode:
         """Compile all."""
@@ -130,11 +119,6 @@ class _Collected:
             first, dispatch, numbers = len(kernels), list[Dispatch](), dict[KernelKey, int]()
             for kernel_pass, specialization in self._variants(builder):
                 keys = self._keys(builder, kernel_pass, specialization)
-                if not keys:
-                    raise BadInput(
-                        f"export: this spec cannot be exported for {builder.target.profile.name}, since R does not fit the "
-                        f"chip and steps one by one need cuBLAS; take fewer units or more heads, or export for cpu"
-                    )
                 new = [key for key in keys if key not in numbers]
                 numbers |= {key: first + len(numbers) + place for place, key in enumerate(new)}
                 kernels += [self._kernel(builder, built) for built in builder.build_all(new)]
@@ -142,7 +126,9 @@ class _Collected:
             is_exact = any(not kernel.plan.arch[-1].isdigit() for kernel in kernels[first:])
             most = self._step_sequences_most(builder)
             gradients = self._gradients(builder.target) if self.has_backward else None
-            gpus.append(ExportedGpu(builder.target, first, len(numbers), tuple(dispatch), is_exact, most, gradients))
+            steps_forward = any(len(kernel.forms) > 1 and kernel.plan.kernel_pass == "forward" for kernel in kernels[first:])
+            rest = is_exact, most, gradients, steps_forward
+            gpus.append(ExportedGpu(builder.target, first, len(numbers), tuple(dispatch), *rest))
         output_state = self._builders[0].lowered_backward.output_state if self.has_backward else None
         return CudaCode(
             tuple(gpus),
@@ -217,16 +203,28 @@ class _Collected:
         return builder.hinted_specialization
 
     def _keys(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
-        """Return the kernels that serve alone: of a dense cell, those that need no product by a library."""
+        """Return the kernels that serve: of a dense cell those with R on the chip, else those that multiply step by step.
+
+        The latter read at run time how they are called: every call has the kernel of contiguous arrays.
+        """
+        keys = self._served(builder, kernel_pass, specialization, {"persistent", "decode"})
+        if keys or kernel_pass == "step":
+            return keys
+        return self._served(builder, kernel_pass, builder.hinted_specialization, {"stepwise"})
+
+    def _served(
+        self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization, strategies: set[str]
+    ) -> tuple[KernelKey, ...]:
         classes = builder.classes(kernel_pass, specialization).sizes.kernels
         keys = tuple(dict.fromkeys(builder.key_of(kernel_pass, specialization, kernel.sizes) for kernel in classes))
         asked = {builder.choose(kernel_pass, specialization, sizes) for sizes in self._sizes}
-        return self._alone(builder, [key for key in keys if key in asked]) or self._alone(builder, keys)
 
-    def _alone(self, builder: Builder, keys: Sequence[KernelKey]) -> tuple[KernelKey, ...]:
-        if not self._interface.recurrent_gates:
-            return tuple(keys)
-        return tuple(key for key in keys if builder.build(key).plan.strategy in {"persistent", "decode"})
+        def serving(wanted: Sequence[KernelKey]) -> tuple[KernelKey, ...]:
+            if not self._interface.recurrent_gates:
+                return tuple(wanted)
+            return tuple(key for key in wanted if builder.build(key).plan.strategy in strategies)
+
+        return serving([key for key in keys if key in asked]) or serving(keys)
 
     def _places(self, builder: Builder, keys: tuple[KernelKey, ...]) -> tuple[int, ...]:
         """Return which of `keys` serves each place of the grid of sizes, times within batches; nothing where there is one."""
@@ -255,10 +253,13 @@ class _Collected:
         names = ArrayNames(self._interface.states, self._interface.parameters)
         if plan.kernel_pass == "backward":
             names = names_of(builder.lowered_backward)
-        form = expressions(self._interface, signature(plan, names), builder.spec.recurrent_gradient_clip)
-        if form not in self._forms:
-            self._forms.append(form)
-        return ExportedKernel(built, self._image(built.cubin), self._forms.index(form), *_grid_of(plan))
+        forms = []
+        for suffix in suffixes_of(plan.entry):
+            form = expressions(self._interface, signature(plan, names, suffix), builder.spec.recurrent_gradient_clip)
+            if form not in self._forms:
+                self._forms.append(form)
+            forms.append(self._forms.index(form))
+        return ExportedKernel(built, self._image(built.cubin), tuple(forms), *_grid_of(plan))
 
     def _gradients(self, target: Target) -> int:
         """Compile the kernels of gradients outside the recurrence, and return the number of their cubin."""
@@ -279,7 +280,7 @@ def _grid_of(plan: KernelPlan) -> tuple[int, int, int]:
         return plan.heads, 1, plan.group_sequences
     if plan.strategy == "decode":
         return plan.heads * -(-plan.head_dim // plan.channels_per_block), 1, plan.variables["batch_tile"]
-    if plan.kernel_pass == "step":
+    if plan.kernel_pass == "step" or plan.strategy == "stepwise":
         return plan.hidden_size, plan.threads, 1
     if plan.layout == "BDT":
         return plan.hidden_size, plan.channels_per_block, 1

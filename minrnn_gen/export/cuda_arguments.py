@@ -9,6 +9,8 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.parameter import Parameter, Signature
 from minrnn_gen.codegen.signature_groups import AXES
 
+# What steps that are taken one by one hand on.
+_SCRATCH = tuple(f"scratch.{name}" for name in ("state", "hidden", "packed", "product", "dstate", "dhidden", "dproduct"))
 _CLIP_FORMATS = {"float32": "<f4x", "float64": "<d"}
 
 
@@ -45,8 +47,14 @@ def expressions(interface: Interface, parameters: Signature, clip: float | None)
         "arrays.first_products": lambda _: "run->first_products",
         "arrays.dproducts": lambda _: "run->dproducts",
         "arrays.first_dproducts": lambda _: "run->first_dproducts",
+        "call.reverse": lambda _: "run->is_reverse",
+        "launch.keeps_storage": lambda _: "run->keeps_storage",
+        "launch.first_step": lambda _: "0",
+        "launch.step_in_chunk": lambda _: "run->step",
+        "scratch.call": lambda _: "run->call_in_memory",
         "spec.recurrent_gradient_clip": lambda _: _bits_of(clip or 0.0, interface.precision.arithmetic_dtype),
     }
+    by_source |= dict.fromkeys(_SCRATCH, lambda parameter: f"run->{parameter.name}")
     return tuple(f"(uint64_t)({by_source[parameter.source](parameter)})" for parameter in parameters)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Target
 from minrnn_gen.codegen.render import Gradients
+from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
-
-# Of a kernel that strides over all there is: eight on each SM of the largest GPU.
-STRIDING_BLOCKS = 1056
+from minrnn_gen.run.cuda import STRIDING_BLOCKS
+from minrnn_gen.run.dense_launch import CALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class ExportedKernel:
-    """A compiled kernel as NAME.c has it: `image` is the number of its cubin, `form` that of its list of arguments.
+    """A compiled kernel as NAME.c has it: `image` is the number of its cubin.
+
+    `forms` are the numbers of its lists of arguments: of one that takes steps one by one that of the launch before them, and
+    that of a step.
 
     A launch has ceil(ceil(batch / sequences) * units / units_per_block) * cluster_blocks blocks, where `units` are columns,
     channels or heads of a sequence, or of several.
@@ -33,7 +36,7 @@ class ExportedKernel:
 
     built: BuiltKernel
     image: int
-    form: int
+    forms: tuple[int, ...]
     units: int
     units_per_block: int
     sequences: int
@@ -42,6 +45,11 @@ class ExportedKernel:
     def plan(self) -> KernelPlan:
         """The plan."""
         return self.built.plan
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of its launches in the cubin."""
+        return tuple(f"{self.plan.entry}{suffix}" for suffix in suffixes_of(self.plan.entry))
 
     @property
     def cluster_blocks(self) -> int:
@@ -61,7 +69,7 @@ class ExportedKernel:
     @property
     def alignment(self) -> int:
         """Bytes at whose multiples every run of elements begins that is copied at once."""
-        copies_runs = self.plan.kernel_pass != "step" or self.plan.family == "dense"
+        copies_runs = self.plan.strategy != "stepwise" and (self.plan.kernel_pass != "step" or self.plan.family == "dense")
         return self.plan.specialization.alignment_bytes if copies_runs else 1
 
     @property
@@ -87,6 +95,7 @@ class ExportedGpu:
     `dispatch`: of forwards by packing, resets, states and direction, of backwards by packing, resets and direction, of a step.
     `is_exact`: some have instructions of one architecture alone. A step of more than `step_sequences_most` is a forward of one.
     `gradients`: the number of the cubin with the kernels of gradients outside the recurrence, where there are gradients.
+    `needs_cublas`: a forward takes steps one by one.
     """
 
     target: Target
@@ -96,6 +105,7 @@ class ExportedGpu:
     is_exact: bool
     step_sequences_most: str
     gradients: int | None
+    needs_cublas: bool
 
     @property
     def capability(self) -> int:
@@ -120,12 +130,19 @@ class CudaCode:
     saved_states: int
     output_state: str | None
     has_packed: bool
+    begin_blocks: int = STRIDING_BLOCKS
+    call_bytes: int = CALL_BYTES
     striding_threads: int = 256
-    striding_blocks: int = STRIDING_BLOCKS
+    striding_blocks: int = 4 * STRIDING_BLOCKS
     summed_lanes: int = Gradients.lanes
     summed_rows: int = Gradients.rows
     batches: tuple[int, ...] = BATCHES
     times: tuple[int, ...] = TIMES
+
+    @property
+    def has_stepwise(self) -> bool:
+        """Whether there are kernels that take steps one by one."""
+        return any(len(kernel.forms) > 1 for kernel in self.kernels)
 
     @property
     def slots_most(self) -> int:

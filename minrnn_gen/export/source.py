@@ -49,6 +49,7 @@ class ExportSource:
     """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
 
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
+    `multiplies_steps`: some kernels for GPUs take steps one by one, between products.
     `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
     which a call is shared between threads.
     """
@@ -64,6 +65,7 @@ class ExportSource:
     left_out: tuple[str, ...] = ()
     has_step_kernel: bool = True
     absent: tuple[str, ...] = ()
+    multiplies_steps: bool = False
 
     @property
     def macro(self) -> str:
@@ -88,7 +90,7 @@ class ExportSource:
     @property
     def multiplies(self) -> bool:
         """Whether anything is multiplied outside of the recurrence, in either direction of time."""
-        return bool(self.interface.input_size) or self.accumulates
+        return bool(self.interface.input_size) or self.accumulates or self.multiplies_steps
 
     @property
     def has_states(self) -> bool:

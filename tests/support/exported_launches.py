@@ -26,9 +26,11 @@ from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.export.source import ExportSource
 from minrnn_gen.gpu.cublas import CUDA_TYPES, WORKSPACE_BYTES, Product
 from minrnn_gen.gpu.driver import packed
+from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.scan_launch import Launch
 
@@ -254,7 +256,7 @@ class PlannedRun:
     builder: Builder
     resident: int = 1
     seen: list[Seen] = field(default_factory=list)
-    scratch: dict[int, int] = field(default_factory=dict)
+    allocated: dict[int, int] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
     has_graphs: bool = False
 
@@ -282,15 +284,15 @@ class PlannedRun:
         """Return memory that one use after the other has: in Python each has its own, which comes back from the pool."""
         if name not in self.shared:
             self.shared[name] = int(self.new_array((0,), "uint8").pointer)
-        self.scratch[self.shared[name]] = max(size_bytes, self.scratch[self.shared[name]])
+        self.allocated[self.shared[name]] = max(size_bytes, self.allocated[self.shared[name]])
         return self.shared[name]
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        address = FIRST_SCRATCH + len(self.scratch) * NEXT_ARRAY
+        address = FIRST_SCRATCH + len(self.allocated) * NEXT_ARRAY
         array = array_at(address, shape, dtype)
-        self.scratch[address] = math.prod(shape) * array.itemsize
-        if fill is not None and self.scratch[address]:
-            self.seen.append(SeenFill(address, fill, self.scratch[address]))
+        self.allocated[address] = math.prod(shape) * array.itemsize
+        if fill is not None and self.allocated[address]:
+            self.seen.append(SeenFill(address, fill, self.allocated[address]))
         return array
 
     def workspace(self, size_bytes: int) -> Array | None:
@@ -325,10 +327,18 @@ class PlannedRun:
             source, to = int(R.pointer) + gate * heads * square, int(target) + gate * square
             self.seen.append(SeenCopy(source, square, to, gates * square, square, heads))
 
-    def load(self, kernel: KernelKey, _part: str = "") -> PlannedKernel:
+    def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
+        pieces = {name: int(self.new_array((size,), "uint8").pointer) for name, size in sizes_bytes.items() if name != "cublas"}
+        return Scratch(sizes_bytes, {"cublas": 0, **pieces})
+
+    @staticmethod
+    def striding_blocks(_rows: int) -> int:
+        return STRIDING_BLOCKS
+
+    def load(self, kernel: KernelKey, part: str = "") -> PlannedKernel:
         built = self.builder.build(kernel)
         assert built.cubin is not None
-        return PlannedKernel(self, built.plan, hash_of(built.cubin))
+        return PlannedKernel(self, built.plan, hash_of(built.cubin), part)
 
 
 @dataclass(frozen=True)
@@ -338,12 +348,15 @@ class PlannedKernel:
     run: PlannedRun
     plan: KernelPlan
     image: int
+    part: str
 
     def launch(self, launch: Launch) -> None:
         plan, slots = self.plan, packed(plain_numbers(launch.arguments))
         arguments = struct.unpack(f"<{len(slots) // 8}Q", slots)
         is_cooperative = plan.group_exchange_bytes > 0
-        seen = SeenLaunch(self.image, plan.entry, launch.blocks, plan.threads, plan.shared_bytes, is_cooperative, arguments)
+        seen = SeenLaunch(
+            self.image, f"{plan.entry}{self.part}", launch.blocks, plan.threads, plan.shared_bytes, is_cooperative, arguments
+        )
         self.run.seen.append(seen)
 
     def resident_blocks(self) -> int:

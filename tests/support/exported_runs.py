@@ -8,7 +8,7 @@ from pathlib import Path
 from support.exported_launches import OTHER_KERNELS, hash_of
 
 from minrnn_gen.codegen.render import Gradients, render_gradients
-from minrnn_gen.codegen.signature import names_of, signature
+from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.export.cuda_code import CudaCode, ExportedGpu
 from minrnn_gen.interpret.toolchain import compiled
@@ -26,9 +26,13 @@ def emulated_kernels(folder: Path, kernel: Kernel, code: CudaCode) -> Path:
         if plan.kernel_pass == "backward":
             names = names_of(builder.lowered_backward)
         has_float = plan.arithmetic_dtype == "float32"
-        floats = [at for at, one in enumerate(signature(plan, names)) if one.ctype == "compute_t" and has_float]
+        floats = [
+            at
+            for at, one in enumerate(signature(plan, names, suffixes_of(plan.entry)[0]))
+            if one.ctype == "compute_t" and has_float
+        ]
         assert built.cubin is not None
-        library = compiled(built.source, [plan.entry], is_bfloat16, builder.store)
+        library = compiled(built.source, exported.entries, is_bfloat16, builder.store)
         _write(to, built.cubin, library, exported.cluster_blocks, floats)
     for gpu in code.gpus:
         if gpu.gradients is not None:
