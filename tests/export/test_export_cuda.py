@@ -311,37 +311,6 @@ def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
     assert "as recorded" in ran.stdout
 
 
-# What a call in C may take above the driver's own launch.
-HOST_US_MOST = 1.0
-
-
-def host_times(folder: Path, spec: dict[str, Any], **variables: str) -> tuple[float, float]:
-    """Return the host time of a forward in C, and of the driver's launch with the same arguments, in microseconds."""
-    minrnn_gen.compile(spec, gpu=variables.pop("gpu", None)).export(folder, target="cuda", name="cell", without=WITHOUT)
-    program = Path(__file__).parents[1] / "support" / "exported_host_time.c"
-    options = ("-std=c99", "-O2", *WARNINGS, f"-I{folder}", "-ldl", "-pthread", "-o", "host_time")
-    assert run_in(folder, c_compiler().program, str(program), *options).stderr == ""
-    ran = run_in(folder, str(folder / "host_time"), **variables)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    of_call, of_launch = map(float, ran.stdout.split())
-    return of_call, of_launch
-
-
-@pytest.mark.gpu
-@pytest.mark.alone
-@pytest.mark.parametrize("spec", [SCAN, DENSE], ids=["scan", "dense"])
-def test_a_call_takes_little_more_than_the_drivers_launch(tmp_path: Path, spec: dict[str, Any]) -> None:
-    of_call, of_launch = host_times(tmp_path, spec)
-    assert of_call - of_launch <= HOST_US_MOST
-
-
-@pytest.mark.matrix_full
-def test_the_program_that_measures_host_time_builds_and_runs(tmp_path: Path) -> None:
-    variables = {"LD_LIBRARY_PATH": str(fake_library(tmp_path)), "FAKE_DRIVER_LOG": str(tmp_path / "log")}
-    assert min(host_times(tmp_path, DENSE, gpu="h200", **variables)) > 0
-    assert len({line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("launch")}) == 1
-
-
 @pytest.mark.matrix_full
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize(

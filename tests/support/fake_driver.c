@@ -92,11 +92,6 @@ int cuCtxGetCurrent(void **found)
     return 0;
 }
 
-int cuCtxSynchronize(void)
-{
-    return 0;
-}
-
 int cuCtxSetCurrent(void *made)
 {
     current = made;
