@@ -25,7 +25,7 @@ from minrnn_gen.interpret.toolchain import FOLDER, HEADER, MACHINE
 
 PACKAGE = Path(minrnn_gen.__file__).parent
 LINES_MOST = 400
-ARROWS_MOST = 167
+ARROWS_MOST = 168
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ API = {
         "replace",
         "SequenceGroup",
         "sum_gradients",
+        "export_operators",
     ),
     "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
     "minrnn_gen.compat": (

@@ -61,7 +61,7 @@ def export(
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
-    chosen = _checked_name(name, builder.cell_source.name)
+    chosen = checked_name(name, builder.cell_source.name)
     recipe = recipe_of(builder.spec, builder.cell_source)
     asked = sizes_from(sizes)
     if target == "cpu":
@@ -86,10 +86,11 @@ def export(
         "CMakeLists.txt": build_text(source, header),
     }
     files[f"{chosen}.json"] = json.dumps(_manifest(source, recipe, files) | kernels, indent=2, sort_keys=True) + "\n"
-    return Exported(_written(Path(folder), files), source.left_out)
+    return Exported(written(Path(folder), files), source.left_out)
 
 
-def _checked_name(name: str | None, model: str) -> str:
+def checked_name(name: str | None, model: str) -> str:
+    """Return what names in C begin with: `name`, or one made of the model's; raises BadInput for what is no such name."""
     if name is None:
         name = re.sub(r"[^a-z0-9_]", "_", model.lower())
         return name if _NAME.fullmatch(name) and not _TAKEN.fullmatch(name) else f"rnn_{name}"[:40]
@@ -122,7 +123,8 @@ def _manifest(source: ExportSource, recipe: str, files: Mapping[str, str]) -> di
     }
 
 
-def _written(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
+def written(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write texts into a folder, made where there is none, and return their paths; raises BadInput where that fails."""
     with refused_by_option("out", folder, "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -15,7 +15,8 @@ from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
 
 Target = Literal["cpu", "cuda"]
-_AXES = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel", "i": "channel"}
+# Axes of x and y by their names in strides.
+AXIS_WORDS = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel", "i": "channel"}
 _STORAGE = {
     "float64": ("double", "fp64"),
     "float32": ("float", "fp32"),
@@ -175,7 +176,7 @@ class ExportSource:
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
         sizes["i"] = str(interface.input_size)
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
-        return [(_AXES[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
+        return [(AXIS_WORDS[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
 
     def shape(self, axes: str) -> str:
         """Return axes in words."""

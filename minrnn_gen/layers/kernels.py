@@ -57,3 +57,10 @@ def _of_heads(recipe: str, ranks: int) -> str:
 def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
     """Return the recipe of a kernel that computes the share of another's heads that is each rank's."""
     return _of_heads(kernel.recipe, ranks)
+
+
+@functools.lru_cache
+def recipe_for_inference(recipe: str) -> str:
+    """Return the recipe of a kernel that computes the forward of another, and has no gradients."""
+    spec = spec_from(recipe)
+    return recipe_of(load_spec(spec, training=False), cell_source_of(spec))

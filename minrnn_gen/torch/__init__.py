@@ -4,6 +4,7 @@ from minrnn_gen.errors import INSTALL_TORCH, TorchMissing
 
 try:
     from minrnn_gen.torch import nn
+    from minrnn_gen.torch.exported_program import export_operators
     from minrnn_gen.torch.functional import recurrence
     from minrnn_gen.torch.layer import RNN
     from minrnn_gen.torch.layers import (
@@ -48,6 +49,7 @@ __all__ = [
     "MinLSTMLog",
     "SelectiveScan",
     "SequenceGroup",
+    "export_operators",
     "nn",
     "recurrence",
     "replace",

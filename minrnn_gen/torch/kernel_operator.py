@@ -44,7 +44,7 @@ def run(
         if not torch.compiler.is_compiling():
             calls.check_tensors(kernel or kernel_by(recipe), tensors)
         saves = records(tensors) or all_states
-        results = _OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters, states))
+        results = OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters, states))
     return results[: _returned_count(states, all_states)]
 
 
@@ -90,7 +90,7 @@ class _Dispatched:
     def forward(self, tensors: Tensors) -> Tensors:
         kernel = kernel_by(self.recipe)
         call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
-        return below_autograd(_OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
+        return below_autograd(OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
 
     def read_again(self, tensors: Tensors) -> Tensors:
         return tensors
@@ -157,8 +157,8 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
     if saves and records(in_order(call, 0)):
         tensors = in_order(call, len(kernel_by(recipe).states))
         return list(RecurrenceFunction.apply(_Dispatched(recipe, all_states), *tensors))
-    return below_autograd(_OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
+    return below_autograd(OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
-_OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
+OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define_backward("recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients)

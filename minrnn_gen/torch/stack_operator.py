@@ -36,7 +36,7 @@ def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...]) ->
         return layers.run(tensors, False)
     if not torch.compiler.is_compiling():
         _Layers(tuple(recipes)).check(tensors)
-    results: Sequence[Any] = _OPERATOR(list(recipes), records(tensors), *_by_schema(tensors, states))
+    results: Sequence[Any] = OPERATOR(list(recipes), records(tensors), *_by_schema(tensors, states))
     return results[: 1 + states]
 
 
@@ -148,7 +148,7 @@ class _Dispatched(_Layers):
 
     def forward(self, tensors: Tensors) -> Tensors:
         call = _by_schema(tensors, self.results_count - 1)
-        return below_autograd(_OPERATOR, [*self.recipes], True, *call)  # type: ignore[no-any-return]
+        return below_autograd(OPERATOR, [*self.recipes], True, *call)  # type: ignore[no-any-return]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         y, *extra = results
@@ -209,8 +209,8 @@ def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     if saves and records(in_order(call, 0)):
         layers = _Dispatched(tuple(recipes))
         return list(RecurrenceFunction.apply(layers, *in_order(call, layers.results_count - 1)))
-    return below_autograd(_OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
+    return below_autograd(OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
 
 
-_OPERATOR = define(f"layers(str[] recipes, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
+OPERATOR = define(f"layers(str[] recipes, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define_backward("layers_backward", ("str[] recipes",), _CALL, _run_backward, _have_gradients)

@@ -1,0 +1,176 @@
+"""Layers of exported kernels as operators of torch in C++: their schemas, and the files of a library that registers them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from minrnn_gen import __version__
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.render import environment
+from minrnn_gen.export.folder import written
+from minrnn_gen.export.source import AXIS_WORDS
+
+SCALAR_TYPES = {"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"}
+"""The dtypes of kernels by their names in torch's headers."""
+
+
+class OperatorInput(NamedTuple):
+    """A tensor that an operator takes: its name, its array in a call of NAME.h, and what it is checked for.
+
+    `dtype` is a scalar type of torch's headers, `elements` the number of them as an expression in C++; `layer` is None of what
+    all layers read.
+    """
+
+    name: str
+    array: str
+    dtype: str
+    elements: str
+    layer: int | None = None
+
+
+class OperatorLayer(NamedTuple):
+    """A layer of an operator: the name of its kernel in C, its interface, and the arrays beside x that its calls have."""
+
+    kernel: str
+    interface: Interface
+    arrays: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExportedOperator:
+    """Layers on top of each other as an operator that takes and returns tensors alone.
+
+    `sequences` are those of resets, lengths and cu_seqlens that a call has. States have an axis of all layers where `is_stack`;
+    `all_states` returns those after every step too. Results: y, the final states, and these.
+    """
+
+    name: str
+    layers: tuple[OperatorLayer, ...]
+    sequences: tuple[str, ...]
+    has_initial: bool
+    is_stack: bool
+    all_states: bool = False
+
+    @property
+    def interface(self) -> Interface:
+        """That of the first layer, whose sizes but for inputs are those of all."""
+        return self.layers[0].interface
+
+    @property
+    def inputs(self) -> tuple[OperatorInput, ...]:
+        """The tensors it takes, in their order."""
+        return (
+            OperatorInput("x", "x", self.storage, ""),
+            *(_SEQUENCES[name] for name in self.sequences),
+            *(self._beside(place, array) for place, layer in enumerate(self.layers) for array in layer.arrays),
+            *(self._initial(state) for state in (self.interface.states if self.has_initial else ())),
+        )
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors it returns."""
+        states = self.interface.states
+        final = tuple(f"final_{state}" for state in states)
+        return ("y", *final, *(f"states_{state}" for state in (states if self.all_states else ())))
+
+    @property
+    def schema(self) -> str:
+        """Its schema, without a namespace."""
+        return schema_of(self.name, [tensor.name for tensor in self.inputs], len(self.results))
+
+    @property
+    def storage(self) -> str:
+        """The dtype of x, R, weight and y."""
+        return SCALAR_TYPES[self.interface.precision.storage_dtype]
+
+    @property
+    def real(self) -> str:
+        """The dtype of states and of all other parameters."""
+        return SCALAR_TYPES[self.interface.precision.arithmetic_dtype]
+
+    @property
+    def hidden(self) -> int:
+        """The channels of a state."""
+        return self.interface.hidden_size
+
+    @property
+    def runs(self) -> int:
+        """Directions of a layer."""
+        return len(self.interface.runs_reversed)
+
+    @property
+    def states_axis(self) -> int:
+        """How many states of one kind a sequence has."""
+        return len(self.layers) * self.runs
+
+    @property
+    def state_sizes(self) -> str:
+        """The shape of a final state, as a list in C++."""
+        first = [str(self.states_axis)] if self.is_stack or self.runs > 1 else []
+        return ", ".join([*first, "sequences", str(self.hidden)])
+
+    @property
+    def y_sizes(self) -> str:
+        """The shape of y, as a list in C++."""
+        sizes = {"b": "rows", "t": "time", "h": str(self.runs * self.hidden)}
+        return ", ".join(sizes[axis] for axis in Y_AXES[self.interface.layout])
+
+    @property
+    def x_axes(self) -> tuple[tuple[str, int | None], ...]:
+        """The axes of x by their names in strides, each with its size where that is fixed."""
+        interface = self.interface
+        sizes = dict(zip(interface.x_axes, interface.shape(interface.x_axes, -1, -1), strict=True))
+        return tuple((AXIS_WORDS[axis], None if axis in "bt" else sizes[axis]) for axis in interface.x_axes)
+
+    def names_of(self, layer: int) -> list[tuple[str, str]]:
+        """Return the arrays of a layer's call beside x and states, and the tensors that they are."""
+        return [(tensor.array, tensor.name) for tensor in self.inputs if tensor.layer == layer or tensor.array in _SEQUENCES]
+
+    def _initial(self, state: str) -> OperatorInput:
+        name = f"initial_{state}"
+        return OperatorInput(name, name, self.real, f"{self.states_axis} * sequences * {self.hidden}")
+
+    def _beside(self, layer: int, array: str) -> OperatorInput:
+        interface = self.layers[layer].interface
+        counts = {
+            "R": math.prod(interface.R_shape),
+            "weight": interface.weight_rows * (interface.input_size or 0),
+            "bias": interface.weight_rows,
+            "recurrent_bias": math.prod(interface.recurrent_bias_shape),
+        }
+        count = counts.get(array, math.prod(interface.parameter_shape))
+        dtype = self.storage if array in {"R", "weight"} else self.real
+        return OperatorInput(f"{array}_{layer}", array, dtype, str(count), layer)
+
+
+_SEQUENCES = {
+    "resets": OperatorInput("resets", "resets", "Bool", "rows * time"),
+    "lengths": OperatorInput("lengths", "lengths", "Long", "sequences"),
+    "cu_seqlens": OperatorInput("cu_seqlens", "cu_seqlens", "Long", "sequences + 1"),
+}
+
+
+def schema_of(name: str, inputs: Sequence[str], results: int) -> str:
+    """Return the schema of an operator of tensors alone."""
+    return f"{name}({', '.join(f'Tensor {tensor}' for tensor in inputs)}) -> ({', '.join(['Tensor'] * results)})"
+
+
+def write_operators(folder: str | os.PathLike[str], name: str, operators: Sequence[ExportedOperator]) -> tuple[Path, ...]:
+    """Write NAME.cpp and CMakeLists.txt, which build the library of the operators; their kernels lie in folders beside them."""
+    kernels = {layer.kernel: layer.interface for operator in operators for layer in operator.layers}
+    header = (f"Layers of minrnn_gen as operators of torch, exported by minrnn-gen {__version__}.",)
+    files = {
+        f"{name}.cpp": _rendered("operators.cpp.j2", name, header, operators=operators, kernels=tuple(kernels)),
+        "CMakeLists.txt": _rendered("operators.CMakeLists.txt.j2", name, header, kernels=tuple(kernels)),
+    }
+    return written(Path(folder), files)
+
+
+def _rendered(template: str, name: str, header: tuple[str, ...], **context: object) -> str:
+    return environment().get_template(f"export/{template}").render(library=name, header=tuple(map(comment, header)), **context)

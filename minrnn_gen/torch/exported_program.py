@@ -1,0 +1,251 @@
+"""`export_operators`: the recurrences of an exported program as operators of a library in C++, for AOTInductor."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minrnn_gen.build.store import digest
+from minrnn_gen.errors import BadInput
+from minrnn_gen.export.folder import checked_name
+from minrnn_gen.export.operators import ExportedOperator, OperatorLayer, write_operators
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by, recipe_for_inference
+from minrnn_gen.torch import kernel_operator, stack_operator
+from minrnn_gen.torch.calls import arithmetic_dtype
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_SEQUENCES = ("resets", "lengths", "cu_seqlens")
+_OF_EVERY_CELL = ("R", "weight", "bias", "recurrent_bias")
+# Namespaces that have operators of others.
+_TAKEN = {"aten", "c10d", "inductor", "minrnn_gen", "onednn", "prim", "prims", "quantized", "torch"}
+# The operators that this process has defined, or given results without values, by namespace and name.
+_LIBRARIES: dict[str, Any] = {}
+_DEFINED: set[tuple[str, str]] = set()
+
+
+def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *, name: str) -> ExportedProgram:
+    """Write a library in C++ with the recurrences of a program, for the CPU, and return the program with its operators.
+
+    In `folder`: NAME.cpp and CMakeLists.txt, which build the library against the stable interface of torch 2.10 or later, and
+    a folder of each kernel, as `Kernel.export` writes it. `name` is that of the library and the namespace of its operators, a
+    name in C. `program` stays as it is; the one returned computes the same, here and wherever the library is loaded, and
+    torch._inductor.aoti_compile_and_package takes it. Only the forward is exported.
+    Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that cannot be
+    exported for the CPU.
+    """
+    from torch.export import ExportedProgram  # which takes 0.2 s
+
+    if not isinstance(program, ExportedProgram):
+        raise BadInput(f"program is a {type(program).__name__}; what torch.export.export returns is expected")
+    if checked_name(name, name) in _TAKEN:
+        raise BadInput(f"name is {name!r}, a namespace of torch or of this package; take another one")
+    _check_parts(program)
+    graph = _copied(program.graph)
+    calls = [call for call in map(_call_of, graph.nodes) if call is not None]
+    if not calls:
+        raise BadInput("program has no recurrence of minrnn_gen; export a module with layers of minrnn_gen.torch")
+    kernels: dict[str, str] = {}
+    operators: dict[str, ExportedOperator] = {}
+    for call in calls:
+        operator = _operator_of(name, call, kernels)
+        operators[operator.name] = operator
+        _replace(graph, call, operator, _defined(name, operator, call.recipes))
+    for recipe, kernel_name in kernels.items():
+        kernel_by(recipe).export(Path(folder) / kernel_name, name=kernel_name, partial=True)
+    write_operators(folder, name, tuple(operators.values()))
+    return _with_graph(program, graph)
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return a copy whose nodes have the names that a signature knows them by; as it is, `input` is renamed."""
+    copied = copy.deepcopy(graph)
+    for node, original in zip(copied.nodes, graph.nodes, strict=True):
+        node.name = original.name
+    return copied
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of layers in a graph, from the first one up: its nodes by the names of arrays in C, None where there is none."""
+
+    node: torch.fx.Node
+    recipes: tuple[str, ...]
+    is_stack: bool
+    all_states: bool
+    x: torch.fx.Node
+    sequences: Mapping[str, Any]
+    layers: tuple[Mapping[str, Any], ...]
+    state: Sequence[torch.fx.Node]
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the layers."""
+        return [kernel_by(recipe) for recipe in self.recipes]
+
+
+def _check_parts(program: ExportedProgram) -> None:
+    """Refuse recurrences that lie where no operator is replaced: in branches, and under settings of a part of a module."""
+    for part in program.graph_module.modules():
+        if part is not program.graph_module and isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                if _is_ours(node):
+                    raise BadInput(
+                        "program has a recurrence in a branch or a loop, or in a part under torch.no_grad or autocast; put "
+                        "those settings around torch.export.export, and branches outside of the program"
+                    )
+
+
+def _is_ours(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "minrnn_gen"
+
+
+def _call_of(node: torch.fx.Node) -> _Call | None:
+    """Return the call that a node is, None where it is none of ours; raises BadInput for one that is not exported."""
+    if not _is_ours(node):
+        return None
+    arguments: Any = node.args
+    if node.target is stack_operator.OPERATOR:
+        recipes, _, x, *sequences, parameters, state = arguments
+        names = _array_names(kernel_by(recipes[0]))
+        firsts = range(0, len(parameters), len(names))
+        layers = [dict(zip(names, parameters[first : first + len(names)], strict=True)) for first in firsts]
+        is_stack, all_states = True, False
+    elif node.target is kernel_operator.OPERATOR:
+        recipe, _, all_states, x, R, weight, bias, recurrent_bias, *sequences, shared, own, state = arguments
+        if shared:
+            raise BadInput("program has a cell with n values per channel, which is not exported for the CPU; leave it out")
+        beside = (R, weight, bias, recurrent_bias, *own)
+        recipes, layers = [recipe], [dict(zip(_array_names(kernel_by(recipe)), beside, strict=True))]
+        is_stack = False
+    else:
+        raise BadInput(f"program has {node.target}, which is not exported; allowed: layers and minrnn_gen.torch.recurrence")
+    if x.meta["val"].device.type != "cpu":
+        raise BadInput(f"program is on {x.meta['val'].device}; export the module on the CPU")
+    named = dict(zip(_SEQUENCES, sequences, strict=True))
+    return _Call(node, tuple(recipes), is_stack, all_states, x, named, tuple(layers), state)
+
+
+def _array_names(kernel: Kernel) -> tuple[str, ...]:
+    """Return the arrays of a layer beside x and states, in the order of the operators here."""
+    return (*_OF_EVERY_CELL, *(f"parameter_{name}" for name in kernel.parameters))
+
+
+def _operator_of(name: str, call: _Call, kernels: dict[str, str]) -> ExportedOperator:
+    """Return the operator of a call for the library `name`, to whose `kernels`, recipes and names in C, it adds its own."""
+    layers = []
+    for recipe, kernel, nodes in zip(call.recipes, call.kernels, call.layers, strict=True):
+        kernel_name = kernels.setdefault(recipe_for_inference(recipe), f"{name[:30]}_kernel{len(kernels)}")
+        arrays = tuple(array for array, node in nodes.items() if node is not None)
+        layers.append(OperatorLayer(kernel_name, kernel.interface, arrays))
+    sequences = tuple(name for name, node in call.sequences.items() if node is not None)
+    unnamed = ExportedOperator("", tuple(layers), sequences, bool(call.state), call.is_stack, call.all_states)
+    # A library serves a program only where it has the very layers of it.
+    of_what = "\n".join((unnamed.schema, str(call.is_stack), *map(recipe_for_inference, call.recipes)))
+    model = checked_name(None, call.kernels[0].builder.cell_source.name)
+    return replace(unnamed, name=f"{model}_{digest(of_what)[:8]}")
+
+
+def _nodes_of(graph: torch.fx.Graph, call: _Call, operator: ExportedOperator) -> tuple[torch.fx.Node, ...]:
+    """Return the nodes of an operator's inputs, cast to what the kernels in C take."""
+    real = arithmetic_dtype(call.kernels[0])
+    integers = dict.fromkeys(("lengths", "cu_seqlens"), torch.int64)
+    nodes = []
+    with graph.inserting_before(call.node):
+        for tensor in operator.inputs:
+            if tensor.array == "x":
+                node = call.x
+            elif tensor.array in _SEQUENCES:
+                node = call.sequences[tensor.array]
+            elif tensor.layer is None:
+                node = call.state[operator.interface.states.index(tensor.array.removeprefix("initial_"))]
+            else:
+                node = call.layers[tensor.layer][tensor.array]
+            dtype = integers.get(tensor.array, real if tensor.dtype == operator.real else None)
+            if dtype is not None and node.meta["val"].dtype is not dtype:
+                value = node.meta["val"].to(dtype)
+                node = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+                node.meta["val"] = value
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _replace(graph: torch.fx.Graph, call: _Call, operator: ExportedOperator, target: Any) -> None:
+    """Call `target` in place of a call; refused where a backward reads what the call saves for it."""
+    count = len(operator.results)
+    results = list(call.node.users)
+    if any(result.args[1] >= count and result.users for result in results):
+        raise BadInput("program has gradients of a recurrence, which are not exported; export the module's forward alone")
+    nodes = _nodes_of(graph, call, operator)
+    with graph.inserting_before(call.node):
+        replacing = graph.call_function(target, nodes)
+    replacing.meta = {**call.node.meta, "val": tuple(call.node.meta["val"][:count])}
+    for result in results:
+        if result.args[1] < count:
+            result.replace_input_with(call.node, replacing)
+        else:
+            graph.erase_node(result)
+    graph.erase_node(call.node)
+
+
+def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...]) -> Any:
+    """Return the operator in torch, defined where no library that is loaded has it; computed by the house until one is."""
+    key = (namespace, operator.name)
+    if key not in _DEFINED:
+        library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
+        run = _Run(operator, recipes)
+        if not hasattr(getattr(torch.ops, namespace), operator.name):
+            library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
+            library.impl(operator.name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{namespace}::{operator.name}", run, lib=library)
+        _DEFINED.add(key)
+    return getattr(getattr(torch.ops, namespace), operator.name).default
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What an exported operator computes, with and without values, by the operators here."""
+
+    operator: ExportedOperator
+    recipes: tuple[str, ...]
+
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        operator = self.operator
+        named = dict(zip((tensor.name for tensor in operator.inputs), tensors, strict=True))
+        x, sequences = named["x"], [named.get(name) for name in _SEQUENCES]
+        of_layers = [
+            [named.get(f"{array}_{layer}") for array in _array_names(kernel_by(recipe))]
+            for layer, recipe in enumerate(self.recipes)
+        ]
+        state = [named[f"initial_{name}"] for name in operator.interface.states] if operator.has_initial else []
+        if operator.is_stack:
+            parameters = [tensor for tensors in of_layers for tensor in tensors]
+            results = stack_operator.OPERATOR([*self.recipes], False, x, *sequences, parameters, state)
+        else:
+            R, weight, bias, recurrent_bias, *own = of_layers[0]
+            options = (self.recipes[0], operator.all_states, operator.all_states)
+            results = kernel_operator.OPERATOR(*options, x, R, weight, bias, recurrent_bias, *sequences, [], own, state)
+        return tuple(results[: len(operator.results)])
+
+
+def _with_graph(program: ExportedProgram, graph: torch.fx.Graph) -> ExportedProgram:
+    """Return a program with another graph, whose inputs and results are the same."""
+    return type(program)(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
