@@ -28,13 +28,6 @@ from minrnn_gen.run.ahead import step_specialization
 OPTIONAL = ("resets", "cu_seqlens", "states")
 
 
-def why_not_on_gpus(interface: Interface) -> str:
-    """Return why a spec cannot be exported for GPUs, as a part of a sentence; nothing where it can."""
-    if interface.has_vectors:
-        return "its cell has states of n values per channel, whose kernels take inputs that an exported call has not"
-    return ""
-
-
 def targets_of(builder: Builder, gpus: Sequence[str]) -> tuple[Target, ...]:
     """Return the GPUs to compile for: profiles by name or path, or the builder's own; raises BadInput for an unknown one."""
     return tuple(map(Target.named, dict.fromkeys(gpus))) or (builder.target,)
@@ -62,8 +55,6 @@ def cuda_export(
     With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls go `without`
     some of `OPTIONAL`.
     """
-    if reason := why_not_on_gpus(interface):
-        raise BadInput(f"export: this spec cannot be exported for cuda, since {reason}; or export for cpu")
     absent = checked_absent(without)
     collected = _Collected(interface, [replace(builder, target=target) for target in targets], tuple(sizes), absent)
     left_out = []
@@ -74,7 +65,7 @@ def cuda_export(
         left_out.append("a single step cannot be exported for cuda, since no kernel of its own serves it on every GPU")
     demand_whole(left_out, partial)
     passes: tuple[str, ...] = ("forward", "backward") if collected.has_backward else ("forward",)
-    lowered = builder.lowered_backward if collected.has_backward else None
+    lowered = builder.lowered_backward if collected.has_backward and not interface.has_vectors else None
     code = collected.code()
     source = ExportSource(
         name,
@@ -129,7 +120,9 @@ class _Collected:
             steps_forward = any(len(kernel.forms) > 1 and kernel.plan.kernel_pass == "forward" for kernel in kernels[first:])
             rest = is_exact, most, gradients, steps_forward
             gpus.append(ExportedGpu(builder.target, first, len(numbers), tuple(dispatch), *rest))
-        output_state = self._builders[0].lowered_backward.output_state if self.has_backward else None
+        output_state = None
+        if self.has_backward and self._interface.recurrent_gates:
+            output_state = self._builders[0].lowered_backward.output_state
         return CudaCode(
             tuple(gpus),
             tuple(kernels),
@@ -186,14 +179,15 @@ class _Collected:
     @property
     def _saved_states_out(self) -> StatesOut:
         """That in which a backward reads them: a recurrent product takes outputs as they were before they were rounded."""
-        if not self._builders[0].lowered_backward.needs_saved_states:
+        if self._interface.has_vectors or not self._builders[0].lowered_backward.needs_saved_states:
             return "none"
         return self._as_named("arithmetic" if self._interface.recurrent_gates else "storage")
 
     def _as_named(self, states_out: StatesOut) -> StatesOut:
         """Where nothing is rounded the two are one kernel."""
         precision = self._interface.precision
-        return "storage" if precision.storage_dtype == precision.arithmetic_dtype else states_out
+        is_equal = precision.storage_dtype == precision.arithmetic_dtype and not self._interface.has_vectors
+        return "storage" if is_equal else states_out
 
     def _hinted(self, builder: Builder) -> Specialization:
         """That of contiguous arrays; where time is the last axis, their alignment changes with it."""
@@ -250,8 +244,10 @@ class _Collected:
             raise ToolchainMissing(
                 "export: kernels cannot be compiled, since NVRTC is not installed; install its package, or export for cpu"
             )
-        names = ArrayNames(self._interface.states, self._interface.parameters)
-        if plan.kernel_pass == "backward":
+        interface = self._interface
+        with_values = interface.vector_states, interface.vector_parameters, interface.shared
+        names = ArrayNames(interface.states, interface.parameters, (), None, *with_values)
+        if plan.kernel_pass == "backward" and not interface.has_vectors:
             names = names_of(builder.lowered_backward)
         forms = []
         for suffix in suffixes_of(plan.entry):
@@ -276,6 +272,10 @@ class _Collected:
 
 def _grid_of(plan: KernelPlan) -> tuple[int, int, int]:
     """Return the units of a sequence, how many a block has, and the sequences that share them."""
+    if plan.family == "vectors":
+        if plan.kernel_pass == "step":
+            return plan.hidden_size * plan.variables["lanes"], plan.threads, 1
+        return plan.partition["blocks_per_sequence"], 1, 1
     if plan.strategy == "persistent":
         return plan.heads, 1, plan.group_sequences
     if plan.strategy == "decode":

@@ -16,17 +16,28 @@ _CLIP_FORMATS = {"float32": "<f4x", "float64": "<d"}
 
 def expressions(interface: Interface, parameters: Signature, clip: float | None) -> tuple[str, ...]:
     """Return the arguments of a kernel in the order of its signature, as expressions in C; `clip` is that of a backward."""
-    of_state = "direction * call->batch * HIDDEN"
+
+    def values(parameter: Parameter) -> str:
+        name = parameter.name.partition("_")[2]
+        return str(interface.state_size if name in (*interface.vector_states, *interface.vector_parameters) else 1)
+
+    def of_state(parameter: Parameter) -> str:
+        return f"direction * call->batch * HIDDEN * {values(parameter)}"
+
     by_source: dict[str, Callable[[Parameter], str]] = {
         "call.x": lambda parameter: _array("x", parameter),
         "outputs.y": lambda parameter: _array("y", parameter),
         "call.R": lambda _: _part("call->R", "direction * (int64_t)RECURRENT_ROWS * HEAD_DIM"),
         "call.bias": lambda _: _part("call->bias", "direction * GATES * HIDDEN"),
         "call.recurrent_bias": lambda _: _recurrent_bias(interface),
-        "call.parameters": lambda parameter: _part(f"call->{parameter.name}", "direction * HIDDEN"),
-        "call.initial": lambda parameter: _part(f"call->{parameter.name}", of_state),
-        "outputs.final": lambda parameter: f"ADDRESS(run->{parameter.name} + {of_state})",
-        "outputs.kept": lambda parameter: f"run->{parameter.name}",
+        "call.parameters": lambda parameter: _part(f"call->{parameter.name}", f"direction * HIDDEN * {values(parameter)}"),
+        "call.initial": lambda parameter: _part(f"call->{parameter.name}", of_state(parameter)),
+        "outputs.final": lambda parameter: f"ADDRESS(run->{parameter.name} + {of_state(parameter)})",
+        "outputs.kept": lambda parameter: _kept(interface, parameter),
+        "call.shared": lambda parameter: _shared(parameter, "shared"),
+        "gradients.dshared": lambda parameter: _shared(parameter, "dshared"),
+        "gradients.vectors": lambda parameter: f"run->{parameter.name}",
+        "launch.checkpoints": lambda _: "run->checkpoints",
         "call.sequences.resets": lambda parameter: _array("resets", parameter),
         "call.sequences.cu_seqlens": lambda _: "ADDRESS(CU_SEQLENS(call))",
         "call.sequences.lengths": lambda _: "run->ends",
@@ -37,9 +48,9 @@ def expressions(interface: Interface, parameters: Signature, clip: float | None)
         "launch.float32_vectors": lambda _: _mask(interface),
         "arrays.read_states": lambda parameter: _read_state(parameter, parameters),
         "incoming.dy": lambda parameter: "run->dy" if parameter.name == "dy" else f"run->y_strides.{_axis(parameter)}",
-        "incoming.dfinal": lambda parameter: _part(f"call->{parameter.name}", of_state),
+        "incoming.dfinal": lambda parameter: _part(f"call->{parameter.name}", of_state(parameter)),
         "gradients.dx": lambda parameter: _array("dx", parameter),
-        "gradients.dinitial": lambda parameter: f"ADDRESS(run->{parameter.name} + {of_state})",
+        "gradients.dinitial": lambda parameter: f"ADDRESS(run->{parameter.name} + {of_state(parameter)})",
         "gradients.sums": lambda _: "run->sums",
         "arrays.products": lambda parameter: (
             "run->products" if parameter.name == "products" else f"run->row_strides.{_axis(parameter)}"
@@ -74,6 +85,20 @@ def _read_state(parameter: Parameter, parameters: Signature) -> str:
         return f"run->{parameter.name}"
     has_any = any(name.startswith("saved_") for name in parameters.names)
     return f"run->y_strides.{_axis(parameter)}" if has_any else "0"
+
+
+def _kept(interface: Interface, parameter: Parameter) -> str:
+    """The address of a state after every step, or a stride of those with the axis n."""
+    if parameter.name.startswith("kept_"):
+        return f"run->{parameter.name}"
+    return f"run->states_strides.{_axis(parameter)}" if interface.vector_states else "0"
+
+
+def _shared(parameter: Parameter, array: str) -> str:
+    """The address of an input S.* or of parts of its gradient, or a stride of either."""
+    if parameter.name.startswith(f"{array}_"):
+        return f"run->{parameter.name}"
+    return "run->dshared_part" if _axis(parameter) == "part" else f"run->shared_strides.{_axis(parameter)}"
 
 
 def _part(pointer: str, offset: str) -> str:

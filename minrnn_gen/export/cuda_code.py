@@ -74,8 +74,18 @@ class ExportedKernel:
 
     @property
     def parts(self) -> int:
-        """Parts of time with sums of their own, where it is not divided into tiles."""
+        """Parts of time with sums of their own, where it is not divided into tiles; of S.* of n values, parts of channels."""
+        if self.plan.family == "vectors":
+            return self.plan.partition["group_blocks"]
         return 1 if self.plan.family == "dense" else self.cluster_blocks
+
+    @property
+    def checkpoint_values(self) -> int:
+        """Values of the states at the begin of a tile, of a backward of a cell with n values per channel."""
+        plan = self.plan
+        if plan.family != "vectors" or plan.kernel_pass != "backward":
+            return 0
+        return plan.partition["state_rows"] * plan.hidden_size * plan.variables["lanes"]
 
     @property
     def exchange_bytes(self) -> int:

@@ -121,7 +121,8 @@ class _Recorder:
             results = self._results(forward)
             dy = self._input("dy", "storage", interface.y_shape(*self._sizes), 1.0)
             dfinal = {
-                name: self._input(f"dfinal_{name}", "real", interface.state_shape(BATCH), 1.0) for name in interface.states
+                name: self._input(f"dfinal_{name}", "real", interface.shape_of_state(name, BATCH), 1.0)
+                for name in interface.states
             }
             results |= _gradients(source, self._executor.backward(saved, dy, dfinal))
         else:
@@ -152,11 +153,20 @@ class _Recorder:
         if interface.takes_recurrent_bias:
             recurrent_bias = self._input("recurrent_bias", "real", interface.recurrent_bias_shape, 1.0)
         parameters = {
-            name: self._input(f"parameter_{name}", "real", interface.parameter_shape, 1.0) for name in interface.parameters
+            name: self._input(f"parameter_{name}", "real", interface.shape_of_parameter(name), 1.0)
+            for name in interface.parameters
         }
-        state = {name: self._input(f"initial_{name}", "real", interface.state_shape(BATCH), 1.0) for name in interface.states}
+        state = {
+            name: self._input(f"initial_{name}", "real", interface.shape_of_state(name, BATCH), 1.0)
+            for name in interface.states
+        }
+        of_steps = interface.shared_axes.replace("t", "") if is_step else interface.shared_axes
+        shared = {
+            name: self._input(f"shared_{name}", "storage", interface.shape(of_steps, *self._sizes), 1.0)
+            for name in interface.shared
+        }
         return CallArguments(
-            x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state
+            x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state, shared or None
         )  # fmt: skip
 
     def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float) -> Values:
@@ -184,6 +194,7 @@ def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any
     interface = source.interface
     named = {f"d{name}": gradients[name] for name in ("x", "weight", "R", "bias", "recurrent_bias") if name in gradients}
     named |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.parameters}
+    named |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
     return named | {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
 
 

@@ -15,8 +15,17 @@ from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
 
 Target = Literal["cpu", "cuda"]
-# Axes of x and y by their names in strides.
-AXIS_WORDS = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel", "i": "channel"}
+# Axes of arrays by their names in strides.
+AXIS_WORDS = {
+    "b": "batch",
+    "t": "time",
+    "d": "direction",
+    "g": "gate",
+    "h": "channel",
+    "i": "channel",
+    "k": "group",
+    "n": "value",
+}
 _STORAGE = {
     "float64": ("double", "fp64"),
     "float32": ("float", "fp32"),
@@ -150,7 +159,8 @@ class ExportSource:
         """The arrays that every call needs beside x and y."""
         interface = self.interface
         weights = [*(["weight"] if interface.input_size else []), *(["R"] if interface.recurrent_gates else [])]
-        return (*weights, *(f"parameter_{name}" for name in interface.parameters))
+        named = [*(f"parameter_{name}" for name in interface.parameters), *(f"shared_{name}" for name in interface.shared)]
+        return (*weights, *named)
 
     @property
     def sums(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -160,30 +170,43 @@ class ExportSource:
         sums = [("dbias", "real", 0, gates)]
         if interface.takes_recurrent_bias:
             sums.append(("drecurrent_bias", "real", gates, products))
-        parameters = enumerate(interface.parameters, gates + products)
+        parameters = enumerate(interface.summed_parameters, gates + products)
         return (*sums, *((f"dparameter_{name}", "real", place, 1) for place, name in parameters))
 
     def axes(self, array: str) -> str:
-        """Return the axes of x, of pre-activations or of y in the layout."""
-        if array == "preactivations":
-            return self.interface.preactivation_axes
-        return self.interface.x_axes if array == "x" else Y_AXES[self.interface.layout]
+        """Return the axes of x, of pre-activations, of inputs S.*, of states with the axis n, or of y in the layout."""
+        interface = self.interface
+        axes = {"x": interface.x_axes, "preactivations": interface.preactivation_axes, "shared": interface.shared_axes}
+        if interface.vector_states:
+            axes["states"] = interface.states_axes(interface.vector_states[0])
+        return axes.get(array, YAXIS_WORDS[interface.layout])
 
     def contiguous(self, array: str) -> list[tuple[str, str]]:
         """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
         interface, axes = self.interface, self.axes(array)
-        channels = interface.hidden_size * (self.runs if array == "y" else 1)
+        channels = interface.hidden_size * (self.runs if array in {"y", "states"} else 1)
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
-        sizes["i"] = str(interface.input_size)
+        sizes |= {"i": str(interface.input_size), "k": str(interface.groups), "n": str(interface.state_size)}
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
         return [(AXIS_WORDS[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
 
     def shape(self, axes: str) -> str:
         """Return axes in words."""
         interface = self.interface
-        words = {"b": "B", "t": "T", "d": "2", "g": "G", "h": "H", "i": "I"}
+        words = {"b": "B", "t": "T", "d": "2", "g": "G", "h": "H", "i": "I", "k": "K", "n": "n"}
         words["h"] = "H" if "g" in axes or not interface.directions else "2 * H"
         return f"[{', '.join(words[axis] for axis in axes)}]"
+
+    def values_of(self, name: str) -> int:
+        """Return how many values a channel has of a state or a parameter."""
+        return self.interface.state_size if name in self._vectors else 1
+
+    def _with_values(self, name: str, shape: str) -> str:
+        return f"{shape[:-1]}, n]" if name in self._vectors else shape
+
+    @property
+    def _vectors(self) -> tuple[str, ...]:
+        return (*self.interface.vector_states, *self.interface.vector_parameters)
 
     @cached_property
     def arrays(self) -> tuple[ExportArray, ...]:
@@ -207,8 +230,10 @@ class ExportSource:
         arrays.append(ExportArray("bias", "real", f"[{two}G, H], or null"))
         if interface.takes_recurrent_bias:
             arrays.append(ExportArray("recurrent_bias", "real", f"[{two}Gr, H], or null"))
-        arrays += [ExportArray(f"parameter_{name}", "real", vector) for name in interface.parameters]
-        arrays += [ExportArray(f"initial_{name}", "real", f"{state}, or null: zeros") for name in interface.states]
+        arrays += [ExportArray(f"parameter_{name}", "real", self._with_values(name, vector)) for name in interface.parameters]
+        arrays += [ExportArray(f"shared_{name}", "storage", f"{self.shape(self.axes('shared'))}") for name in interface.shared]
+        state_of = {name: self._with_values(name, state) for name in interface.states}
+        arrays += [ExportArray(f"initial_{name}", "real", f"{state_of[name]}, or null: zeros") for name in interface.states]
         arrays += [
             ExportArray("resets", "uint8_t", f"[B, T], {resets}: states are 0 before that step; or null"),
             ExportArray("resets_strides", "", "of resets: batch and time", is_strides=True),
@@ -216,10 +241,10 @@ class ExportSource:
             self._cu_seqlens(),
             ExportArray("y", "storage", f"{y}, written by a forward", is_input=False),
             ExportArray("y_strides", "", "of y, dy and states", is_strides=True),
-            *(ExportArray(f"final_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states),
+            *(ExportArray(f"final_{name}", "real", f"{state_of[name]}, or null", is_input=False) for name in interface.states),
         ]
         arrays += [
-            ExportArray(f"states_{name}", "real", "after every step, as y; or null", is_input=False)
+            ExportArray(f"states_{name}", "real", f"after every step, {self._as_y(name)}; or null", is_input=False)
             for name in interface.states
         ]
         arrays = [array for array in arrays if not self._is_absent(array.name.removesuffix("_strides"))]
@@ -229,7 +254,7 @@ class ExportSource:
         arrays += [
             ExportArray("saved", "void", saved, is_input=False),
             ExportArray("dy", "storage", f"{y}, the gradient of y"),
-            *(ExportArray(f"dfinal_{name}", "real", f"{state}, or null: zeros") for name in interface.states),
+            *(ExportArray(f"dfinal_{name}", "real", f"{state_of[name]}, or null: zeros") for name in interface.states),
             ExportArray("dx", "storage", f"{x}, or null", is_input=False),
             ExportArray("dx_strides", "", "of dx", is_strides=True),
         ]
@@ -239,8 +264,19 @@ class ExportSource:
             if name in self.required
         ]
         arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
-        arrays += [ExportArray(f"dinitial_{name}", "real", f"{state}, or null", is_input=False) for name in interface.states]
+        vectors = [*(("dparameter", "real", name) for name in interface.vector_parameters)]
+        vectors += [("dshared", "storage", name) for name in interface.shared]
+        arrays += [
+            ExportArray(f"{prefix}_{name}", kind, f"as {prefix[1:]}_{name}, or null", is_input=False)
+            for prefix, kind, name in vectors
+        ]
+        arrays += [
+            ExportArray(f"dinitial_{name}", "real", f"{state_of[name]}, or null", is_input=False) for name in interface.states
+        ]
         return arrays
+
+    def _as_y(self, state: str) -> str:
+        return f"{self.shape(self.axes('states'))} without gaps" if state in self.interface.vector_states else "as y"
 
     def _is_absent(self, array: str) -> bool:
         return array in self.absent or (array.startswith("states_") and "states" in self.absent)

@@ -62,7 +62,7 @@ def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tupl
 
 # A scan by one block and by a look-back, a dense cell in one block, in clusters and over a grid, both directions, every layout.
 CASES: tuple[Any, ...] = (
-    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("states",), whole=False),
+    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("resets", "states"), whole=False),
     case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
     case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
@@ -86,7 +86,7 @@ CASES: tuple[Any, ...] = (
         "dense-gradients",
         {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
         (4, 16),
-        without=WITHOUT,
+        without=("cu_seqlens", "states"),
         whole=False,
     ),
     case(
@@ -117,6 +117,22 @@ CASES: tuple[Any, ...] = (
         {"model": "qrnn", "hidden_size": 32, "input_size": 16, "precision": "fp16", "layout": "BDT"},
         (2, 33),
     ),
+    case("n-values", {"model": "selective", "hidden_size": 32, "state_size": 4}, (4, 16), without=WITHOUT, whole=False),
+    case("n-values-whole", {"model": "selective", "hidden_size": 32, "state_size": 4, "precision": "fp16"}, (4, 16)),
+    case(
+        "n-values-both-directions",
+        {
+            "model": "selective",
+            "hidden_size": 32,
+            "state_size": 8,
+            "groups": 2,
+            "direction": "bidirectional",
+            "precision": "bf16",
+            "input_size": 12,
+        },
+        (4, 16),
+    ),
+    case("n-values-time-last", {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"}, (4, 15)),
     case("steps-of-many", {**DENSE, "layout": "BDT", "input_size": 12}, (200, 2), without=WITHOUT),
     case("dense-of-many", {**DENSE, "input_size": 12}, (200, 2), without=WITHOUT),
     case("grid-gradients", {"model": "lstm", "hidden_size": 1024, "precision": "bf16"}, (2, 1024), without=WITHOUT),
@@ -298,6 +314,17 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "dense-fp64": {"model": "slstm", "hidden_size": 32, "precision": "fp64", "recurrent_gradient_clip": 0.5},
     "steps": {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "layout": "BDT", "input_size": 12},
     "steps-both-directions": {"model": "gru", "hidden_size": 48, "layout": "BDT", "direction": "bidirectional"},
+    "n-values": {"model": "selective", "hidden_size": 32, "state_size": 4},
+    "n-values-both-directions": {
+        "model": "selective",
+        "hidden_size": 32,
+        "state_size": 8,
+        "groups": 2,
+        "direction": "bidirectional",
+        "precision": "bf16",
+        "input_size": 12,
+    },
+    "n-values-time-last": {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"},
     "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
 }
 
@@ -361,9 +388,6 @@ def test_without_cublas_what_multiplies_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
-    vectors = minrnn_gen.compile({"model": "selective", "hidden_size": 32, "state_size": 4}, gpu="h200")
-    with pytest.raises(BadInput, match="n values per channel"):
-        vectors.export(tmp_path, target="cuda", partial=True)
     with pytest.raises(BadInput, match="allowed: resets, cu_seqlens, states"):
         kernel_of(json.dumps(SCAN)).export(tmp_path, target="cuda", without=["lengths"])
     with pytest.raises(BadInput, match="no GPU profile is called"):

@@ -39,7 +39,7 @@ STREAM = 0x77
 # Where arrays lie, at which nothing is read: those of a call, what Python allocates besides, and the workspaces in C.
 FIRST_ADDRESS, FIRST_SCRATCH, FIRST_WORKSPACE, NEXT_ARRAY = 1 << 36, 1 << 37, 1 << 38, 1 << 28
 # Kernels of gradients outside the recurrence, which Python leaves to a library of arrays.
-OTHER_KERNELS = ("add_up", "store", "zero_beyond")
+OTHER_KERNELS = ("add_up", "add_parts", "store", "zero_beyond")
 # Calls a kernel in a process of its own, whose libraries are the fake ones.
 SCRIPT = """
 import ctypes, json, os, sys
@@ -245,6 +245,15 @@ class Owner:
     def sum(self, _axes: object) -> Self:
         return self
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, _index: int) -> Self:
+        return self
+
+    def astype(self, *_how: object, **_else: object) -> Self:
+        return self
+
     def swapaxes(self, *_axes: int) -> Self:
         return self
 
@@ -428,6 +437,7 @@ def planned_call(interface: Interface, batch: int, time: int, way: Way) -> Call:
     """Return a call of arrays without gaps; of packed sequences there are `batch`, of `time` steps on average."""
     storage, real, new = interface.precision.storage_dtype, interface.precision.arithmetic_dtype, Arrays().new
     axes = interface.x_axes.replace("t", "") if way.is_step else interface.x_axes
+    shared_axes = interface.shared_axes.replace("t", "") if way.is_step else interface.shared_axes
     rows, steps = (1, batch * time) if way.packed else (batch, time)
     is_dense = bool(interface.recurrent_gates)
     return Call(
@@ -437,8 +447,9 @@ def planned_call(interface: Interface, batch: int, time: int, way: Way) -> Call:
         time=steps,
         weight=new((interface.weight_rows, interface.input_size), storage) if interface.input_size else None,
         bias=new((*interface.directions, len(interface.gates), interface.hidden_size), real),
-        parameters=tuple(new(interface.parameter_shape, real) for _ in interface.parameters),
-        initial=tuple(new(interface.state_shape(batch), real) for _ in interface.states),
+        parameters=tuple(new(interface.shape_of_parameter(name), real) for name in interface.parameters),
+        initial=tuple(new(interface.shape_of_state(name, batch), real) for name in interface.states),
+        shared=tuple(new(interface.shape(shared_axes, rows, steps), storage) for _ in interface.shared),
         sequences=Sequences(
             batch,
             new((rows, steps), "bool") if way.resets else None,
@@ -468,7 +479,7 @@ def planned_launches(kernel: Kernel, call: Call, way: Way, resident: int = 1) ->
         arrays |= {"y": result.y.pointer} | _pointers("final", interface.states, result.final)
         return PlannedCall(run, (_passed("step", call, arrays, 0),))
     saves: StatesOut = "arithmetic" if interface.recurrent_gates else "storage"
-    needs = way.backward and bool(builder.lowered_backward.needs_saved_states)
+    needs = way.backward and not interface.has_vectors and bool(builder.lowered_backward.needs_saved_states)
     forward = gpu_run.forward(call, "arithmetic" if way.states else saves if needs else "none", saves=way.backward)
     outputs = forward.outputs
     arrays |= {"y": outputs.y.pointer} | _pointers("final", interface.states, outputs.final)
@@ -479,12 +490,13 @@ def planned_launches(kernel: Kernel, call: Call, way: Way, resident: int = 1) ->
     arrays["saved"] = FIRST_WORKSPACE + 2 * NEXT_ARRAY
     new, precision = Arrays(FIRST_WORKSPACE + 4 * NEXT_ARRAY).new, interface.precision
     dy = new(outputs.y.shape, precision.storage_dtype)
-    dfinal = tuple(new(interface.state_shape(call.batch), precision.arithmetic_dtype) for _ in interface.states)
+    dfinal = tuple(new(interface.shape_of_state(name, call.batch), precision.arithmetic_dtype) for name in interface.states)
     with patch("minrnn_gen.gpu.memory.zeroed_beyond", run.zeroed_beyond):
         raw = gpu_run.backward(forward, IncomingGradient(dy, dfinal))
     of_backward = {"dy": dy.pointer, "dx": raw.x.pointer} | _pointers("dfinal", interface.states, dfinal)
     of_backward |= _pointers("dinitial", interface.states, raw.initial)
     wanted = {"dbias": call.bias, "dweight": call.weight, "dR": call.R, "drecurrent_bias": call.recurrent_bias}
+    wanted |= {f"dshared_{name}": array for name, array in zip(interface.shared, call.shared, strict=True)}
     wanted |= {f"dparameter_{name}": array for name, array in zip(interface.parameters, call.parameters, strict=True)}
     of_backward |= {name: new(array.shape, array.dtype).pointer for name, array in wanted.items() if array is not None}
     passed = _passed("forward", call, arrays, 0), _passed("backward", call, arrays | of_backward, 1)
@@ -497,6 +509,7 @@ def _inputs(interface: Interface, call: Call) -> dict[str, int]:
     named |= {"resets": sequences.resets, "lengths": sequences.lengths, "cu_seqlens": sequences.cu_seqlens}
     named |= {f"parameter_{name}": array for name, array in zip(interface.parameters, call.parameters, strict=True)}
     named |= {f"initial_{name}": array for name, array in zip(interface.states, call.initial, strict=True)}
+    named |= {f"shared_{name}": array for name, array in zip(interface.shared, call.shared, strict=True)}
     return {name: int(array.pointer) for name, array in named.items() if array is not None}
 
 

@@ -9,7 +9,6 @@ from support.exported_launches import OTHER_KERNELS, hash_of
 
 from minrnn_gen.codegen.render import Gradients, render_gradients
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
-from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.export.cuda_code import CudaCode, ExportedGpu
 from minrnn_gen.interpret.toolchain import compiled
 from minrnn_gen.kernel import Kernel
@@ -22,9 +21,7 @@ def emulated_kernels(folder: Path, kernel: Kernel, code: CudaCode) -> Path:
     is_bfloat16 = kernel.interface.precision.storage_dtype == "bfloat16"
     for exported in code.kernels:
         built, plan = exported.built, exported.plan
-        names = ArrayNames(kernel.interface.states, kernel.interface.parameters)
-        if plan.kernel_pass == "backward":
-            names = names_of(builder.lowered_backward)
+        names = names_of(builder.lowered_for(plan.kernel_pass))
         has_float = plan.arithmetic_dtype == "float32"
         floats = [
             at
