@@ -179,7 +179,7 @@ class ExportSource:
         axes = {"x": interface.x_axes, "preactivations": interface.preactivation_axes, "shared": interface.shared_axes}
         if interface.vector_states:
             axes["states"] = interface.states_axes(interface.vector_states[0])
-        return axes.get(array, YAXIS_WORDS[interface.layout])
+        return axes.get(array, Y_AXES[interface.layout])
 
     def contiguous(self, array: str) -> list[tuple[str, str]]:
         """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
