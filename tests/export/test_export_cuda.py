@@ -299,6 +299,14 @@ def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_pat
     assert "is expected" in ran.stderr
 
 
+@pytest.mark.matrix_full
+def test_of_several_gpus_only_those_need_cublas_whose_steps_are_multiplied_one_by_one(tmp_path: Path) -> None:
+    _, source = exported(tmp_path, DENSE, [(4, 16)], "h200", "t4", without=WITHOUT)
+    for capability, cublas, code in (("90", None, 0), ("75", None, NO_DEVICE), ("75", "libcublas.so.11", 0)):
+        (tmp_path / "libraries" / "libcublas.so.11").unlink(missing_ok=True)
+        assert run_calls(tmp_path, source, [], cublas=cublas, driver_capability=capability).codes[0][0] == code
+
+
 def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path) -> None:
     exported(tmp_path, {**SCAN, "input_size": 8}, [(4, 16)], without=WITHOUT)
     libraries = fake_library(tmp_path)
