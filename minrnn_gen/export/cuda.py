@@ -111,15 +111,19 @@ class _Collected:
             for kernel_pass, specialization in self._variants(builder):
                 keys = self._keys(builder, kernel_pass, specialization)
                 new = [key for key in keys if key not in numbers]
-                numbers |= {key: first + len(numbers) + place for place, key in enumerate(new)}
-                kernels += [self._kernel(builder, built) for built in builder.build_all(new)]
+                for key, built in zip(new, builder.build_all(new), strict=True):
+                    kernel = self._kernel(builder, built)
+                    # Many that are chosen apart are compiled to the same, which is loaded once.
+                    alike = (at for at, other in enumerate(kernels[first:], first) if other.is_launched_as(kernel))
+                    numbers[key] = next(alike, len(kernels))
+                    kernels += [kernel] if numbers[key] == len(kernels) else []
                 dispatch.append(Dispatch(tuple(numbers[key] for key in keys), self._places(builder, keys)))
             is_exact = any(not kernel.plan.arch[-1].isdigit() for kernel in kernels[first:])
             most = self._step_sequences_most(builder)
             gradients = self._gradients(builder.target) if self.has_backward else None
             steps_forward = any(len(kernel.forms) > 1 and kernel.plan.kernel_pass == "forward" for kernel in kernels[first:])
             rest = is_exact, most, gradients, steps_forward
-            gpus.append(ExportedGpu(builder.target, first, len(numbers), tuple(dispatch), *rest))
+            gpus.append(ExportedGpu(builder.target, first, len(kernels) - first, tuple(dispatch), *rest))
         output_state = None
         if self.has_backward and self._interface.recurrent_gates:
             output_state = self._builders[0].lowered_backward.output_state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -45,6 +45,10 @@ class ExportedKernel:
     def plan(self) -> KernelPlan:
         """The plan."""
         return self.built.plan
+
+    def is_launched_as(self, other: ExportedKernel) -> bool:
+        """Whether both are the same cubin, launched alike."""
+        return replace(self, built=other.built) == other
 
     @property
     def entries(self) -> tuple[str, ...]:

@@ -145,10 +145,8 @@ def test_nothing_else_has_the_prefix_of_a_cells_names() -> None:
 @pytest.mark.parametrize("template", sorted({*template_texts()} - PROGRAMS))
 def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> None:
     text = re.sub(r"\{%.*?%\}", "", without_comments(template_texts()[template]))
-    # An export's interface calls arrays as Python does.
-    prefixes = (PREFIX, *ARRAYS) if template.startswith("export/") else (PREFIX,)
     for before in re.findall(r"(\w*)\{\{ (?:name|cell\.output_state) \}\}(?! = )", text):
-        assert before.startswith(prefixes), before
+        assert before.startswith(PREFIX), before
 
 
 @pytest.mark.parametrize("text", SPECS, ids=("affine", "diagonal", "dense", "vectors"))

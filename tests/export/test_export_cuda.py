@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from support.exported import WARNINGS, check, cublas_folders, run_in
 from support.exported_launches import (
     NEXT_ARRAY,
     OTHER_KERNELS,
+    Answers,
     Matching,
     Seen,
+    SeenFill,
     SeenLaunch,
     Way,
     fake_library,
@@ -50,6 +53,10 @@ H200_SMS = 132
 NO_DEVICE = 2
 SCAN = {"model": "min_gru", "hidden_size": 64, "training": False}
 DENSE = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "training": False}
+# Whose channels have gaps, so that no kernel takes all of its steps.
+STEPS = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "layout": "BDT", "input_size": 12}
+# Of which a state is saved that y is not, in its own type or, where the caller has it, in a wider one.
+BOTH = {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"}
 # Of which the second has few channels and many steps.
 BY_SIZES = [(4, 16), (1, 65536)]
 WITHOUT = ("resets", "cu_seqlens", "states")
@@ -66,14 +73,9 @@ CASES: tuple[Any, ...] = (
     case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
     case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
-    case("dense", DENSE, (4, 16), without=WITHOUT, whole=False),
-    case(
-        "both-directions",
-        {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"},
-        (3, 8),
-        without=("resets", "cu_seqlens"),
-        whole=False,
-    ),
+    case("dense", DENSE, (4, 16), without=("cu_seqlens", "states"), whole=False),
+    case("both-directions", BOTH, (3, 8), without=WITHOUT, whole=False),
+    case("both-directions-whole", BOTH, (3, 8)),
     case("both-look-back", {"model": "min_gru", "hidden_size": 32, "direction": "bidirectional"}, *BY_SIZES),
     case(
         "diagonal",
@@ -86,7 +88,7 @@ CASES: tuple[Any, ...] = (
         "dense-gradients",
         {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
         (4, 16),
-        without=("cu_seqlens", "states"),
+        without=WITHOUT,
         whole=False,
     ),
     case(
@@ -101,12 +103,7 @@ CASES: tuple[Any, ...] = (
         },
         (4, 16),
     ),
-    case(
-        "steps",
-        {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "layout": "BDT", "input_size": 12},
-        (3, 8),
-        whole=False,
-    ),
+    case("steps", STEPS, (3, 8), whole=False),
     case("steps-both-directions", {"model": "gru", "hidden_size": 48, "layout": "BDT", "direction": "bidirectional"}, (3, 8)),
     case("steps-of-a-large-layer", {"model": "lstm", "hidden_size": 2048}, (2, 8)),
     case("dense-fp64", {"model": "slstm", "hidden_size": 32, "precision": "fp64", "input_size": 8}, (4, 16)),
@@ -166,18 +163,13 @@ def ways_of(source: ExportSource) -> list[Way]:
     return ways + ([Way(is_step=True)] if source.has_step else [])
 
 
-@pytest.mark.parametrize(("spec", "sizes", "without"), CASES)
-def test_calls_are_those_of_python(
-    tmp_path: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], without: tuple[str, ...]
-) -> None:
-    kernel, source = exported(tmp_path, spec, sizes, without=without)
-    assert source.has_backward is spec.get("training", True)
-    ways = [(batch, time, way) for batch, time in sizes for way in ways_of(source)]
+def compared(folder: Path, kernel: minrnn_gen.Kernel, source: ExportSource, ways: Sequence[tuple[int, int, Way]]) -> Answers:
+    """Call an exported kernel with each batch and time in each way, and demand that it asks for what Python does."""
     planned_calls = []
     for batch, time, way in ways:
         call = planned_call(kernel.interface, batch, 1 if way.is_step else time, way)
         planned_calls.append(planned_launches(kernel, call, way, resident=H200_SMS))
-    answers = run_calls(tmp_path, source, [passed for planned in planned_calls for passed in planned.passed])
+    answers = run_calls(folder, source, [passed for planned in planned_calls for passed in planned.passed])
     assert set(answers.codes) == {(0, "")}
     by_call, sizes_bytes = iter(answers.by_call), iter(answers.sizes[1:])
     for way, planned in zip(ways, planned_calls, strict=True):
@@ -190,6 +182,17 @@ def test_calls_are_those_of_python(
         assert len(seen) == len(planned.run.seen), way
         assert [matching.in_python(*pair) for pair in zip(planned.run.seen, seen, strict=True)] == planned.run.seen, way
         matching.check_apart(rooms)
+    return answers
+
+
+@pytest.mark.parametrize(("spec", "sizes", "without"), CASES)
+def test_calls_are_those_of_python(
+    tmp_path: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], without: tuple[str, ...]
+) -> None:
+    kernel, source = exported(tmp_path, spec, sizes, without=without)
+    assert source.has_backward is spec.get("training", True)
+    ways = [(batch, time, way) for batch, time in sizes for way in ways_of(source)]
+    answers = compared(tmp_path, kernel, source, ways)
     kernels = json.loads((tmp_path / "cell.json").read_text())["kernels"]
     assert answers.unloaded == len(kernels) + source.has_backward
     attributes = []
@@ -197,6 +200,22 @@ def test_calls_are_those_of_python(
         attributes += [(8, built["shared_bytes"])] if built["shared_bytes"] else []
         attributes += [(14, 1)] if built["variables"].get("cluster_blocks", 1) > 8 else []
     assert answers.attributes == attributes
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("spec", [SCAN, DENSE], ids=["scan", "dense"])
+def test_nothing_is_launched_for_no_sequences_and_little_for_no_steps(tmp_path: Path, spec: dict[str, Any]) -> None:
+    kernel, source = exported(tmp_path, {**spec, "training": True}, [(3, 1)], without=WITHOUT)
+    way = Way(backward=True)
+    compared(tmp_path, kernel, source, [(3, 0, way), (3, 1, way)])
+    calls = planned_launches(kernel, planned_call(kernel.interface, 4, 16, way), way).passed
+    answers = run_calls(tmp_path, source, [{**call, "batch": 0} for call in calls])
+    assert set(answers.codes) == {(0, "")}
+    assert answers.launches == []
+    forward, backward = answers.by_call
+    wanted = {calls[1]["arrays"][name] for name in ("dbias", "dR") if name in calls[1]["arrays"]}
+    assert forward == []
+    assert {seen.address for seen in backward if isinstance(seen, SeenFill)} == wanted
 
 
 def test_the_gpu_is_found_by_its_name_then_by_its_capability(tmp_path: Path) -> None:
@@ -280,6 +299,14 @@ def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_pat
     assert "is expected" in ran.stderr
 
 
+@pytest.mark.matrix_full
+def test_of_several_gpus_only_those_need_cublas_whose_steps_are_multiplied_one_by_one(tmp_path: Path) -> None:
+    _, source = exported(tmp_path, DENSE, [(4, 16)], "h200", "t4", without=WITHOUT)
+    for capability, cublas, code in (("90", None, 0), ("75", None, NO_DEVICE), ("75", "libcublas.so.11", 0)):
+        (tmp_path / "libraries" / "libcublas.so.11").unlink(missing_ok=True)
+        assert run_calls(tmp_path, source, [], cublas=cublas, driver_capability=capability).codes[0][0] == code
+
+
 def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path) -> None:
     exported(tmp_path, {**SCAN, "input_size": 8}, [(4, 16)], without=WITHOUT)
     libraries = fake_library(tmp_path)
@@ -304,7 +331,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 64},
     "without-gradients": SCAN,
     "states-narrower": {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"},
-    "both-directions": {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"},
+    "both-directions": BOTH,
     "diagonal": {"model": "ind_rnn", "hidden_size": 40, "layout": "TBD", "direction": "reverse", "precision": "fp64"},
     "time-last": {"model": "min_gru", "hidden_size": 32, "layout": "BDT", "input_size": 12},
     "projection": {"model": "min_lstm", "hidden_size": 64, "input_size": 24, "direction": "bidirectional", "precision": "bf16"},
@@ -312,7 +339,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "dense-gradients": {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
     "dense-both-directions": {"model": "gru", "hidden_size": 64, "direction": "bidirectional", "layout": "TBD"},
     "dense-fp64": {"model": "slstm", "hidden_size": 32, "precision": "fp64", "recurrent_gradient_clip": 0.5},
-    "steps": {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "layout": "BDT", "input_size": 12},
+    "steps": STEPS,
     "steps-both-directions": {"model": "gru", "hidden_size": 48, "layout": "BDT", "direction": "bidirectional"},
     "n-values": {"model": "selective", "hidden_size": 32, "state_size": 4},
     "n-values-both-directions": {
@@ -367,7 +394,7 @@ def test_without_cublas_what_multiplies_is_refused(tmp_path: Path) -> None:
     way = Way(backward=True)
     for folder, spec, refused in (
         ("projection", {**SCAN, "input_size": 8}, "create"),
-        ("steps", {**DENSE, "layout": "BDT"}, "create"),
+        ("steps", STEPS, "create"),
         ("dense", {**DENSE, "training": True}, "backward"),
     ):
         to = tmp_path / folder
