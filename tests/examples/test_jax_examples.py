@@ -61,7 +61,7 @@ def run(name: str, options: str, folder: Path, device: str = "cpu") -> list[dict
 
 
 # A program takes a second or two to compile, even so.
-SLOW = ("jax_char_lm", "jax_equinox")
+SLOW = ("jax_char_lm", "jax_equinox", "jax_recall")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_an_lstm_learns_parity_and_a_scan_does_not(tmp_path: Path) -> None:
     assert abs(scan["length 32"] - 0.5) < 5 * 8 / 256
 
 
+@pytest.mark.matrix_full
 def test_an_agent_remembers_a_cue_and_is_lost_without_memory(tmp_path: Path) -> None:
     options = "--cells gru --environments 128 --cues 2 --delay 2 --time 12 --width 16 --steps 80"
     (row,) = run("jax_recall", options, tmp_path)

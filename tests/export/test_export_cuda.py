@@ -74,8 +74,7 @@ CASES: tuple[Any, ...] = (
     case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
     case("dense", DENSE, (4, 16), without=("cu_seqlens", "states"), whole=False),
-    case("both-directions", BOTH, (3, 8), without=WITHOUT, whole=False),
-    case("both-directions-whole", BOTH, (3, 8)),
+    case("both-directions", BOTH, (3, 8)),
     case("both-look-back", {"model": "min_gru", "hidden_size": 32, "direction": "bidirectional"}, *BY_SIZES),
     case(
         "diagonal",

@@ -47,6 +47,7 @@ def test_in_the_sample_of_persistent_kernels_every_choice_meets_every_other(kern
     assert SAMPLES_LEAST // 2 <= len(samples) < len(candidates) // 4
 
 
+@pytest.mark.matrix_full
 @pytest.mark.parametrize("kernel_pass", PASSES_IN_TURN)
 def test_a_sample_is_built_as_it_is(kernel_pass: KernelPass, tmp_path: Path) -> None:
     """Its own pass in every specialization; the other as it is for everybody."""

@@ -67,7 +67,13 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 
 @pytest.mark.usefixtures("compiler", "cupy")
-@pytest.mark.parametrize("case", [{"model": "min_lstm", "precision": "fp16"}, {"model": "gru", "precision": "bf16"}])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"model": "min_lstm", "precision": "fp16"},
+        pytest.param({"model": "gru", "precision": "bf16"}, marks=pytest.mark.matrix_full),
+    ],
+)
 def test_every_kernel_of_a_spec_is_checked_and_timed(builder_of: BuilderOf, tmp_path: Path, case: dict[str, Any]) -> None:
     builder = builder_of(**{"hidden_size": 24, "training": True, "batch": 2, "time": 33, **case})
     live = LiveDevice("NVIDIA H200", "9.0", {}, load_profile("h200"), True)
