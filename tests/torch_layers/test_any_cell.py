@@ -42,7 +42,17 @@ def kernel_of(layer: Any, precision: str = "fp32", at: int = 0) -> minrnn_gen.Ke
 
 def test_every_built_in_cell_has_its_layer() -> None:
     assert sorted(NAMED) == sorted(library_names())
-    others = {"RNN", "SelectiveScan", "SequenceGroup", "export_operators", "nn", "recurrence", "replace", "scan", "sum_gradients"}
+    others = {
+        "RNN",
+        "SelectiveScan",
+        "SequenceGroup",
+        "export_operators",
+        "nn",
+        "recurrence",
+        "replace",
+        "scan",
+        "sum_gradients",
+    }
     assert {one.__name__ for one in NAMED.values()} | others == set(wing.__all__)
 
 
