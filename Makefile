@@ -140,12 +140,13 @@ else ifneq ($(TORCH),)
 endif
 	touch $@
 
-# Packages with cells that the drop-ins compute. What xlstm and tirex name as needs would bring a compiler's packages that nothing of
-# them here imports.
+# Packages with cells that the drop-ins compute, and what runs exported operators. What xlstm and tirex name as needs would bring a
+# compiler's packages that nothing of them here imports.
 $(DROP_INS): constraints.txt | $(TEST)
-	@echo "installing into $(VENV): transformers, scikit-learn and others (installed 0.4 GB)"
+	@echo "installing into $(VENV): transformers, scikit-learn, ONNX Runtime and others (installed 0.6 GB)"
 	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch && $(PIP) transformers scikit-learn einops \
 		|| echo "the packages of the drop-ins cannot be installed here: the tests that need them are skipped"
+	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python

@@ -97,6 +97,8 @@ OWNERS = {
     "accelerated_scan": "bench.contenders.baselines",
     "fla": "bench.contenders.baselines",
     "flashrnn": "bench.contenders.flash bench.contenders.flash_build",
+    "onnx": "torch.onnx_translations",
+    "onnxscript": "torch.onnx_translations",
     "xlstm": "compat.xlstm",
     "transformers": "compat.recurrent_gemma",
     "minGRU_pytorch": "compat.mingru_pytorch",

@@ -47,6 +47,7 @@ API = {
         "SequenceGroup",
         "sum_gradients",
         "export_operators",
+        "onnx_translations",
     ),
     "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
     "minrnn_gen.compat": (

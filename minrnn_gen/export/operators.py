@@ -1,4 +1,4 @@
-"""Layers of exported kernels as operators of torch in C++: their schemas, and the files of a library that registers them."""
+"""Layers of exported kernels as operators of torch and of ONNX Runtime: schemas, and the files of libraries that have them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from minrnn_gen.export.source import AXIS_WORDS
 
 SCALAR_TYPES = {"float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16"}
 """The dtypes of kernels by their names in torch's headers."""
+
+
+# The same by the numbers that ONNX has for them.
+_ONNX_TYPES = {"Float": 1, "Long": 7, "Bool": 9, "Half": 10, "Double": 11, "BFloat16": 16}
 
 
 class OperatorInput(NamedTuple):
@@ -110,16 +114,40 @@ class ExportedOperator:
         return len(self.layers) * self.runs
 
     @property
-    def state_sizes(self) -> str:
-        """The shape of a final state, as a list in C++."""
-        first = [str(self.states_axis)] if self.is_stack or self.runs > 1 else []
-        return ", ".join([*first, "sequences", str(self.hidden)])
+    def inner_outputs(self) -> tuple[str, ...]:
+        """The outputs of all layers but the last."""
+        return tuple(f"y_{layer}" for layer in range(len(self.layers) - 1))
+
+    def output_of(self, layer: int) -> str:
+        """Return the name of a layer's output."""
+        return (*self.inner_outputs, "y")[layer]
+
+    def dtype_of(self, result: str) -> str:
+        """Return the dtype of a result or of a layer's output."""
+        return self.real if result.startswith(("final_", "states_")) else self.storage
+
+    def sizes_of(self, result: str) -> tuple[str, ...]:
+        """Return the shape of a result or of a layer's output, as expressions of `rows`, `sequences` and `time`."""
+        if result.startswith("final_"):
+            layers = (str(self.states_axis),) if self.is_stack or self.runs > 1 else ()
+            return (*layers, "sequences", str(self.hidden))
+        sizes = {"b": "rows", "t": "time", "h": str(self.runs * self.hidden)}
+        return tuple(sizes[axis] for axis in Y_AXES[self.interface.layout])
 
     @property
-    def y_sizes(self) -> str:
-        """The shape of y, as a list in C++."""
-        sizes = {"b": "rows", "t": "time", "h": str(self.runs * self.hidden)}
-        return ", ".join(sizes[axis] for axis in Y_AXES[self.interface.layout])
+    def onnx_inputs(self) -> tuple[int, ...]:
+        """The types of its inputs in ONNX."""
+        return tuple(_ONNX_TYPES[tensor.dtype] for tensor in self.inputs)
+
+    @property
+    def onnx_outputs(self) -> tuple[int, ...]:
+        """The types of its results in ONNX."""
+        return tuple(_ONNX_TYPES[self.dtype_of(result)] for result in self.results)
+
+    @property
+    def boundaries(self) -> int | None:
+        """The place of cu_seqlens among the inputs, None where a call has none."""
+        return [tensor.name for tensor in self.inputs].index("cu_seqlens") if "cu_seqlens" in self.sequences else None
 
     @property
     def x_axes(self) -> tuple[tuple[str, int | None], ...]:
@@ -162,11 +190,12 @@ def schema_of(name: str, inputs: Sequence[str], results: int) -> str:
 
 
 def write_operators(folder: str | os.PathLike[str], name: str, operators: Sequence[ExportedOperator]) -> tuple[Path, ...]:
-    """Write NAME.cpp and CMakeLists.txt, which build the library of the operators; their kernels lie in folders beside them."""
+    """Write NAME.cpp, NAME_onnx.c and what builds a library of each; the operators' kernels lie in folders beside them."""
     kernels = {layer.kernel: layer.interface for operator in operators for layer in operator.layers}
     header = (f"Layers of minrnn_gen as operators of torch, exported by minrnn-gen {__version__}.",)
     files = {
         f"{name}.cpp": _rendered("operators.cpp.j2", name, header, operators=operators, kernels=tuple(kernels)),
+        f"{name}_onnx.c": _rendered("operators_onnx.c.j2", name, header, operators=operators, kernels=tuple(kernels)),
         "CMakeLists.txt": _rendered("operators.CMakeLists.txt.j2", name, header, kernels=tuple(kernels)),
     }
     return written(Path(folder), files)

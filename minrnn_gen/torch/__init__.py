@@ -22,6 +22,7 @@ try:
         MinLSTM,
         MinLSTMLog,
     )
+    from minrnn_gen.torch.onnx_translations import onnx_translations
     from minrnn_gen.torch.raw_scan import scan
     from minrnn_gen.torch.replacement import replace
     from minrnn_gen.torch.selective_scan import SelectiveScan
@@ -51,6 +52,7 @@ __all__ = [
     "SequenceGroup",
     "export_operators",
     "nn",
+    "onnx_translations",
     "recurrence",
     "replace",
     "scan",

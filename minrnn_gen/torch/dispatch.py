@@ -20,8 +20,8 @@ _NO_TRACING = (
     "torch.compile record it"
 )
 _NO_ONNX = (
-    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; load the state_dict into the "
-    "layer of torch.nn and export that"
+    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; give torch.onnx.export what "
+    "minrnn_gen.torch.export_operators returns, or load the state_dict into the layer of torch.nn and export that"
 )
 _NO_SCRIPT = (
     "torch.jit.script was asked for over a layer of minrnn_gen, which TorchScript cannot read; torch.export and torch.compile "

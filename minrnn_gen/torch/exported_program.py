@@ -35,10 +35,11 @@ _DEFINED: set[tuple[str, str]] = set()
 def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *, name: str) -> ExportedProgram:
     """Write a library in C++ with the recurrences of a program, for the CPU, and return the program with its operators.
 
-    In `folder`: NAME.cpp and CMakeLists.txt, which build the library against the stable interface of torch 2.10 or later, and
-    a folder of each kernel, as `Kernel.export` writes it. `name` is that of the library and the namespace of its operators, a
-    name in C. `program` stays as it is; the one returned computes the same, here and wherever the library is loaded, and
-    torch._inductor.aoti_compile_and_package takes it. Only the forward is exported.
+    In `folder`: NAME.cpp for the stable interface of torch 2.10 or later, NAME_onnx.c for ONNX Runtime, CMakeLists.txt, which
+    builds a library of each, and a folder of each kernel, as `Kernel.export` writes it. `name` is that of the library and the
+    namespace of its operators, a name in C. `program` stays as it is; the one returned computes the same, here and wherever the
+    library is loaded. torch._inductor.aoti_compile_and_package takes it, and torch.onnx.export with `onnx_translations`. Only
+    the forward is exported.
     Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that cannot be
     exported for the CPU.
     """
@@ -208,6 +209,11 @@ def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...
         torch.library.register_fake(f"{namespace}::{operator.name}", run, lib=library)
         _DEFINED.add(key)
     return getattr(getattr(torch.ops, namespace), operator.name).default
+
+
+def is_exported(node: torch.fx.Node) -> bool:
+    """Say whether a node calls an operator that was exported by this process."""
+    return isinstance(node.target, torch._ops.OpOverload) and (*node.target.name().split("::"),) in _DEFINED
 
 
 @dataclass(frozen=True)

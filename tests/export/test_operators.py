@@ -5,136 +5,34 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support.exported import run_in
 from support.exported_operators import build_library, run_without_the_package, torch_folder
+from support.operator_cases import CASES, TOLERANCE, Case, flat, together
 
-import minrnn_gen
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
-# Two products of the same numbers in another order, of at most so many terms each, and steps that hand the difference on.
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float64: 1e-12}
-
-
-class Case(NamedTuple):
-    """A module, and how its inputs are drawn for a batch and a time."""
-
-    module: Any
-    draw: Callable[[int, int], tuple[Any, ...]]
-    dynamic: tuple[Any, ...]
-
-
-class Recurrence(torch.nn.Module):
-    """A kernel as a function, with the states after every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel = minrnn_gen.compile({"model": "ind_rnn", "hidden_size": 9, "layout": "BDT", "direction": "reverse"})
-        self.u = torch.nn.Parameter(torch.rand(9))
-
-    def forward(self, x: Any, h: Any) -> tuple[Any, ...]:
-        y, final, states = wing.recurrence(self.kernel, x, parameters={"u": self.u}, state={"h": h}, all_states=True)
-        return y, final["h"], states["h"]
-
-
-class Sequences(torch.nn.Module):
-    """A layer with what says where sequences begin and end."""
-
-    def __init__(self, layer: Any, which: str) -> None:
-        super().__init__()
-        self.layer, self.which = layer, which
-
-    def forward(self, x: Any, sequences: Any) -> Any:
-        return self.layer(x, **{self.which: sequences})
-
-
-B, T = torch.export.Dim("B"), torch.export.Dim("T")
-
-
-def stacked() -> Case:
-    layer = wing.LSTM(5, 8, num_layers=2, bidirectional=True, batch_first=True)
-    return Case(
-        layer,
-        lambda batch, time: (torch.randn(batch, time, 5), (torch.randn(4, batch, 8), torch.randn(4, batch, 8))),
-        ({0: B, 1: T}, ({1: B}, {1: B})),
-    )
-
-
-def in_bfloat16() -> Case:
-    layer = wing.GRU(5, 8, num_layers=2, dtype=torch.bfloat16, batch_first=False)
-    return Case(layer, lambda batch, time: (torch.randn(time, batch, 5).bfloat16(),), ({0: T, 1: B},))
-
-
-def with_strides() -> Case:
-    layer = wing.MinGRU(5, 8, dtype=torch.float64)
-    return Case(layer, lambda batch, time: (torch.randn(5, time, batch).double().permute(2, 1, 0),), ({0: B, 1: T},))
-
-
-def with_states() -> Case:
-    return Case(
-        Recurrence(),
-        lambda batch, time: (torch.randn(batch, 1, 9, time), torch.randn(batch, 9)),
-        ({0: B, 3: T}, {0: B}),
-    )
-
-
-def with_lengths() -> Case:
-    return Case(
-        Sequences(wing.LSTM(5, 8, batch_first=True), "lengths"),
-        lambda batch, time: (torch.randn(batch, time, 5), torch.arange(batch, dtype=torch.int32) % (time + 1)),
-        ({0: B, 1: T}, {0: B}),
-    )
-
-
-def with_resets() -> Case:
-    return Case(
-        Sequences(wing.RGLRU(5, 8, num_layers=2), "resets"),
-        lambda batch, time: (torch.randn(batch, time, 5), torch.rand(batch, time) < 0.3),
-        ({0: B, 1: T}, {0: B, 1: T}),
-    )
-
-
-CASES = (stacked, in_bfloat16, with_strides, with_states, with_lengths, with_resets)
-
-
-class All(torch.nn.Module):
-    """All cases beside each other, so that one library has them."""
-
-    def __init__(self, cases: tuple[Case, ...]) -> None:
-        super().__init__()
-        self.modules_of_cases = torch.nn.ModuleList(case.module for case in cases)
-
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        return tuple(module(*given) for module, given in zip(self.modules_of_cases, inputs, strict=True))
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Case, ...], Any]:
     """The cases, and a program that runs them by operators of a library that is loaded."""
     torch_folder()
-    torch.manual_seed(3)
     folder = tmp_path_factory.mktemp("operators")
     cases = tuple(case() for case in CASES)
-    module = All(cases).eval()
-    inputs = tuple(case.draw(3, 4) for case in cases)
-    program = torch.export.export(module, inputs, dynamic_shapes=(tuple(case.dynamic for case in cases),))
+    program = together(cases)
     lowered = wing.export_operators(program, folder, name="all_cases")
     assert "minrnn_gen" in str(program.graph), "the program given stays as it is"
     assert "minrnn_gen" not in str(lowered.graph)
     torch.ops.load_library(build_library(folder, "all_cases"))
     return cases, lowered
-
-
-def flat(results: Any) -> list[Any]:
-    return [tensor for result in results for tensor in (flat(result) if isinstance(result, tuple) else [result])]
 
 
 @pytest.mark.parametrize(("batch", "time"), [(3, 4), (5, 11), (2, 40)])

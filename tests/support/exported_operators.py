@@ -37,18 +37,36 @@ def torch_folder() -> Path:
 def build_library(folder: Path, name: str) -> Path:
     """Compile and link the library NAME of an exported folder, as CMakeLists.txt does but for optimisation, and return it."""
     torch = torch_folder()
+    headers = ("-isystem", str(torch / "include"))
+    libraries = ("-L", str(torch / "lib"), "-ltorch_cpu", "-lm", "-pthread")
+    library, objects = f"lib{name}.so", _kernels(folder, name)
+    built = run_in(folder, "c++", *OPTIONS, *headers, f"{name}.cpp", *objects, "-o", library, *libraries)
+    assert built.returncode == 0, built.stderr
+    return folder / library
+
+
+def build_onnx_library(folder: Path, name: str) -> Path:
+    """Compile and link the library for ONNX Runtime of an exported folder, and return it; skips where there is no compiler."""
+    try:
+        compiler = c_compiler().program
+    except ToolchainMissing:
+        pytest.skip("no C compiler")
+    options = ("-std=c99", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *WARNINGS)
+    library, objects = f"lib{name}_onnx.so", _kernels(folder, name)
+    built = run_in(folder, compiler, *options, f"{name}_onnx.c", *objects, "-o", library, "-lm", "-pthread")
+    assert built.returncode == 0, built.stderr
+    return folder / library
+
+
+def _kernels(folder: Path, name: str) -> list[str]:
+    """Compile the kernels of a folder, and return their object files."""
     objects = []
     for source in sorted(folder.glob(f"{name}_kernel*/{name}_kernel*.c")):
         objects.append(source.with_suffix(".o").name)
         options = ("-std=c99", "-O1", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-c")
         built = run_in(folder, c_compiler().program, *options, str(source), "-o", objects[-1])
         assert built.returncode == 0, built.stderr
-    library = folder / f"lib{name}.so"
-    headers = ("-isystem", str(torch / "include"))
-    libraries = ("-L", str(torch / "lib"), "-ltorch_cpu", "-lm", "-pthread")
-    built = run_in(folder, "c++", *OPTIONS, *headers, f"{name}.cpp", *objects, "-o", library.name, *libraries)
-    assert built.returncode == 0, built.stderr
-    return library
+    return objects
 
 
 def run_without_the_package(folder: Path, program: str) -> subprocess.CompletedProcess[str]:

@@ -47,6 +47,7 @@ def test_every_built_in_cell_has_its_layer() -> None:
         "SelectiveScan",
         "SequenceGroup",
         "export_operators",
+        "onnx_translations",
         "nn",
         "recurrence",
         "replace",
