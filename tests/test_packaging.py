@@ -139,7 +139,7 @@ def test_the_two_folders_hold_no_python(folder: str) -> None:
 def test_every_library_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["cuda13"], *extras["torch"], *extras["bench"]]
+    declared = [*project["dependencies"], *extras["cuda13"], *extras["torch"], *extras["onnx"], *extras["bench"]]
     names = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in declared}
     names |= {"cupy"} if "cupy-cuda13x" in names else set()
     installed = packages_distributions()
