@@ -12,8 +12,27 @@ from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
 from minrnn_gen.cell.stages import PreparedProgram, StagedProgram, operation_counts, prepared, restricted, staged
 
 
+class _EveryStep:
+    """What either pass runs at every step, counted."""
+
+    @property
+    def programs(self) -> tuple[StagedProgram, ...]:
+        """What a kernel runs at every step."""
+        raise NotImplementedError
+
+    @property
+    def operation_count(self) -> int:
+        """Operations per channel and step, those of each of n values once."""
+        return _counts(self.programs, 0)
+
+    @property
+    def transcendental_count(self) -> int:
+        """Results of the special-function unit per channel and step, those of each of n values once."""
+        return _counts(self.programs, 1)
+
+
 @dataclass(frozen=True)
-class LoweredVectors:
+class LoweredVectors(_EveryStep):
     """A cell with the axis n, of any class, as one step in stages.
 
     `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and, of every
@@ -38,19 +57,9 @@ class LoweredVectors:
         """What a kernel runs at every step."""
         return (self.step,)
 
-    @property
-    def operation_count(self) -> int:
-        """Operations per channel and step, those of each of n values once."""
-        return _counts(self.programs, 0)
-
-    @property
-    def transcendental_count(self) -> int:
-        """Results of the special-function unit per channel and step, those of each of n values once."""
-        return _counts(self.programs, 1)
-
 
 @dataclass(frozen=True)
-class LoweredVectorsBackward:
+class LoweredVectorsBackward(_EveryStep):
     """The vector-Jacobian product of one step of a `LoweredVectors` in stages.
 
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
@@ -89,16 +98,6 @@ class LoweredVectorsBackward:
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step: on the way to the ends of tiles, within a tile, and back."""
         return (self.advance, self.advance, self.backward)
-
-    @property
-    def operation_count(self) -> int:
-        """Operations per channel and step, those of each of n values once."""
-        return _counts(self.programs, 0)
-
-    @property
-    def transcendental_count(self) -> int:
-        """Results of the special-function unit per channel and step, those of each of n values once."""
-        return _counts(self.programs, 1)
 
 
 def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, int]:

@@ -9,39 +9,12 @@ from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
-from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.cell_names import CellNames
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 
 
 @dataclass(frozen=True)
-class _CellNames:
-    """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
-
-    lowered: Lowered | LoweredBackward
-
-    @property
-    def name(self) -> str:
-        return self.lowered.name
-
-    @property
-    def equation_lines(self) -> tuple[str, ...]:
-        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        return self.lowered.gates
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return self.lowered.states
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return self.lowered.parameters
-
-
-@dataclass(frozen=True)
-class CellText(_CellNames):
+class CellText(CellNames):
     """A lowered forward as the templates read it: straight-line statements, and where their values are."""
 
     lowered: LoweredScan
@@ -103,7 +76,7 @@ class CellText(_CellNames):
 
 
 @dataclass(frozen=True)
-class CellBackwardText(_CellNames):
+class CellBackwardText(CellNames):
     """A lowered backward as the templates read it."""
 
     lowered: LoweredScanBackward
@@ -190,7 +163,7 @@ class CellBackwardText(_CellNames):
 
 
 @dataclass(frozen=True)
-class _StepsNames(_CellNames):
+class _StepsNames(CellNames):
     """What the templates read of a cell that is run step after step, in either pass."""
 
     lowered: LoweredSteps | LoweredStepsBackward
@@ -322,7 +295,7 @@ def _results(program: Program) -> dict[str, str]:
 AnyLowered = Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward
 
 
-def context_of(cell: AnyLowered) -> _CellNames | VectorsText | VectorsBackwardText:
+def context_of(cell: AnyLowered) -> CellNames | VectorsText | VectorsBackwardText:
     """Return a lowered cell as the templates read it."""
     match cell:
         case LoweredScan():

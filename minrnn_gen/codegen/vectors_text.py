@@ -9,7 +9,7 @@ from functools import cached_property
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 from minrnn_gen.cell.stages import Stage, StagedProgram, names_in, statements_of
-from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.cell_names import CellNames
 
 Pair = tuple[str, str]
 """A label or a place, and what belongs to it."""
@@ -95,30 +95,10 @@ def _declared(name: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class _VectorsNames:
+class _VectorsNames(CellNames):
     """What the templates read of a cell with the axis n in either pass: names in the order of the arrays."""
 
     lowered: LoweredVectors | LoweredVectorsBackward
-
-    @property
-    def name(self) -> str:
-        return self.lowered.name
-
-    @property
-    def equation_lines(self) -> tuple[str, ...]:
-        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        return self.lowered.gates
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return self.lowered.states
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return self.lowered.parameters
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -13,10 +13,7 @@ from minrnn_gen.errors import BadInput
 
 def debug_build_is_asked_for() -> bool:
     """Return whether `MINRNN_DEBUG` is 1; unset, empty or 0 it is not. Raises BadInput for anything else."""
-    asked = os.environ.get("MINRNN_DEBUG", "")
-    if asked not in ("", "0", "1"):
-        raise BadInput(f"MINRNN_DEBUG is {asked!r}; allowed: 1 for a debug build, 0 or nothing for none")
-    return asked == "1"
+    return _one_of("MINRNN_DEBUG", ("0", "1"), "1 for a debug build, 0 or nothing for none") == "1"
 
 
 def specializes_by_sizes() -> bool:
@@ -24,10 +21,10 @@ def specializes_by_sizes() -> bool:
 
     Raises BadInput where it is anything else, and neither empty nor always.
     """
-    asked = os.environ.get("MINRNN_SPECIALIZE", "")
-    if asked not in ("", "always", "never"):
-        raise BadInput(f"MINRNN_SPECIALIZE is {asked!r}; allowed: never to keep the first kernel of a pass, always or nothing")
-    return asked != "never"
+    return (
+        _one_of("MINRNN_SPECIALIZE", ("always", "never"), "never to keep the first kernel of a pass, always or nothing")
+        != "never"
+    )
 
 
 def chosen_cache_folder() -> Path | None:
@@ -62,10 +59,7 @@ def runs_native_code() -> bool:
 
     Raises BadInput where it is anything else, and neither empty nor native.
     """
-    asked = os.environ.get("MINRNN_CPU", "")
-    if asked not in ("", "native", "numpy"):
-        raise BadInput(f"MINRNN_CPU is {asked!r}; allowed: numpy for NumPy, native or nothing for compiled kernels")
-    return asked != "numpy"
+    return _one_of("MINRNN_CPU", ("native", "numpy"), "numpy for NumPy, native or nothing for compiled kernels") != "numpy"
 
 
 def calls_jax_by_c() -> bool:
@@ -73,10 +67,7 @@ def calls_jax_by_c() -> bool:
 
     Raises BadInput where it is anything else, and neither empty nor c.
     """
-    asked = os.environ.get("MINRNN_JAX", "")
-    if asked not in ("", "c", "python"):
-        raise BadInput(f"MINRNN_JAX is {asked!r}; allowed: python for calls by Python alone, c or nothing for calls by C")
-    return asked != "python"
+    return _one_of("MINRNN_JAX", ("c", "python"), "python for calls by Python alone, c or nothing for calls by C") != "python"
 
 
 def thread_count() -> int:
@@ -105,3 +96,11 @@ def numpy_alone() -> Iterator[None]:
             del os.environ["MINRNN_CPU"]
         else:
             os.environ["MINRNN_CPU"] = before
+
+
+def _one_of(variable: str, values: tuple[str, ...], meaning: str) -> str:
+    """Return what a variable is, nothing where it is unset; raises BadInput where it is neither empty nor one of `values`."""
+    asked = os.environ.get(variable, "")
+    if asked and asked not in values:
+        raise BadInput(f"{variable} is {asked!r}; allowed: {meaning}")
+    return asked

@@ -50,7 +50,7 @@ class ScanRun:
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         """Run a call of one direction."""
         rows = (part.x, outputs.y, *outputs.kept)
-        kernel = recorder.load(self._choose(recorder, "forward", part, states_out, *rows))
+        kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
         kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
 
@@ -86,21 +86,8 @@ class ScanRun:
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
-            kernel = self._choose(recorder, "backward", part, "none", part.x, arriving.dy, dx, *states_of_run)
+            kernel = choose(recorder, "backward", part, "none", part.x, arriving.dy, dx, *states_of_run)
             yield _RunBack(part, states_of_run, arriving, recorder.load(kernel))
-
-    def _choose(
-        self, recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: StatesOut, *rows: Array
-    ) -> KernelKey:
-        """The kernel for a call of one direction whose arrays of x and y are `rows`."""
-        specialization = Specialization(
-            alignment_of_call(*rows),
-            reverse=call.reverse,
-            resets=call.sequences.resets is not None,
-            states_out=states_out,
-            packed=call.sequences.cu_seqlens is not None,
-        )
-        return recorder.choose(kernel_pass, specialization, sizes_of(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +104,18 @@ def sizes_of(call: Call) -> Sizes:
     """Return the sizes of a call; of sequences that lie behind each other, their mean length."""
     packed = call.sequences.cu_seqlens is not None
     return Sizes(call.batch, call.time // call.batch if packed else call.time)
+
+
+def choose(recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: StatesOut, *rows: Array) -> KernelKey:
+    """Return the kernel for a call of one direction whose arrays of x and y are `rows`."""
+    specialization = Specialization(
+        alignment_of_call(*rows),
+        reverse=call.reverse,
+        resets=call.sequences.resets is not None,
+        states_out=states_out,
+        packed=call.sequences.cu_seqlens is not None,
+    )
+    return recorder.choose(kernel_pass, specialization, sizes_of(call))
 
 
 def read_states(interface: Interface, builder: Builder, outputs: Outputs) -> tuple[Array, ...]:

@@ -11,12 +11,11 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, runs_of
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature_groups import ArrayNames
-from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Recorder, WideGradients
 from minrnn_gen.run.saved import Forward
-from minrnn_gen.run.scan import sizes_of
-from minrnn_gen.run.scan_launch import alignment_of_call
+from minrnn_gen.run.scan import choose
 from minrnn_gen.run.vectors_launch import (
     checkpoint_values_of,
     shared_parts_of,
@@ -50,7 +49,7 @@ class VectorsRun:
 
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         """Run a call of one direction."""
-        kernel = recorder.load(self._choose(recorder, "forward", part, states_out, part.x, outputs.y))
+        kernel = recorder.load(choose(recorder, "forward", part, states_out, part.x, outputs.y))
         wide = self.interface.vector_states
         axes = self.interface.states_axes(wide[0]) if wide else ""
         kernel.launch(vector_forward_launch_of(kernel.plan, self.names, part, self.shared_axes, outputs, axes))
@@ -69,9 +68,7 @@ class VectorsRun:
         for run, part in runs_of(interface, projected) if call.batch else ():
             arriving = incoming_of_run(interface, incoming, run)
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
-            kernels.append(
-                (part, arriving, recorder.load(self._choose(recorder, "backward", part, "none", part.x, arriving.dy, dx)))
-            )
+            kernels.append((part, arriving, recorder.load(choose(recorder, "backward", part, "none", part.x, arriving.dy, dx))))
         parts = {shared_parts_of(kernel.plan) for _, _, kernel in kernels} or {1}
         # Beyond a length nothing is written, nor by a run of fewer parts than the other.
         fill = 0 if call.sequences.lengths is not None or len(parts) > 1 or not kernels else None
@@ -100,16 +97,3 @@ class VectorsRun:
             return arrays
         axis = 1 + self.interface.shared_axes.index("d")
         return tuple(array.selected(axis, run) for array in arrays)
-
-    def _choose(
-        self, recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: StatesOut, *rows: Array
-    ) -> KernelKey:
-        """The kernel for a call of one direction whose arrays of x and y are `rows`."""
-        specialization = Specialization(
-            alignment_of_call(*rows),
-            reverse=call.reverse,
-            resets=call.sequences.resets is not None,
-            states_out=states_out,
-            packed=call.sequences.cu_seqlens is not None,
-        )
-        return recorder.choose(kernel_pass, specialization, sizes_of(call))

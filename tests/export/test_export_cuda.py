@@ -57,6 +57,15 @@ DENSE = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "t
 STEPS = {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "layout": "BDT", "input_size": 12}
 # Of which a state is saved that y is not, in its own type or, where the caller has it, in a wider one.
 BOTH = {"model": "qrnn", "hidden_size": 24, "direction": "bidirectional", "precision": "fp16"}
+N_VALUES_BOTH = {
+    "model": "selective",
+    "hidden_size": 32,
+    "state_size": 8,
+    "groups": 2,
+    "direction": "bidirectional",
+    "precision": "bf16",
+    "input_size": 12,
+}
 # Of which the second has few channels and many steps.
 BY_SIZES = [(4, 16), (1, 65536)]
 WITHOUT = ("resets", "cu_seqlens", "states")
@@ -115,19 +124,7 @@ CASES: tuple[Any, ...] = (
     ),
     case("n-values", {"model": "selective", "hidden_size": 32, "state_size": 4}, (4, 16), without=WITHOUT, whole=False),
     case("n-values-whole", {"model": "selective", "hidden_size": 32, "state_size": 4, "precision": "fp16"}, (4, 16)),
-    case(
-        "n-values-both-directions",
-        {
-            "model": "selective",
-            "hidden_size": 32,
-            "state_size": 8,
-            "groups": 2,
-            "direction": "bidirectional",
-            "precision": "bf16",
-            "input_size": 12,
-        },
-        (4, 16),
-    ),
+    case("n-values-both-directions", N_VALUES_BOTH, (4, 16)),
     case("n-values-time-last", {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"}, (4, 15)),
     case("steps-of-many", {**DENSE, "layout": "BDT", "input_size": 12}, (200, 2), without=WITHOUT),
     case("dense-of-many", {**DENSE, "input_size": 12}, (200, 2), without=WITHOUT),
@@ -341,15 +338,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "steps": STEPS,
     "steps-both-directions": {"model": "gru", "hidden_size": 48, "layout": "BDT", "direction": "bidirectional"},
     "n-values": {"model": "selective", "hidden_size": 32, "state_size": 4},
-    "n-values-both-directions": {
-        "model": "selective",
-        "hidden_size": 32,
-        "state_size": 8,
-        "groups": 2,
-        "direction": "bidirectional",
-        "precision": "bf16",
-        "input_size": 12,
-    },
+    "n-values-both-directions": N_VALUES_BOTH,
     "n-values-time-last": {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"},
     "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
 }

@@ -1,0 +1,36 @@
+"""What the templates read of every lowered cell, whatever its class and pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+from minrnn_gen.codegen.header import comment
+
+
+@dataclass(frozen=True)
+class CellNames:
+    """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
+
+    lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward
+
+    @property
+    def name(self) -> str:
+        return self.lowered.name
+
+    @property
+    def equation_lines(self) -> tuple[str, ...]:
+        return tuple(comment(line) for line in self.lowered.equations.splitlines() if line.strip())
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        return self.lowered.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return self.lowered.states
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.lowered.parameters
