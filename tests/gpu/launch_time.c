@@ -24,7 +24,6 @@ struct Captured {
 
 struct Thread {
     pthread_t id;
-    int number;
     void *stream, *workspace;
     int64_t bytes;
     cell_call call;
@@ -144,7 +143,6 @@ int main(int argument_count, char **arguments)
     drivers_launch = driver.cuLaunchKernelEx;
     for (int number = 0; number < count; number++) {
         struct Thread *const thread = &threads[number];
-        thread->number = number;
         thread->call.batch = BATCH;
         thread->call.time = TIME;
         thread->call.x = (const cell_storage *)(uintptr_t)x;
