@@ -43,10 +43,7 @@ def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *
     Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that cannot be
     exported for the CPU.
     """
-    from torch.export import ExportedProgram  # which takes 0.2 s
-
-    if not isinstance(program, ExportedProgram):
-        raise BadInput(f"program is a {type(program).__name__}; what torch.export.export returns is expected")
+    check_program(program)
     if checked_name(name, name) in _TAKEN:
         raise BadInput(f"name is {name!r}, a namespace of torch or of this package; take another one")
     _check_parts(program)
@@ -209,6 +206,14 @@ def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...
         torch.library.register_fake(f"{namespace}::{operator.name}", run, lib=library)
         _DEFINED.add(key)
     return getattr(getattr(torch.ops, namespace), operator.name).default
+
+
+def check_program(program: Any) -> None:
+    """Refuse what is no program of torch.export, by BadInput."""
+    from torch.export import ExportedProgram  # which takes 0.2 s
+
+    if not isinstance(program, ExportedProgram):
+        raise BadInput(f"program is a {type(program).__name__}; what torch.export.export returns is expected")
 
 
 def is_exported(node: torch.fx.Node) -> bool:

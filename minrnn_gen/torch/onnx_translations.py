@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.exported_program import is_exported
+from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.torch.exported_program import check_program, is_exported
 
 _TYPES = {
     torch.float64: "tensor(double)",
@@ -26,12 +26,18 @@ def onnx_translations(program: Any) -> dict[Any, Callable[..., Any]]:
 
     It is the argument custom_translation_table. Each operator becomes one of its name, in the domain that is the name of the
     library, which NAME_onnx.c computes in ONNX Runtime. Needs onnx and onnxscript, as torch.onnx.export does.
-    Raises BadInput for a program without such operators.
+    Raises BadInput for a program without such operators, ToolchainMissing where these packages are not installed.
     """
+    check_program(program)
     nodes = [node for node in program.graph.nodes if is_exported(node)]
     if not nodes:
         raise BadInput("program has no exported operator; give the one that minrnn_gen.torch.export_operators returned")
-    return {node.target: _translation(node) for node in nodes}
+    try:
+        return {node.target: _translation(node) for node in nodes}
+    except ModuleNotFoundError as missing:
+        raise ToolchainMissing(
+            f"{missing.name} is not installed, which writes ONNX files: pip install onnx onnxscript"
+        ) from None
 
 
 def _translation(node: Any) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from support.exported import run_in
 from support.exported_operators import build_onnx_library
 from support.operator_cases import CASES, TOLERANCE, flat, in_bfloat16, together
 
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, ToolchainMissing
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
@@ -32,6 +33,15 @@ def test_a_program_without_exported_operators_is_refused() -> None:
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     with pytest.raises(BadInput, match="no exported operator"):
         wing.onnx_translations(program)
+    with pytest.raises(BadInput, match="program is a str"):
+        wing.onnx_translations("model.onnx")
+
+
+def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    program = torch.export.export(wing.GRU(4, 8), (torch.zeros(1, 2, 4),))
+    with pytest.raises(ToolchainMissing, match="pip install onnx onnxscript"):
+        wing.onnx_translations(wing.export_operators(program, tmp_path, name="without_onnx"))
 
 
 @pytest.mark.matrix_full
