@@ -205,7 +205,7 @@ def test_the_operators_keep_what_their_schemas_say() -> None:
     (recipe,) = layer._made.recipes["fp32"]
     x, parameters = random(BATCH, TIME, INPUTS).requires_grad_(), dict(layer.named_parameters())
     names = ("weight_hh_l0", "weight_ih_l0", "bias_ih_l0", "bias_hh_l0")
-    call = (recipe, True, True, x, *(parameters[name] for name in names), None, None, None, [], [])
+    call = (recipe, True, True, x, *(parameters[name] for name in names), None, None, None, [], [], [])
     torch.library.opcheck(torch.ops.minrnn_gen.recurrence.default, call)
     a, b, h0 = (random(*shape, seed=2).requires_grad_() for shape in ((BATCH, TIME, 5), (BATCH, TIME, 5), (BATCH, 5)))
     torch.library.opcheck(torch.ops.minrnn_gen.scan.default, (a.detach().sigmoid().requires_grad_(), b, h0, False, False, 1))

@@ -213,26 +213,29 @@ def test_a_spec_for_another_gpu_is_refused() -> None:
 
 @pytest.mark.alone
 def test_a_small_call_takes_the_host_ten_microseconds_in_c() -> None:
-    """Beside a program without a kernel, since XLA's own part is in both."""
+    """Beside a program of one addition, since XLA's own part is in both; in turns, since the clock of a processor moves."""
     handler = calls_by(by_c=True)
     target._DEVICE_CALLS.clear()
     x = jnp.ones((16, 16, 2, 64), jnp.float32)
-    run = jax.jit(lambda x: front.recurrence({"model": "min_gru", "hidden_size": 64}, x)[0])
+    plain = jax.jit(lambda x: x + 1)
+    ours = jax.jit(lambda x: front.recurrence({"model": "min_gru", "hidden_size": 64}, x)[0])
 
     def microseconds(call: Any) -> float:
-        jax.block_until_ready(call(x))
-        rounds = []
-        for _ in range(9):
-            started = time.perf_counter()
-            for _ in range(100):
-                y = call(x)
-            rounds.append((time.perf_counter() - started) * 1e4)
-            jax.block_until_ready(y)
-        return min(rounds)
+        started = time.perf_counter()
+        for _ in range(100):
+            y = call(x)
+        taken = (time.perf_counter() - started) * 1e4
+        jax.block_until_ready(y)
+        return taken
 
-    plain = microseconds(jax.jit(lambda x: x + 1))
-    by_c, served = microseconds(run), handler.served
+    def least_of_both() -> list[float]:
+        jax.block_until_ready((plain(x), ours(x)))
+        return [min(rounds) for rounds in zip(*((microseconds(plain), microseconds(ours)) for _ in range(15)), strict=True)]
+
+    beside_c, by_c = least_of_both()
+    served = handler.served
     handler.withdraw_all()
-    by_python = microseconds(run)
-    print(f"plain {plain:.1f}, by C {by_c:.1f}, by Python {by_python:.1f} us")
-    assert served and by_c - plain <= 10
+    beside_python, by_python = least_of_both()
+    print(f"by C {by_c:.1f} beside {beside_c:.1f}, by Python {by_python:.1f} beside {beside_python:.1f} us")
+    assert served and by_c - beside_c <= 10
+    assert handler.served == served and by_python - beside_python <= 60
