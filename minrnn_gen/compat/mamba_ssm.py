@@ -1,4 +1,4 @@
-"""mamba_ssm's selective scan and its single step, served by cells with n values per channel."""
+"""mamba_ssm's selective scan, its single step and the block around it, served by cells with n values per channel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from minrnn_gen.api import compile
@@ -105,6 +106,83 @@ def selective_state_update(
     return out
 
 
+def mamba_inner_fn(
+    xz: Any,
+    conv1d_weight: Any,
+    conv1d_bias: Any,
+    x_proj_weight: Any,
+    delta_proj_weight: Any,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    A: Any,
+    B: Any = None,
+    C: Any = None,
+    D: Any = None,
+    delta_bias: Any = None,
+    B_proj_bias: Any = None,
+    C_proj_bias: Any = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Any = None,
+    c_rms_weight: Any = None,
+    dt_rms_weight: Any = None,
+    b_c_dt_rms_eps: float = 1e-6,
+) -> Any:
+    """Return [batch, T, width], a Mamba block behind its first map: convolution, projections, scan, with all gradients.
+
+    xz [batch, 2 dim, T] is x and z. u is silu of the causal convolution of x with conv1d_weight [dim, 1, K] and conv1d_bias
+    [dim]. x_proj_weight [rank + N + N, dim] maps u to a small Δ and, where they are None, B and C, to which B_proj_bias and
+    C_proj_bias [N] are added; without one of the two, its N rows may be left out. delta_proj_weight [dim, rank] makes Δ of
+    the small one. out_proj_weight [width, dim] and out_proj_bias [width] map the result. A, B, C, D, delta_bias and
+    delta_softplus are those of `selective_scan_fn`. Weights b_rms_weight and c_rms_weight [N] and dt_rms_weight [dim] divide
+    B, C and Δ before its bias by their root mean square. Products are in the dtype of xz, or in autocast's. checkpoint_lvl is
+    0 or 1, and changes nothing. Raises BadInput for tensors that do not fit.
+    """
+    if checkpoint_lvl not in (0, 1):
+        raise BadInput(f"checkpoint_lvl is {checkpoint_lvl}; 0 or 1 is expected")
+    _check_real(A, "A", 2)
+    _check_real(xz, "xz", 3)
+    _check_real(delta_proj_weight, "delta_proj_weight", 2)
+    (dim, state_size), rank = A.shape, delta_proj_weight.shape[1]
+    _check_shape(xz, "xz", (xz.shape[0], 2 * dim, xz.shape[2]))
+    _check_real(conv1d_weight, "conv1d_weight", 3)
+    _check_shape(conv1d_weight, "conv1d_weight", (dim, 1, conv1d_weight.shape[2]))
+    _check_real(x_proj_weight, "x_proj_weight", 2)
+    rows = rank + state_size * sum(tensor is None for tensor in (B, C))
+    _check_shape(x_proj_weight, "x_proj_weight", (max(rows, x_proj_weight.shape[0]), dim))
+    _check_shape(delta_proj_weight, "delta_proj_weight", (dim, rank))
+    _check_real(out_proj_weight, "out_proj_weight", 2)
+    _check_shape(out_proj_weight, "out_proj_weight", (out_proj_weight.shape[0], dim))
+    vectors = {"conv1d_bias": (conv1d_bias, dim), "out_proj_bias": (out_proj_bias, out_proj_weight.shape[0])}
+    vectors |= {"B_proj_bias": (B_proj_bias, state_size), "C_proj_bias": (C_proj_bias, state_size)}
+    vectors |= {"b_rms_weight": (b_rms_weight, state_size), "c_rms_weight": (c_rms_weight, state_size)}
+    for name, (tensor, size) in (vectors | {"dt_rms_weight": (dt_rms_weight, dim)}).items():
+        if tensor is not None:
+            _check_shape(tensor, name, (size,))
+
+    def like_xz(tensor: Any) -> Any:
+        return None if tensor is None else tensor.to(xz.dtype)
+
+    x, z = xz.chunk(2, dim=1)
+    # One step of zeros more than the first output reads: torch convolves nothing that is shorter than the weights.
+    padded = F.pad(x, (conv1d_weight.shape[2], 0))
+    u = F.silu(F.conv1d(padded, like_xz(conv1d_weight), like_xz(conv1d_bias), groups=dim)[..., 1:])
+    projected = F.linear(u.transpose(1, 2), like_xz(x_proj_weight))
+    delta = F.linear(projected[..., :rank], like_xz(delta_proj_weight))
+    if dt_rms_weight is not None:
+        delta = _rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+    if B is None:
+        B = _of_steps(projected[..., rank : rank + state_size], B_proj_bias)
+    if C is None:
+        C = _of_steps(projected[..., -state_size:], C_proj_bias)
+    if b_rms_weight is not None:
+        B = _norm_over_n(B, "B", b_rms_weight, b_c_dt_rms_eps)
+    if c_rms_weight is not None:
+        C = _norm_over_n(C, "C", c_rms_weight, b_c_dt_rms_eps)
+    out = selective_scan_fn(u, delta.transpose(1, 2), A, B, C, D, z, delta_bias, delta_softplus)
+    return F.linear(out.transpose(1, 2), like_xz(out_proj_weight), like_xz(out_proj_bias))
+
+
 @dataclass(frozen=True)
 class _Form:
     """What a call of theirs leaves out, and which of B and C are of each step."""
@@ -193,6 +271,25 @@ def _has_steps(tensor: Any, name: str, axes: int, with_constant: bool = True) ->
     allowed = ((2,) if with_constant else ()) + (axes, axes + 1)
     _check_real(tensor, name, tensor.dim() if tensor.dim() in allowed else axes)
     return not with_constant or tensor.dim() >= axes
+
+
+def _of_steps(projected: Any, bias: Any) -> Any:
+    """Return a B or C [batch, N, T] of the projected [batch, T, N]."""
+    return (projected if bias is None else projected + bias.to(projected.dtype)).transpose(1, 2)
+
+
+def _norm_over_n(tensor: Any, name: str, weight: Any, eps: float) -> Any:
+    """Return B or C, of any form, with values of root mean square 1 along N, times a weight."""
+    axis = -2 if _has_steps(tensor, name, 3) else -1
+    if tensor.shape[axis] != weight.shape[0]:
+        raise BadInput(f"{name} has shape {list(tensor.shape)}; {weight.shape[0]} values along n are expected")
+    return _rms_norm(tensor.transpose(axis, -1), weight, eps).transpose(axis, -1)
+
+
+def _rms_norm(tensor: Any, weight: Any, eps: float) -> Any:
+    """Return a tensor with root mean square 1 along its last axis, times a weight, computed in at least float32."""
+    arithmetic = STATES[PRECISIONS[tensor.dtype]]
+    return F.rms_norm(tensor.to(arithmetic), weight.shape, weight.to(arithmetic), eps).to(tensor.dtype)
 
 
 def _groups(tensor: Any, axes: int = 3) -> int:

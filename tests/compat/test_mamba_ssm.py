@@ -153,3 +153,135 @@ def test_what_does_not_fit_is_one_sentence(changed: dict[str, Any], said: str) -
     with pytest.raises(BadInput) as caught:
         mamba_ssm.selective_scan_fn(**arguments(**changed))
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def block_inputs(
+    options: set[str], forms: tuple[str, str] = ("projected", "projected"), time: int = 5, seed: int = 0
+) -> dict[str, Any]:
+    """Arguments of a block, in float64, with weights of size 1/sqrt(inputs)."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, dim, n, rank, width, taps = 2, 4, 3, 2, 5, 3
+
+    def tensor(*shape: int) -> Any:
+        return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    def weight(*shape: int) -> Any:
+        return (tensor(*shape) * shape[-1] ** -0.5).detach().requires_grad_()
+
+    given_as = {"constant": (dim, n), "one group": (batch, n, time), "groups": (batch, 2, n, time)}
+    found = {"xz": tensor(batch, 2 * dim, time), "conv1d_weight": weight(dim, 1, taps), "conv1d_bias": None}
+    found |= {"x_proj_weight": weight(rank + n * forms.count("projected"), dim), "delta_proj_weight": weight(dim, rank)}
+    found |= {"out_proj_weight": weight(width, dim), "out_proj_bias": None, "A": -tensor(dim, n).detach().abs()}
+    found["A"].requires_grad_()
+    found |= {name: tensor(*given_as[form]) for name, form in zip("BC", forms, strict=True) if form in given_as}
+    vectors = {"conv1d_bias": dim, "out_proj_bias": width, "D": dim, "delta_bias": dim, "B_proj_bias": n, "C_proj_bias": n}
+    vectors |= {"b_rms_weight": n, "c_rms_weight": n, "dt_rms_weight": dim}
+    return found | {name: tensor(size) for name, size in vectors.items() if name in options}
+
+
+def block(xz: Any, x_proj_weight: Any, delta_proj_weight: Any, A: Any, B: Any = None, C: Any = None, **more: Any) -> Any:
+    """Return the outputs of a Mamba block; the convolution is the sum over its taps, one after the other."""
+    x, z = xz[:, : A.shape[0]], xz[:, A.shape[0] :]
+    taps = more["conv1d_weight"][:, 0]
+    count, time = taps.shape[1], x.shape[2]
+    before = torch.cat([torch.zeros(*x.shape[:2], count, dtype=x.dtype), x], 2)
+    u = sum(taps[:, k, None] * before[:, :, k + 1 : k + 1 + time] for k in range(count))
+    u = torch.nn.functional.silu(u if more["conv1d_bias"] is None else u + more["conv1d_bias"][:, None])
+    rows = torch.einsum("rd,bdt->brt", x_proj_weight, u)
+    rank, n = delta_proj_weight.shape[1], A.shape[1]
+    delta = torch.einsum("dr,brt->bdt", delta_proj_weight, rows[:, :rank])
+    made = {"B": rows[:, rank : rank + n], "C": rows[:, -n:]}
+    for name, given_one in (("B", B), ("C", C)):
+        if given_one is not None:
+            made[name] = given_one
+        elif (bias := more.get(f"{name}_proj_bias")) is not None:
+            made[name] = made[name] + bias[:, None]
+
+    def normed(tensor: Any, weight: str, axis: int) -> Any:
+        if (own := more.get(weight)) is None:
+            return tensor
+        shape = [-1 if one == axis % tensor.dim() else 1 for one in range(tensor.dim())]
+        return (
+            tensor / (tensor.square().mean(axis, keepdim=True) + more.get("b_c_dt_rms_eps", 1e-6)).sqrt() * own.reshape(shape)
+        )
+
+    delta = normed(delta, "dt_rms_weight", 1)
+    made = {name: normed(made[name], f"{name.lower()}_rms_weight", -1 if made[name].dim() == 2 else -2) for name in made}
+    softplus = more.get("delta_softplus", True)
+    out, _ = scanned(u, delta, A, **made, D=more.get("D"), z=z, delta_bias=more.get("delta_bias"), delta_softplus=softplus)
+    out = torch.einsum("wd,bdt->btw", more["out_proj_weight"], out)
+    return out if more["out_proj_bias"] is None else out + more["out_proj_bias"]
+
+
+BLOCK_FORMS = st.sampled_from(["projected", "constant", "one group", "groups"])
+BLOCK_OPTIONS = [
+    "conv1d_bias", "out_proj_bias", "D", "delta_bias", "B_proj_bias", "C_proj_bias",
+    "b_rms_weight", "c_rms_weight", "dt_rms_weight",
+]  # fmt: skip
+
+
+@given(
+    forms=st.tuples(BLOCK_FORMS, BLOCK_FORMS),
+    options=st.sets(st.sampled_from(BLOCK_OPTIONS)),
+    softplus=st.booleans(),
+    time=st.integers(0, 5),
+    seed=st.integers(0, 1000),
+)
+def test_a_block_and_its_gradients_are_those_of_the_equations(
+    forms: tuple[str, str], options: set[str], softplus: bool, time: int, seed: int
+) -> None:
+    """Errors of A, Δ and of a square root near 0 grow by exponentials: bounds are relative to the largest value."""
+    leaves = block_inputs(options, forms, time, seed)
+    more = {"delta_softplus": softplus, "b_c_dt_rms_eps": 0.01}
+    out, expected = mamba_ssm.mamba_inner_fn(**leaves, **more), block(**leaves, **more)
+    assert_close(out, expected)
+    d_out = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    named = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+    found, wanted = (
+        torch.autograd.grad((one * d_out).sum(), [*named.values()], allow_unused=True, materialize_grads=True)
+        for one in (out, expected)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other)
+
+
+def assert_close(found: Any, expected: Any, bound: float = 1e-9) -> None:
+    assert found.shape == expected.shape
+    if found.numel():
+        found, expected = found.detach().double(), expected.detach()
+        assert float((found - expected).abs().max()) <= bound * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_a_block_are_in_the_dtype_of_xz_or_of_autocast(dtype: Any, autocast: bool) -> None:
+    """Weights may have another one. Some ten roundings lie between xz and the output, each relative to sums of size 1."""
+    exact = block_inputs({"conv1d_bias", "out_proj_bias", "D", "delta_bias"})
+    leaves = {name: leaf.detach().float().requires_grad_() for name, leaf in exact.items()}
+    leaves["xz"] = leaves["xz"].detach().to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = mamba_ssm.mamba_inner_fn(**leaves)
+    assert out.dtype is (torch.bfloat16 if autocast else dtype)
+    assert_close(out, block(**exact), 16 * torch.finfo(out.dtype).eps)
+    out.sum().backward()
+    assert all(leaf.grad.dtype is leaf.dtype for leaf in leaves.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"A": torch.zeros(4, 3, dtype=torch.complex64)}, "A has dtype torch.complex64; float64, float32"),
+        ({"xz": torch.zeros(2, 7, 5)}, "xz has shape [2, 7, 5]; [2, 8, 5] is expected"),
+        ({"conv1d_weight": torch.zeros(4, 3)}, "conv1d_weight has shape [4, 3]; 3 axes are expected"),
+        ({"x_proj_weight": torch.zeros(7, 4)}, "x_proj_weight has shape [7, 4]; [8, 4] is expected"),
+        ({"delta_proj_weight": torch.zeros(3, 2)}, "delta_proj_weight has shape [3, 2]; [4, 2] is expected"),
+        ({"out_proj_weight": torch.zeros(5, 3)}, "out_proj_weight has shape [5, 3]; [5, 4] is expected"),
+        ({"checkpoint_lvl": 2}, "checkpoint_lvl is 2; 0 or 1 is expected"),
+        ({"dt_rms_weight": torch.zeros(2)}, "dt_rms_weight has shape [2]; [4] is expected"),
+        ({"B": torch.zeros(2, 2, 5), "b_rms_weight": torch.ones(3)}, "B has shape [2, 2, 5]; 3 values along n are expected"),
+    ],
+)
+def test_a_block_that_does_not_fit_is_one_sentence(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        mamba_ssm.mamba_inner_fn(**(block_inputs(set()) | changed))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
