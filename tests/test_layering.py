@@ -91,7 +91,7 @@ OWNERS = {
         "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
         "bench.contenders.raw_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
-        "compat.recurrent_gemma compat.xlstm"
+        "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),
     "jax": "jax.* bench.contenders.baselines bench.contenders.jax_calls bench.contenders.jax_equations",
     "accelerated_scan": "bench.contenders.baselines",
@@ -100,7 +100,7 @@ OWNERS = {
     "onnx": "torch.onnx_translations",
     "onnxscript": "torch.onnx_translations",
     "xlstm": "compat.xlstm",
-    "transformers": "compat.recurrent_gemma",
+    "transformers": "compat.recurrent_gemma compat.transformers_mamba",
     "minGRU_pytorch": "compat.mingru_pytorch",
     "matplotlib": "bench.report.plot",
     "sympy": "cell.* !cell.files",

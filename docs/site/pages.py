@@ -58,6 +58,7 @@ API = {
         "numpy_cells",
         "xlstm",
         "recurrent_gemma",
+        "transformers_mamba",
         "mingru_pytorch",
     ),
 }

@@ -17,6 +17,7 @@ from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.tensors import check_tensor
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def selective_scan_fn(
     u: Any,
     delta: Any,
@@ -57,6 +58,7 @@ def selective_scan_fn(
     return (out, last) if return_last_state else out
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def selective_state_update(
     state: Any,
     x: Any,

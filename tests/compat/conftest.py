@@ -13,6 +13,11 @@ from support.uncompiled_kernels import nothing_compiled
 def _nothing_compiled() -> Iterator[None]:
     with nothing_compiled():
         yield
-    for name, kernels in {"flashrnn_kernel": "kernel_of", "fla": "_kernel", "mingru_pytorch": "_kernel"}.items():
+    for name, kernels in {
+        "flashrnn_kernel": "kernel_of",
+        "fla": "_kernel",
+        "mamba_ssm": "_kernel",
+        "mingru_pytorch": "_kernel",
+    }.items():
         if module := sys.modules.get(f"minrnn_gen.compat.{name}"):
             getattr(module, kernels).cache_clear()

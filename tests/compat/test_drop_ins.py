@@ -5,6 +5,7 @@ The packages are those of `make test-all`; a test without its package is skipped
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from minrnn_gen.compat import mingru_pytorch, recurrent_gemma, xlstm  # noqa: E402
+from minrnn_gen.compat import mamba_ssm, mingru_pytorch, recurrent_gemma, transformers_mamba, xlstm  # noqa: E402
 from minrnn_gen.compat.installed import Exchange  # noqa: E402
 from minrnn_gen.errors import BadInput, ToolchainMissing  # noqa: E402
 
@@ -23,7 +24,7 @@ ROUNDOFFS = 512
 @pytest.fixture(autouse=True)
 def _theirs_again() -> Iterator[None]:
     yield
-    for drop_in in (xlstm, recurrent_gemma, mingru_pytorch):
+    for drop_in in (xlstm, recurrent_gemma, transformers_mamba, mingru_pytorch):
         drop_in.uninstall()
 
 
@@ -140,6 +141,121 @@ def test_recurrent_gemma_is_theirs() -> None:
         generated.append(model.generate(tokens, max_new_tokens=8, do_sample=False))
     assert_equal(results[1], results[0])
     assert torch.equal(*generated)
+
+
+MAMBAS: dict[str, dict[str, Any]] = {
+    "Mamba": {"num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4},
+    "FalconMamba": {"num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4},
+    "Jamba": {
+        "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 1,
+        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
+    },
+    # Its attention is shared by two layers at least.
+    "Zamba": {
+        "num_hidden_layers": 5, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2,
+    },
+}  # fmt: skip
+
+
+def mamba_model(name: str) -> Any:
+    """Return a small model with weights so large that its scans count in the logits."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(vocab_size=97, hidden_size=32, **MAMBAS[name])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("name", [*MAMBAS])
+def test_mamba_models_are_theirs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits and gradients with padding, and tokens generated with the cache, none of them by a loop of theirs."""
+    model = mamba_model(name)
+    calls = {"selective_scan_fn": 0, "selective_state_update": 0}
+
+    def counted(function: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[function] += 1
+            return own(*arguments, **named)
+
+        own = getattr(mamba_ssm, function)
+        return call
+
+    for function in calls:
+        monkeypatch.setattr(mamba_ssm, function, counted(function))
+    tokens = torch.randint(3, 90, (2, 13))
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    results, generated, counts, eight = [], [], [], {"min_new_tokens": 8, "max_new_tokens": 8}
+    for install in (transformers_mamba.uninstall, transformers_mamba.install):
+        install()
+        model.zero_grad()
+        answer = model(tokens, attention_mask=mask, labels=tokens, use_cache=False)
+        answer.loss.backward()
+        results.append([answer.logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        generated.append(model.generate(tokens, attention_mask=mask, do_sample=False, pad_token_id=0, **eight))
+        counts.append(dict(calls))
+    assert_equal(results[1], results[0])
+    assert torch.equal(*generated)
+    scans = {"Mamba": 2, "FalconMamba": 2, "Jamba": 1, "Zamba": 2 * 5}[name]
+    assert counts == [dict.fromkeys(calls, 0), {"selective_scan_fn": 2 * scans, "selective_state_update": 7 * scans}]
+
+
+@pytest.mark.parametrize("name", [*MAMBAS])
+def test_steps_of_mamba_models_have_the_gradients_of_the_sequence(name: str) -> None:
+    model, results = mamba_model(name), []
+    tokens = torch.randint(3, 90, (2, 6))
+    transformers_mamba.install()
+    for pieces in ([6], [3, 1, 1, 1]):
+        model.zero_grad()
+        outputs, cache = [], {}
+        for piece in tokens.split(pieces, 1):
+            answer = model(piece, use_cache=len(pieces) > 1, **cache)
+            outputs.append(answer.logits)
+            cache = {key: answer[key] for key in ("cache_params", "past_key_values") if answer.get(key) is not None}
+        logits = torch.cat(outputs, 1)
+        logits.sin().sum().backward()
+        results.append([logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert_equal(results[1], results[0])
+
+
+@pytest.mark.parametrize("name", ["Mamba", "FalconMamba"])
+def test_mamba_models_train_as_they_infer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever theirs calls in training."""
+    model = mamba_model(name)
+
+    def block(*_arguments: Any, **_named: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(inspect.getmodule(type(model)), "mamba_inner_fn", block)
+    transformers_mamba.install()
+    tokens = torch.randint(3, 90, (2, 13))
+    trained, inferred = (model.train(mode)(tokens, use_cache=False).logits for mode in (True, False))
+    # Before the patch is undone, which this would bring back.
+    transformers_mamba.uninstall()
+    assert torch.equal(trained, inferred)
+
+
+def test_training_mamba_by_mamba_inner_fn_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs calls it in training, where there is one."""
+    modeling = pytest.importorskip("transformers.models.mamba.modeling_mamba")
+    model, results, calls = mamba_model("Mamba").train(), [], []
+
+    def fused(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return mamba_ssm.mamba_inner_fn(*arguments, **named)
+
+    tokens = torch.randint(3, 90, (2, 13))
+    for change in (lambda: None, lambda: monkeypatch.setattr(modeling, "mamba_inner_fn", fused)):
+        change()
+        model.zero_grad()
+        answer = model(tokens, labels=tokens)
+        answer.loss.backward()
+        results.append([answer.logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert_equal(results[1], results[0])
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("name", ["minGRU", "minLSTM"])

@@ -1,0 +1,77 @@
+"""The selective scans of the Mamba models in `transformers`, computed by the kernels here instead of by a loop over time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from minrnn_gen.compat import mamba_ssm
+from minrnn_gen.compat.installed import Exchange
+
+
+def _module(model: str) -> Any:
+    from transformers.models.falcon_mamba import modeling_falcon_mamba
+    from transformers.models.jamba import modeling_jamba
+    from transformers.models.mamba import modeling_mamba
+    from transformers.models.zamba import modeling_zamba
+
+    return {"mamba": modeling_mamba, "falcon_mamba": modeling_falcon_mamba, "jamba": modeling_jamba, "zamba": modeling_zamba}[
+        model
+    ]
+
+
+_OF_LOOPS = ("use_mambapy", "use_associative_scan")
+# Those whose training asks for mamba_ssm's whole block first.
+_WITH_BLOCKS = ("mamba", "falcon_mamba")
+_EXCHANGES = {model: Exchange(partial(_module, model), "transformers==5.23.0") for model in (*_WITH_BLOCKS, "jamba", "zamba")}
+
+
+def install() -> None:
+    """Let the kernels here compute the selective scans of Mamba, FalconMamba, Jamba and Zamba models, those made before too.
+
+    Forward and gradients, the state of the cache, and single tokens. Convolutions and projections stay theirs. `uninstall`
+    takes it back. Raises ToolchainMissing where `transformers` is not installed, or has other functions than version 5.23.
+    Source: Gu and Dao, Mamba, arXiv 2312.00752.
+    """
+    scans = {"mamba_selective_scan": _scan, "mamba_selective_state_update": _step}
+    for model, exchange in _EXCHANGES.items():
+        exchange.install(scans | ({"mamba_inner_fn": _no_block} if model in _WITH_BLOCKS else {}))
+
+
+def uninstall() -> None:
+    """Give `transformers` its loops back."""
+    for exchange in _EXCHANGES.values():
+        exchange.uninstall()
+
+
+def _no_block(*_arguments: Any, **_named: Any) -> None:
+    """Say that no function computes the whole block: mamba_ssm's masks no padding, and norms Δ of FalconMamba elsewhere."""
+
+
+def _scan(*arguments: Any, **named: Any) -> Any:
+    """Call `selective_scan_fn` without the options that choose between loops of theirs."""
+    return mamba_ssm.selective_scan_fn(*arguments, **{name: value for name, value in named.items() if name not in _OF_LOOPS})
+
+
+def _step(
+    state: Any,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any = None,
+    dt_bias: Any = None,
+    dt_softplus: bool = False,
+    z: Any = None,
+) -> Any:
+    """Return out [batch, dim], and write the state."""
+    if not torch.is_grad_enabled():
+        return mamba_ssm.selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+    # A step with gradients is a scan of one step.
+    u, delta, gate, b, c = (None if tensor is None else tensor.unsqueeze(-1) for tensor in (x, dt, z, B, C))
+    out, last = mamba_ssm.selective_scan_fn(u, delta, A, b, c, D, gate, dt_bias, dt_softplus, True, initial_state=state.clone())
+    state.copy_(last)
+    return out.squeeze(-1)
