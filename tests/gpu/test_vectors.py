@@ -160,3 +160,27 @@ def test_fronts_of_torch_and_mamba() -> None:
         found.append([out, last, *torch.autograd.grad(out.sin().sum() + last.sum(), leaves)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other.cpu(), one)
+
+
+def test_a_block_of_mamba() -> None:
+    """Beside the scan torch convolves and projects: outputs and gradients as in host memory, in float64; and one step."""
+    from minrnn_gen.compat.mamba_ssm import mamba_inner_fn, selective_state_update
+
+    torch.manual_seed(0)
+    shapes = {"xz": (2, 64, 50), "conv1d_weight": (32, 1, 4), "conv1d_bias": (32,), "x_proj_weight": (2 + 8 + 8, 32)}
+    shapes |= {"delta_proj_weight": (32, 2), "out_proj_weight": (16, 32), "out_proj_bias": (16,), "D": (32,)}
+    shapes |= {"delta_bias": (32,), "b_rms_weight": (8,), "c_rms_weight": (8,), "dt_rms_weight": (32,)}
+    given = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    given["A"] = -torch.rand(32, 8, dtype=torch.float64)
+    step = [torch.randn(2, 32, dtype=torch.float64) for _ in range(3)]
+    b, c = torch.randn(2, 2, 8, dtype=torch.float64)
+    found = []
+    for place in ("cpu", "cuda"):
+        leaves = {name: tensor.to(place).requires_grad_() for name, tensor in given.items()}
+        out = mamba_inner_fn(**leaves)
+        state = torch.ones(2, 32, 8, dtype=torch.float64, device=place)
+        x, dt, z = (tensor.to(place) for tensor in step)
+        y = selective_state_update(state, x, dt, leaves["A"], b.to(place), c.to(place), leaves["D"], z, dt_softplus=True)
+        found.append([out, y, state, *torch.autograd.grad(out.sin().sum(), [*leaves.values()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.cpu(), one)
