@@ -89,7 +89,7 @@ OWNERS = {
     "cuda": "build.nvrtc gpu.*",
     "torch": (
         "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
-        "bench.contenders.raw_scans "
+        "bench.contenders.raw_scans bench.contenders.selective_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),
@@ -100,7 +100,8 @@ OWNERS = {
     "onnx": "torch.onnx_translations",
     "onnxscript": "torch.onnx_translations",
     "xlstm": "compat.xlstm",
-    "transformers": "compat.recurrent_gemma compat.transformers_mamba",
+    "transformers": "compat.recurrent_gemma compat.transformers_mamba bench.contenders.selective_scans",
+    "mamba_ssm": "bench.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
     "matplotlib": "bench.report.plot",
     "sympy": "cell.* !cell.files",

@@ -14,6 +14,7 @@ from minrnn_gen.bench.contenders import (
     jax_calls,
     layers,
     raw_scans,
+    selective_scans,
     single_sequence,
     torch_cells,
     torch_layers,
@@ -33,6 +34,10 @@ def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
             )
         case "cells":
             return fused_cells.contenders(problem, gpu)
+        case "selective":
+            return selective_scans.contenders(
+                problem, gpu, [baseline for baseline in selective_scans.BASELINES if baseline.name in chosen], refused
+            )
         case "layers":
             return layers.contenders(problem, gpu)
         case "classic":
@@ -42,9 +47,11 @@ def _scan_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refuse
 
 
 def _scan_refusals(_: Gpu, chosen: Sequence[str], asked: Sequence[Problem], seconds: float) -> dict[str, str]:
-    if all(problem.table != "raw" for problem in asked):
-        return {}
-    return baselines.refusals([baseline for baseline in baselines.BASELINES if baseline.name in chosen], seconds)
+    tables = {problem.table for problem in asked}
+    refused = selective_scans.refusals(chosen) if "selective" in tables else {}
+    if "raw" in tables:
+        refused |= baselines.refusals([baseline for baseline in baselines.BASELINES if baseline.name in chosen], seconds)
+    return refused
 
 
 def _call_contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str]) -> list[Contender]:
@@ -56,7 +63,7 @@ SCAN = Suite(
     command="scan",
     titles=scan_problems.TITLES,
     problems=scan_problems.problems_of,
-    baselines=tuple(baseline.name for baseline in baselines.BASELINES),
+    baselines=tuple(dict.fromkeys(baseline.name for baseline in (*baselines.BASELINES, *selective_scans.BASELINES))),
     refusals=_scan_refusals,
     contenders=_scan_contenders,
     method={"inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1"},

@@ -31,6 +31,7 @@ class Table(StrEnum):
 
     RAW = "raw"
     CELLS = "cells"
+    SELECTIVE = "selective"
     LAYERS = "layers"
     CLASSIC = "classic"
 

@@ -10,13 +10,14 @@ from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 
 import minrnn_gen
 from minrnn_gen.api import compile as compile_kernel
-from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, single_sequence
+from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, selective_scans, single_sequence
 from minrnn_gen.bench.contenders.baselines import Baseline, Layout
 from minrnn_gen.bench.harness.rounds import Contender, Limits, run_rounds
 from minrnn_gen.bench.problems.scan_problems import Problem, Task
 from minrnn_gen.bench.reference import scan_reference
 from minrnn_gen.bench.report.record import COPY, Row
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.precision import PrecisionName
 
 ONCE = Limits(1, 1)
 HALVES = (slice(0, 20), slice(20, None))
@@ -41,6 +42,12 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def on_tensors(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: on_tensors(part) for name, part in found.items()}
+    return tensor(found) if isinstance(found, np.ndarray) else found
+
+
 class KernelOnTensors:
     """Kernel whose results in host memory are tensors, as those on a GPU are."""
 
@@ -58,7 +65,7 @@ class KernelOnTensors:
 
     def backward(self, saved: Any, dy: Any) -> dict[str, Any]:
         gradients = self.kernel.backward(saved, dy)
-        return {name: tensor(array) if isinstance(array, np.ndarray) else array for name, array in gradients.items()}
+        return on_tensors(gradients)
 
 
 @pytest.fixture
@@ -194,3 +201,55 @@ def test_the_cpu_computes_the_layer_by_both_methods(model: str) -> None:
         assert row.clock == "host"
         assert row.errors, row.failure
         assert row.is_right, row
+
+
+def selective_problem(task: Task = "forward", precision: PrecisionName = "fp32") -> Problem:
+    sizes = {"batch": 2, "time": 19, "channels": 8, "state_size": 3}
+    return Problem(table="selective", task=task, model="selective", precision=precision, **sizes)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("task", ["forward", "forward + backward"])
+def test_selective_scans_are_right_in_both_layouts(task: Task) -> None:
+    problem = selective_problem(task)
+    rows = measured(problem, selective_scans.contenders(problem, FakeGpu(), (), {}))
+    assert list(rows) == [COPY, "minrnn-gen BTD", "minrnn-gen BDT"]
+    gradients = set() if task == "forward" else {"du", "ddt", "dz", "dB", "dC", "dD", "da"}
+    for name in list(rows)[1:]:
+        assert set(rows[name].errors) == {"y", *gradients}, rows[name].failure
+        assert rows[name].is_right, rows[name]
+
+
+def test_selective_baselines_that_are_not_installed_have_rows() -> None:
+    theirs = selective_scans.SelectiveBaseline("theirs", "no-such-distribution", lambda: None)
+    refused = {"theirs": "not installed"}
+    rows = measured(selective_problem(), selective_scans.contenders(selective_problem(), FakeGpu(), [theirs], refused)[-1:])
+    assert rows["theirs"].failure == "not installed"
+
+
+@pytest.mark.parametrize("name", ["transformers", "torch.associative_scan"])
+def test_selective_scans_of_others_are_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors of torch, eager; gradients of the reference by autograd through the loop."""
+    own = pytest.importorskip("torch")
+    baseline = {entry.name: entry for entry in selective_scans.BASELINES}[name]
+    pytest.importorskip(baseline.distribution)
+    monkeypatch.setattr(own, "compile", lambda function, **_: function)
+
+    def in_order(array: Any) -> Any:
+        return array.permute(2, 0, 1) if array.dim() == 3 else array
+
+    generator = own.Generator().manual_seed(0)
+    shapes = {"u": (2, 4, 7), "dt": (2, 4, 7), "A": (4, 3), "B": (2, 3, 7), "C": (2, 3, 7), "D": (4,), "z": (2, 4, 7)}
+    leaves = {key: own.randn(shape, generator=generator).requires_grad_() for key, shape in shapes.items()}
+    with own.no_grad():
+        leaves["A"].abs_().neg_()
+    y = baseline.load()(*leaves.values())
+    by_time = {key: in_order(leaf).detach().double().numpy() for key, leaf in leaves.items()}
+    expected = scan_reference.selective_scan(np, **by_time)
+    np.testing.assert_allclose(y.detach().permute(2, 0, 1), expected, rtol=1e-5, atol=1e-5)
+    if baseline.has_gradients:
+        dy = own.randn(y.shape, generator=generator)
+        found = own.autograd.grad(y, [*leaves.values()], dy)
+        wanted = scan_reference.selective_scan_gradients(np, dy.permute(2, 0, 1).double().numpy(), **by_time)
+        for key, gradient in zip(leaves, found, strict=True):
+            np.testing.assert_allclose(in_order(gradient), wanted[f"d{key}"], rtol=1e-4, atol=1e-4, err_msg=key)

@@ -388,4 +388,4 @@ def test_the_suites_name_their_baselines() -> None:
         "jax": suites.JAX,
     }
     assert suites.CALLS.baselines == ("torch.nn",)
-    assert suites.SCAN.tables == ("raw", "cells", "layers", "classic")
+    assert suites.SCAN.tables == ("raw", "cells", "selective", "layers", "classic")

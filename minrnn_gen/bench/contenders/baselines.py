@@ -71,7 +71,7 @@ def _torch_associative_scan() -> Scan:
 
     # Every shape is compiled for itself; what was compiled for others would count against torch's limit.
     torch._dynamo.reset()
-    compiled: Scan = torch.compile(lambda a, b: associative_scan(_composed, (a, b), dim=-1)[1], dynamic=False)
+    compiled: Scan = torch.compile(lambda a, b: associative_scan(composed, (a, b), dim=-1)[1], dynamic=False)
     return compiled
 
 
@@ -81,7 +81,7 @@ def _jax_associative_scan() -> Scan:
     import jax
     import torch
 
-    compiled = jax.jit(lambda a, b: jax.lax.associative_scan(_composed, (a, b), axis=1)[1])
+    compiled = jax.jit(lambda a, b: jax.lax.associative_scan(composed, (a, b), axis=1)[1])
     views: dict[int, Any] = {}
 
     def scan(a: Any, b: Any) -> Any:
@@ -94,7 +94,7 @@ def _jax_associative_scan() -> Scan:
     return scan
 
 
-def _composed(earlier: tuple[Any, Any], later: tuple[Any, Any]) -> tuple[Any, Any]:
+def composed(earlier: tuple[Any, Any], later: tuple[Any, Any]) -> tuple[Any, Any]:
     """Composition of two affine maps (a, b): first `earlier`, then `later`."""
     return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 

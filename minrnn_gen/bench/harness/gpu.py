@@ -26,7 +26,7 @@ FLUSH_BYTES, FLUSHES = 1 << 30, 16
 _DISTRIBUTIONS = (
     "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cublas",
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "accelerated-scan", "fla-core", "flashrnn", "jax", "jaxlib",
-    "numpy",
+    "mamba-ssm", "transformers", "numpy",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from minrnn_gen.precision import PrecisionName
 
 TableName = Literal[
     "raw", "cells", "layers", "classic", "sweep", "large", "accuracy", "host", "decode",
-    "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
+    "selective", "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
 ]  # fmt: skip
 # The table `host` has besides a forward that is recorded for a backward.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
@@ -20,14 +20,15 @@ _UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token":
 # Calls that are timed together: programs call again and again, and find the processor's caches warm.
 CALLS_IN_A_ROW = 16
 
-TABLES: tuple[TableName, ...] = ("raw", "cells", "layers", "classic")
+TABLES: tuple[TableName, ...] = ("raw", "cells", "selective", "layers", "classic")
 TITLES: dict[TableName, str] = {
     "raw": "Raw scans, h[t] = a[t] h[t-1] + b[t]",
     "cells": "Fused cells, from pre-activations",
+    "selective": "Mamba's selective scan, from pre-activations",
     "layers": "minGRU layer: projection, gates and scan",
     "classic": "One sequence through one layer, on the CPU and on the GPU",
 }
-GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3}
+GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3, "selective": 3}
 
 
 class Problem(pydantic.BaseModel):
@@ -49,6 +50,7 @@ class Problem(pydantic.BaseModel):
     time: int
     channels: int
     inputs: int | None = None
+    state_size: int | None = None
     heads: int | None = None
     limit_ms: float | None = None
     layers: int | None = None
@@ -75,7 +77,7 @@ class Problem(pydantic.BaseModel):
             return f"{steps}, {self.inputs} to {self.channels}{many}{', both directions' if self.bidirectional else ''},"
         if self.heads is not None:
             return f"{self.heads} x {self.head_dim}, {self.batch} x {self.time}"
-        return f"{self.batch} x {self.time} x {self.channels}"
+        return f"{self.batch} x {self.time} x {self.channels}" + (f" of {self.state_size}" if self.state_size else "")
 
     @property
     def arithmetic(self) -> str:
@@ -115,6 +117,7 @@ class Problem(pydantic.BaseModel):
             "hidden_size": self.channels,
             "heads": self.heads or 1,
             "input_size": self.inputs,
+            "state_size": self.state_size,
             "precision": self.precision,
             "batch": self.batch,
             "time": self.time,
@@ -151,6 +154,7 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
     problems: dict[TableName, Callable[[bool], tuple[Problem, ...]]] = {
         "raw": _raw,
         "cells": _cells,
+        "selective": _selective,
         "layers": _layers,
         "classic": _classic,
     }
@@ -182,6 +186,27 @@ def _cells(quick: bool) -> tuple[Problem, ...]:
         Problem(table="cells", task=task, model=model, precision=precision, batch=batch, time=time, channels=channels)
         for task in tasks
         for model in ("min_gru", "min_lstm")
+        for batch, time, channels in shapes
+        for precision in precisions
+    )
+
+
+def _selective(quick: bool) -> tuple[Problem, ...]:
+    # Of one Mamba block: channels are twice the width of the model, and N is 16 in every published one.
+    shapes = ((2, 1024, 256),) if quick else ((8, 4096, 2048), (1, 65536, 1024), (64, 512, 1536))
+    precisions: tuple[PrecisionName, ...] = ("bf16",) if quick else ("fp32", "bf16")
+    return tuple(
+        Problem(
+            table="selective",
+            task=task,
+            model="selective",
+            precision=precision,
+            batch=batch,
+            time=time,
+            channels=channels,
+            state_size=16,
+        )
+        for task in _TRAINING
         for batch, time, channels in shapes
         for precision in precisions
     )

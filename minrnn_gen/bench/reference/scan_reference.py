@@ -60,6 +60,48 @@ def softplus(xp: Any, x: Array) -> Array:
     return xp.logaddexp(x, xp.zeros_like(x))
 
 
+def selective_scan(xp: Any, u: Array, dt: Array, A: Array, B: Array, C: Array, D: Array, z: Array) -> Array:
+    """Return y [T, B, C] = (sum of C h over N + D u) silu(z), h[t] = exp(s A) h[t-1] + s u B, s = softplus(dt).
+
+    u, dt and z [T, B, C], A [C, N], B and C [T, B, N], D [C]. arXiv 2312.00752, section 3.2.
+    """
+    total = D * u
+    for n in range(A.shape[1]):
+        step = softplus(xp, dt)
+        total = total + C[..., n, None] * scan(xp, xp.exp(step * A[:, n]), step * u * B[..., n, None])
+    return total * z * sigmoid(xp, z)
+
+
+def selective_scan_gradients(
+    xp: Any, dy: Array, u: Array, dt: Array, A: Array, B: Array, C: Array, D: Array, z: Array
+) -> dict[str, Array]:
+    """Return the gradients of sum(dy * y) by the arguments of `selective_scan`, "d" before their names."""
+    step, gate = softplus(xp, dt), sigmoid(xp, z)
+    dtotal, total = dy * z * gate, D * u
+    dstep, du = xp.zeros_like(u), dtotal * D
+    dA, dB, dC = (xp.zeros_like(array) for array in (A, B, C))
+    for n in range(A.shape[1]):
+        a, b, c = A[:, n], B[..., n, None], C[..., n, None]
+        decay = xp.exp(step * a)
+        h = scan(xp, decay, step * u * b)
+        total = total + c * h
+        dC[..., n] = (dtotal * h).sum(-1)
+        ddecay, ddrive = scan_gradients(xp, decay, h, dtotal * c)
+        dA[:, n] = (ddecay * decay * step).sum(0).sum(0)
+        dB[..., n] = (ddrive * step * u).sum(-1)
+        dstep = dstep + ddecay * decay * a + ddrive * u * b
+        du = du + ddrive * step * b
+    return {
+        "du": du,
+        "ddt": dstep * sigmoid(xp, dt),
+        "dA": dA,
+        "dB": dB,
+        "dC": dC,
+        "dD": (dtotal * u).sum(0).sum(0),
+        "dz": dy * total * gate * (1 + z * (1 - gate)),
+    }
+
+
 @dataclass(frozen=True)
 class CellReference:
     """Cell h[t] = (1 - z) h[t-1] + z v: its gates in order, and z, v and their derivatives by the gates.
