@@ -141,7 +141,9 @@ class Problem(pydantic.BaseModel):
         if self.model is None:
             return {"forward": 3, "backward": 5}.get(self.task, 8)
         gates = GATES[self.model]
-        return {"forward": gates + 1, "backward": 2 * gates + 2}.get(self.task, 3 * gates + 3)
+        # With n values per channel y is no state, and the backward does not read it.
+        backward = 2 * gates + (2 if self.state_size is None else 1)
+        return {"forward": gates + 1, "backward": backward}.get(self.task, gates + 1 + backward)
 
 
 # (batch, time, channels, precision)
