@@ -31,8 +31,8 @@ DISTRIBUTIONS = {
     "jax": "jax",
     "matplotlib": "matplotlib",
 }
-# Packages that ours takes a place in: whoever asks for that has them, so nothing here installs them.
-EXCHANGED = {"minGRU_pytorch", "transformers", "xlstm"}
+# Packages that ours takes a place in: whoever asks for that, or measures beside them, has them, so nothing here installs them.
+EXCHANGED = {"mamba_ssm", "minGRU_pytorch", "transformers", "xlstm"}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:

@@ -14,7 +14,7 @@ from minrnn_gen.bench.report.tables import provenance, table_text, whole_text
 from minrnn_gen.bench.suites import CALLS, JAX, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
-LAYER_SIZES, LARGE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large"
+LAYER_SIZES, LARGE, SELECTIVE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large", f"{SCAN.command} selective"
 # {command, and its table where that has a record of its own: path from the top of the checkout}; what was not measured yet has
 # no file there.
 PUBLISHED_RECORDS = {
@@ -24,6 +24,7 @@ PUBLISHED_RECORDS = {
     LAYERS.command: "benchmarks/results/layers_h200.json",
     JAX.command: "benchmarks/results/jax_h200.json",
     # Measured by themselves.
+    SELECTIVE: "benchmarks/results/selective_h200.json",
     LARGE: "benchmarks/results/recurrent_large_h200.json",
     LAYER_SIZES: "benchmarks/results/layer_sizes_h200.json",
 }
@@ -105,6 +106,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
     **{f"{LAYERS.command} {name}": (LAYERS.command, text) for name, text in _sections(LAYERS.command).items()},
     **{f"{JAX.command} {name}": (JAX.command, text) for name, text in _sections(JAX.command).items()},
+    SELECTIVE: (SELECTIVE, _sections(SCAN.command)["selective"]),
+    f"{SELECTIVE} provenance": (SELECTIVE, _sections(SCAN.command)["provenance"]),
     LARGE: (LARGE, _sections(RECURRENT.command)["large"]),
     f"{LARGE} provenance": (LARGE, _sections(RECURRENT.command)["provenance"]),
     LAYER_SIZES: (LAYER_SIZES, _sections(LAYERS.command)["sizes"]),

@@ -227,6 +227,13 @@ def test_selective_baselines_that_are_not_installed_have_rows() -> None:
     assert rows["theirs"].failure == "not installed"
 
 
+def test_a_loop_has_no_gradients_over_many_steps() -> None:
+    problem = selective_problem("forward + backward")
+    loop = selective_scans.SelectiveBaseline("loop", "torch", lambda: None, gradient_steps_max=problem.time - 1)
+    rows = measured(problem, selective_scans.contenders(problem, FakeGpu(), [loop], {})[-1:])
+    assert rows["loop"].failure == "its gradients take time quadratic in the steps"
+
+
 @pytest.mark.parametrize("name", ["transformers", "torch.associative_scan"])
 def test_selective_scans_of_others_are_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors of torch, eager; gradients of the reference by autograd through the loop."""

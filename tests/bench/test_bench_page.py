@@ -19,6 +19,7 @@ from minrnn_gen.bench.suites import SUITES
 
 RECORDS = {
     "scan_h200": "scan",
+    "selective_h200": "scan",
     "recurrent_h200": "recurrent",
     "recurrent_large_h200": "recurrent",
     "layers_h200": "layers",

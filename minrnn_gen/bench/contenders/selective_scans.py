@@ -20,17 +20,22 @@ from minrnn_gen.precision import precision_of
 # y [B, C, T] of u, Δ [B, C, T], A [C, N], B, C [B, N, T], D [C] and z [B, C, T], Δ through softplus.
 SelectiveScan = Callable[..., Any]
 _GATES = ("dt", "u", "z")
+_QUADRATIC = "its gradients take time quadratic in the steps"
 _LEAVES = ("u", "dt", "A", "B", "C", "D", "z")
 
 
 @dataclass(frozen=True)
 class SelectiveBaseline:
-    """Selective scan of another library; `load` imports it, and torch's autograd goes through it if it `has_gradients`."""
+    """Selective scan of another library; `load` imports it, and torch's autograd goes through it if it `has_gradients`.
+
+    A loop over steps that slices whole arrays has gradients of whole arrays at every step: `gradient_steps_max` bounds those.
+    """
 
     name: str
     distribution: str
     load: Callable[[], SelectiveScan]
     has_gradients: bool = True
+    gradient_steps_max: int | None = None
 
 
 def _mamba_ssm() -> SelectiveScan:
@@ -67,7 +72,7 @@ def _torch_associative_scan() -> SelectiveScan:
 
 BASELINES = (
     SelectiveBaseline("mamba_ssm", "mamba-ssm", _mamba_ssm),
-    SelectiveBaseline("transformers", "transformers", _transformers),
+    SelectiveBaseline("transformers", "transformers", _transformers, gradient_steps_max=512),
     SelectiveBaseline("torch.associative_scan", "torch", _torch_associative_scan, has_gradients=False),
 )
 
@@ -175,8 +180,11 @@ def _ours(layout: str, problem: Problem, inputs: Inputs) -> Contender:
 
 
 def _theirs(baseline: SelectiveBaseline, problem: Problem, inputs: Inputs, refused: str | None) -> Contender:
-    if refused is None and problem.task != "forward" and not baseline.has_gradients:
-        refused = NO_GRADIENTS
+    if refused is None and problem.task != "forward":
+        if not baseline.has_gradients:
+            refused = NO_GRADIENTS
+        elif baseline.gradient_steps_max is not None and problem.time > baseline.gradient_steps_max:
+            refused = _QUADRATIC
 
     def prepare() -> Run:
         def last_in_time(name: str) -> Any:
