@@ -148,7 +148,7 @@ def mamba_inner_fn(
     (dim, state_size), rank = A.shape, delta_proj_weight.shape[1]
     _check_shape(xz, "xz", (xz.shape[0], 2 * dim, xz.shape[2]))
     _check_real(conv1d_weight, "conv1d_weight", 3)
-    _check_shape(conv1d_weight, "conv1d_weight", (dim, 1, conv1d_weight.shape[2]))
+    _check_shape(conv1d_weight, "conv1d_weight", (dim, 1, max(1, conv1d_weight.shape[2])))
     _check_real(x_proj_weight, "x_proj_weight", 2)
     rows = rank + state_size * sum(tensor is None for tensor in (B, C))
     _check_shape(x_proj_weight, "x_proj_weight", (max(rows, x_proj_weight.shape[0]), dim))
@@ -312,6 +312,7 @@ def _parameters(kernel: Kernel, dtype: torch.dtype, **tensors: Any) -> list[Any]
     named = {name: tensor for name, tensor in tensors.items() if name in kernel.parameters}
     for name, tensor in named.items():
         check_tensor(tensor, name.upper())
+        _check_real(tensor, name.upper(), tensor.dim())  # the kernel checks its axes
     return [named[name].to(arithmetic).contiguous() for name in kernel.parameters]
 
 

@@ -9,6 +9,7 @@ import torch
 
 from minrnn_gen.compat import mamba_ssm
 from minrnn_gen.compat.installed import Exchange
+from minrnn_gen.errors import ToolchainMissing
 
 
 def _module(model: str) -> Any:
@@ -36,8 +37,12 @@ def install() -> None:
     Source: Gu and Dao, Mamba, arXiv 2312.00752.
     """
     scans = {"mamba_selective_scan": _scan, "mamba_selective_state_update": _step}
-    for model, exchange in _EXCHANGES.items():
-        exchange.install(scans | ({"mamba_inner_fn": _no_block} if model in _WITH_BLOCKS else {}))
+    try:
+        for model, exchange in _EXCHANGES.items():
+            exchange.install(scans | ({"mamba_inner_fn": _no_block} if model in _WITH_BLOCKS else {}))
+    except ToolchainMissing:
+        uninstall()  # all models or none
+        raise
 
 
 def uninstall() -> None:

@@ -203,6 +203,16 @@ def test_mamba_models_are_theirs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert counts == [dict.fromkeys(calls, 0), {"selective_scan_fn": 2 * scans, "selective_state_update": 7 * scans}]
 
 
+def test_mamba_models_are_exchanged_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    mamba = pytest.importorskip("transformers.models.mamba.modeling_mamba")
+    zamba = pytest.importorskip("transformers.models.zamba.modeling_zamba")
+    theirs = mamba.mamba_selective_scan
+    monkeypatch.delattr(zamba, "mamba_selective_scan")
+    with pytest.raises(ToolchainMissing, match="modeling_zamba has no mamba_selective_scan"):
+        transformers_mamba.install()
+    assert mamba.mamba_selective_scan is theirs
+
+
 @pytest.mark.parametrize("name", [*MAMBAS])
 def test_steps_of_mamba_models_have_the_gradients_of_the_sequence(name: str) -> None:
     model, results = mamba_model(name), []

@@ -65,9 +65,8 @@ def selective_scan(xp: Any, u: Array, dt: Array, A: Array, B: Array, C: Array, D
 
     u, dt and z [T, B, C], A [C, N], B and C [T, B, N], D [C]. arXiv 2312.00752, section 3.2.
     """
-    total = D * u
+    step, total = softplus(xp, dt), D * u
     for n in range(A.shape[1]):
-        step = softplus(xp, dt)
         total = total + C[..., n, None] * scan(xp, xp.exp(step * A[:, n]), step * u * B[..., n, None])
     return total * z * sigmoid(xp, z)
 
