@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import classic
@@ -16,11 +17,20 @@ from minrnn_gen.bench.cost_model.regret_record import (
     regret_svg,
 )
 from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
+from minrnn_gen.bench.report.distributed_record import distributed_text, read_distributed
 from minrnn_gen.bench.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
 from minrnn_gen.bench.report.plot import panels_of, svg_of
+from minrnn_gen.bench.report.predicted_ranks import COST_PAGE, PUBLISHED_DISTRIBUTED, SECTIONS
 from minrnn_gen.bench.report.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def sections_of_ranks() -> dict[str, Callable[[], str]]:
+    """Return {section: its text} of what several GPUs cost; what was not measured yet has no record there."""
+    path = ROOT / PUBLISHED_DISTRIBUTED
+    record = read_distributed(path) if path.exists() else None
+    return {**SECTIONS, "distributed": lambda: distributed_text(record)}
 
 
 def main() -> None:
@@ -43,6 +53,8 @@ def main() -> None:
     regrets = read_regrets(ROOT / PUBLISHED_REGRETS)
     page.write_text(filled_sections(page.read_text(encoding="utf-8"), REGRETS_PAGE, regret_sections(regrets)), encoding="utf-8")
     (ROOT / REGRETS_PLOT).write_text(regret_svg(regrets), encoding="utf-8")
+    page = ROOT / COST_PAGE
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), COST_PAGE, sections_of_ranks()), encoding="utf-8")
     for command, record in records.items():
         if panels_of(record):
             (ROOT / PLOTS[command]).write_text(svg_of(record), encoding="utf-8")

@@ -88,8 +88,9 @@ OWNERS = {
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
     "torch": (
-        "torch.* bench.harness.gpu bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
-        "bench.contenders.raw_scans bench.contenders.selective_scans "
+        "torch.* bench.harness.gpu bench.distributed_suite "
+        "bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
+        "bench.contenders.over_ranks bench.contenders.raw_scans bench.contenders.selective_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),

@@ -17,6 +17,7 @@ from minrnn_gen import __version__
 from minrnn_gen.cli import (
     bench,
     bench_cpu,
+    bench_distributed,
     bench_tuner,
     cache,
     calibrate,
@@ -67,6 +68,7 @@ for command in COMMANDS:
     app.command()(command)
 bench.app.command()(bench_tuner.tuner)
 bench.app.command()(bench_cpu.cpu)
+bench.app.command()(bench_distributed.distributed)
 app.add_typer(new.app, name="new")
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")

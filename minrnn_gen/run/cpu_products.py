@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -71,9 +72,17 @@ def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int) -> Matrix
             (by_head[0][:, :, head].reshape((-1, gates * units)).T @ by_head[1][:, head]).reshape((gates, 1, units, units))
             for head in range(heads)
         ]
-    if heads == 1:
-        return products[0]
-    return numpy.concatenate([numpy.asarray(product) for product in products], 1)
+    return products[0] if heads == 1 else _joined(products, 1)
+
+
+def stacked(gradients: Sequence[Matrix]) -> Matrix:
+    """Return the gradients of both directions as one, in their library."""
+    return _joined([gradient[None] for gradient in gradients], 0)
+
+
+def _joined(parts: Sequence[Matrix], axis: int) -> Matrix:
+    is_torch = hasattr(parts[0], "movedim")
+    return sys.modules["torch"].cat(parts, axis) if is_torch else numpy.concatenate(parts, axis)
 
 
 def _tensor(array: Array) -> Matrix:

@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy
-
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.cpu_kernel import CpuKernel
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
@@ -18,7 +16,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.gpu import memory
-from minrnn_gen.run.cpu_products import in_library, project, recurrent_gradient, through_projection
+from minrnn_gen.run.cpu_products import in_library, project, recurrent_gradient, stacked, through_projection
 from minrnn_gen.run.cpu_trace import CpuRecorder, CpuTraceCache, MatrixProduct, Projection, ProjectionOfSteps, Zeros
 from minrnn_gen.run.native import NativeKernels, ProductGradients
 from minrnn_gen.run.saved import Forward, owner_of
@@ -248,4 +246,4 @@ def _stacked(gradients: list[Any]) -> Any:
     """Return the gradients of R of each direction as one, None where there are none."""
     if len(gradients) < 2:
         return gradients[0] if gradients else None
-    return numpy.stack([numpy.asarray(gradient) for gradient in gradients])
+    return stacked(gradients)

@@ -357,3 +357,22 @@ def test_long_calls_run_in_pieces(name: str, is_batch_first: bool, monkeypatch: 
         results.append([y, *(final if name == "LSTM" else [final])])
     for whole, in_pieces in zip(*results, strict=True):
         torch.testing.assert_close(whole, in_pieces, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_the_gradient_of_R_of_several_heads_is_a_tensor(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from minrnn_gen.torch.functional import recurrence
+
+    kernel = minrnn_gen.compile({"model": "gru", "hidden_size": 6, "heads": 2, "precision": "fp64", "direction": direction})
+    interface, generator = kernel.interface, torch.Generator().manual_seed(5)
+    x = torch.randn(interface.shape(interface.x_axes, 3, 4), generator=generator, dtype=torch.float64)
+    R = torch.randn(interface.R_shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    found = []
+    for target in ("numpy", "native"):
+        monkeypatch.setenv("MINRNN_CPU", target)
+        for _ in range(2):  # the second call of a form is another path
+            y, _ = recurrence(kernel, x, R)
+            found += torch.autograd.grad(y.square().sum(), R)
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], rtol=1e-12, atol=1e-12)

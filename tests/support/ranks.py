@@ -379,7 +379,16 @@ def example(group: Any, rank: int, *, steps: int) -> list[float]:
     return list(losses)
 
 
+def benchmark(group: Any, _rank: int) -> str:
+    """Return the record of the small problems of `bench distributed`, as JSON."""
+    suite = importlib.import_module("minrnn_gen.bench.distributed_suite")
+    host = suite.Host(group, torch.device("cpu"))
+    record = suite.measure(host, True, lambda _: None)
+    return str(record.model_dump_json(exclude_defaults=True))
+
+
 CASES = {
+    "benchmark": benchmark,
     "example": example,
     "explained": explained,
     "in_mesh": in_mesh,

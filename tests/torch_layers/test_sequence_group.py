@@ -386,11 +386,11 @@ def test_the_cost_formula_chooses_and_explain_says_which(
     assert ("summary" in lines[0]) == (model == "min_gru")
 
 
-@given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0))
-def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float) -> None:
+@given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0), st.floats(0, 1e9))
+def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float, state_bytes: float) -> None:
     allowed = {"pipeline": 1.0, **cost.cell_passes(size, False)}
-    ways = cost.choices(size, batch, seconds, allowed, None, None)
+    ways = cost.choices(size, batch, seconds, state_bytes, allowed, None, None)
     assert [choice.way for choice in ways] != [] and ways == sorted(ways, key=lambda choice: choice.passes)
     for choice in ways:
-        settled = cost.choices(size, batch, seconds, allowed, choice.way, choice.micro_batches)
+        settled = cost.choices(size, batch, seconds, state_bytes, allowed, choice.way, choice.micro_batches)
         assert settled == [choice] and 1 <= choice.micro_batches <= batch

@@ -75,7 +75,8 @@ def ways_of(
     piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
     groups = 1 if is_packed else batch
     seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)
-    return choices(member.size, groups, seconds, allowed, member.way, member.micro_batches)
+    state_bytes = batch * interface.hidden_size * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
+    return choices(member.size, groups, seconds, state_bytes, allowed, member.way, member.micro_batches)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:

@@ -21,8 +21,21 @@ PRODUCT_PASSES_OF_CELL = 2.0
 SUMMARY_PASSES_OF_SCAN = 2.5
 # The scan from zero, the product of coefficients (one of three words), and the head again, short where coefficients forget.
 CORRECT_PASSES = 1.5
-# A message of a few kilobytes between GPUs, launch and arrival; an assumption, as are the two rates below.
+# The worst of a correction, where no gate forgets: from zero, a sixteenth and a quarter twice each, and all of it.
+CORRECT_PASSES_OF_CELL_WORST = 2.6
+# An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
+# src/graph/tuning.cc), and events between the two streams; an assumption, as is all that follows.
 HOP_SECONDS = 20e-6
+# A step of a ring to the next GPU of a node, and to that of another (hwLat there, protocol LL: 0.47 us, times 1.8 where there
+# are other nodes, and 2.7 us).
+NVLINK_STEP_SECONDS, NVLINK_STEP_SECONDS_OF_NODES, NETWORK_STEP_SECONDS = 0.47e-6, 0.85e-6, 2.7e-6
+# One direction of an H200's NVLink by its data sheet, of which protocol LL has a third; over several nodes a quarter of the
+# network's.
+NVLINK_BYTES_PER_SECOND = 450e9 / 3
+# A network card of 400 Gb/s for each GPU.
+NETWORK_BYTES_PER_SECOND = 50e9 / 4
+# GPUs that NVLink connects.
+GPUS_OF_A_NODE = 8
 # What a scan reads and writes in a second: the memory of a large GPU.
 BYTES_PER_SECOND = 4e12
 # A step of a dense cell, which waits for the one before: barrier, exchange, product and pointwise part.
@@ -57,23 +70,56 @@ def piece_seconds(piece_bytes: float, dense_steps: float) -> float:
     return max(piece_bytes / BYTES_PER_SECOND, dense_steps * DENSE_STEP_SECONDS, HOP_SECONDS * 1e-3)
 
 
+def gather_seconds(ranks: int, count: float) -> float:
+    """Return what it takes that all ranks have `count` bytes of each: around a ring, one rank after the other."""
+    nodes = -(-ranks // GPUS_OF_A_NODE)
+    step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
+    steps = (ranks - nodes) * step + (nodes - 1) * NETWORK_STEP_SECONDS
+    return HOP_SECONDS + steps + (ranks - 1) * count / _bytes_per_second(ranks)
+
+
+def message_seconds(ranks: int, count: float) -> float:
+    """Return what a message of `count` bytes to the next rank takes, the slowest of them."""
+    is_one_node = ranks <= GPUS_OF_A_NODE
+    return HOP_SECONDS + (NVLINK_STEP_SECONDS if is_one_node else NETWORK_STEP_SECONDS) + count / _bytes_per_second(ranks)
+
+
+def _bytes_per_second(ranks: int) -> float:
+    return NVLINK_BYTES_PER_SECOND if ranks <= GPUS_OF_A_NODE else NETWORK_BYTES_PER_SECOND
+
+
 def choices(
-    ranks: int, batch: int, seconds: float, allowed: dict[Way, float], way: Way | None, micro_batches: int | None
+    ranks: int,
+    groups: int,
+    seconds: float,
+    state_bytes: float,
+    allowed: dict[Way, float],
+    way: Way | None,
+    micro_batches: int | None,
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first; those of a pipeline follow from its groups.
 
-    `seconds`: of a pass. `way` and `micro_batches` are settled where they are not None.
+    `groups`: into how many parts a pipeline may cut the call at most; `seconds`: of a pass; `state_bytes`: of all its states.
+    `way` and `micro_batches` are settled where they are not None.
     """
-    hop = HOP_SECONDS / seconds
+    # A coefficient and a state of each; and the final states, which the last rank has.
+    gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / seconds
     costed = []
     for name, passes in allowed.items():
         if way not in (None, name):
             continue
         if name != "pipeline":
-            costed.append(Choice(name, 1, passes + hop))
+            costed.append(Choice(name, 1, passes + gathers))
             continue
-        most = max(1, batch)
+        most = max(1, groups)
         counts = range(1, min(MICRO_BATCHES_MOST, most) + 1) if micro_batches is None else (min(micro_batches, most),)
-        pipelines = [Choice(name, count, pipeline_passes(ranks, count) + hop * (count + ranks - 1)) for count in counts]
+        pipelines = [
+            Choice(
+                name,
+                count,
+                pipeline_passes(ranks, count) + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
+            )
+            for count in counts
+        ]
         costed.append(min(pipelines, key=lambda choice: choice.passes))
     return sorted(costed, key=lambda choice: choice.passes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,13 +12,39 @@ import torch.distributed as dist
 
 from minrnn_gen.torch.sequence_group.group import Member
 
+Around = Callable[[int], AbstractContextManager[None]]
+"""What is entered around an exchange to which this rank contributes so many bytes."""
+
+
+def _nothing(_: int) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+# Of the process and not of a thread: backwards run on threads of autograd's.
+_AROUND: list[Around] = [_nothing]
+
+
+@contextlib.contextmanager
+def watched(around: Around) -> Iterator[None]:
+    """Let `around` be entered around every exchange of this process, for those who count or time them."""
+    _AROUND.append(around)
+    try:
+        yield
+    finally:
+        _AROUND.remove(around)
+
+
+def _contributing(count: int) -> AbstractContextManager[None]:
+    return _AROUND[-1](count)
+
 
 def all_gather(tensor: Any, member: Member) -> list[Any]:
     """Return the tensors of all ranks, which have one shape, in the order of ranks."""
     own = _real(tensor)
     gathered = [torch.empty_like(own) for _ in range(member.size)]
     if own.numel():
-        dist.all_gather(gathered, own, group=member.process_group)
+        with _contributing(own.nbytes):
+            dist.all_gather(gathered, own, group=member.process_group)
     return [_as(tensor, values) for values in gathered]
 
 
@@ -23,7 +52,8 @@ def broadcast(tensor: Any, source: int, member: Member) -> Any:
     """Return the values that rank `source` has in its tensor; those of other ranks have the shape alone."""
     values = _real(tensor).clone()
     if values.numel():
-        dist.broadcast(values, group=member.process_group, group_src=source)
+        with _contributing(values.nbytes if member.rank == source else 0):
+            dist.broadcast(values, group=member.process_group, group_src=source)
     return _as(tensor, values)
 
 
@@ -33,6 +63,15 @@ def sum_in_order(tensor: Any, member: Member) -> Any:
     for values in others:
         first = first + values
     return first
+
+
+def sum_over_ranks(tensor: Any, member: Member) -> Any:
+    """Return the sum over the ranks, in an order of the backend's."""
+    summed = tensor.contiguous().clone()
+    if summed.numel():
+        with _contributing(summed.nbytes):
+            dist.all_reduce(summed, group=member.process_group)
+    return summed
 
 
 class Neighbours:
@@ -56,19 +95,22 @@ class Neighbours:
             return None
         values = torch.empty_like(_real(like))
         if values.numel():
-            dist.recv(values, group=self._group, group_src=self._before)
+            with _contributing(0):
+                dist.recv(values, group=self._group, group_src=self._before)
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:
         """Start to send a tensor to the rank behind, if there is one."""
         values = _real(tensor)
         if self._behind is not None and values.numel():
-            self._sends.append((dist.isend(values, group=self._group, group_dst=self._behind), values))
+            with _contributing(values.nbytes):
+                self._sends.append((dist.isend(values, group=self._group, group_dst=self._behind), values))
 
     def finish(self) -> None:
         """Wait until everything sent has left, and let go of its memory."""
         for work, _ in self._sends:
-            work.wait()
+            with _contributing(0):
+                work.wait()
         self._sends.clear()
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from minrnn_gen.call.arguments import PARAMETERS_FROM
 from minrnn_gen.call.interface import Interface
@@ -17,7 +16,7 @@ from minrnn_gen.torch.dispatch import records
 from minrnn_gen.torch.recorded import Tensors
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
 from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of
-from minrnn_gen.torch.sequence_group.exchange import all_gather
+from minrnn_gen.torch.sequence_group.exchange import all_gather, sum_over_ranks
 from minrnn_gen.torch.sequence_group.group import Member
 
 Run = Callable[[Kernel, tuple[Any, ...]], Any]
@@ -128,10 +127,7 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        summed = gradient.contiguous().clone()
-        if summed.numel():
-            dist.all_reduce(summed, group=ctx.member.process_group)
-        return summed, None
+        return sum_over_ranks(gradient, ctx.member), None
 
 
 class _Joined(torch.autograd.Function):

@@ -57,7 +57,8 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     # All ranks choose by the same numbers: the mean piece, of three words a value.
     values = math.prod(form["shape beside time"]) * agreement.time / member.size
     seconds = piece_seconds(3 * values * a.element_size(), 0)
-    choice = choices(member.size, 1, seconds, allowed, member.way, None)[0]
+    state_bytes = math.prod(form["shape beside time"]) * a.element_size()
+    choice = choices(member.size, 1, seconds, state_bytes, allowed, member.way, None)[0]
     piece = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
     if not agreement.records:
         y, final, *_ = piece.forward((*tensors, None))

@@ -1,0 +1,115 @@
+"""What the cost formula predicts of several GPUs, and the constants that it does so by, as tables of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.torch.sequence_group import cost
+
+COST_PAGE = "docs/several-gpus-cost.md"
+PUBLISHED_DISTRIBUTED = "benchmarks/results/distributed_h200.json"
+RANKS = (2, 8, 64)
+# min_gru in bf16: two gates read and y written; states in fp32.
+_BYTES_OF_STEP, _STATE_BYTES = 3 * 2, 4
+
+
+@dataclass(frozen=True)
+class _Call:
+    batch: int
+    time: int
+    width: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.batch} x {self.time} x {self.width}"
+
+    @property
+    def seconds(self) -> float:
+        """What one GPU takes by the formula, forward."""
+        return self.batch * self.time * self.width * _BYTES_OF_STEP / cost.BYTES_PER_SECOND
+
+
+_CALLS = (
+    _Call(1, 1 << 20, 1024),
+    _Call(1, 1 << 18, 4096),
+    _Call(8, 1 << 19, 512),
+    _Call(1, 1 << 24, 512),
+    _Call(64, 1 << 24, 8),
+)
+
+
+def predicted_text() -> str:
+    """Return a table of forward passes over 2, 8 and 64 GPUs: how often as fast as one, in every way."""
+    titles = ("min_gru, batch x time x channels", "one GPU", "way", *(f"{count} GPUs" for count in RANKS))
+    lines = [f"| {' | '.join(titles)} |", "|---|---:|---|" + "---:|" * len(RANKS)]
+    for call in _CALLS:
+        label, alone = call.label, f"{1e3 * call.seconds:.1f} ms"
+        for name in ("summary", "correct", "correct, no gate forgets", "pipeline"):
+            cells = " | ".join(_speed_up(call, count, name) for count in RANKS)
+            lines.append(f"| {label} | {alone} | {name} | {cells} |")
+            label = alone = ""
+    return "\n".join(lines) + "\n"
+
+
+def _speed_up(call: _Call, ranks: int, name: str) -> str:
+    allowed = {**cost.cell_passes(ranks, False), "pipeline": 1.0}
+    way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
+    if name.endswith("forgets"):
+        allowed["correct"] += cost.CORRECT_PASSES_OF_CELL_WORST - cost.CORRECT_PASSES_OF_CELL
+    states = call.batch * call.width * _STATE_BYTES
+    seconds = cost.piece_seconds(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, 0)
+    ways = cost.choices(ranks, call.batch, seconds, states, allowed, None, None)
+    passes = next(choice.passes for choice in ways if choice.way == way)
+    speed_up = f"{ranks / passes:.2f}"
+    is_chosen = ways[0].way == way and name == way
+    return f"**{speed_up}**" if is_chosen else speed_up
+
+
+def constants_text() -> str:
+    """Return a table of the formula's constants and where each is from."""
+    rows = [
+        (
+            f"{cost.BYTES_PER_SECOND / 1e12:g} TB/s",
+            "what a scan reads and writes",
+            "below the 4.8 TB/s of an H200's data sheet",
+        ),
+        (
+            f"{1e6 * cost.DENSE_STEP_SECONDS:g} us",
+            "a step of a dense cell",
+            "assumed: barrier, exchange, product, pointwise part",
+        ),
+        (
+            f"{1e6 * cost.HOP_SECONDS:g} us",
+            "an exchange before its first byte",
+            "assumed: two launches of 3 to 5 us, the 3.6 us of NCCL's ring (`baseLat`, src/graph/tuning.cc), events between streams",
+        ),
+        (
+            f"{1e6 * cost.NVLINK_STEP_SECONDS:g} us, over several nodes {1e6 * cost.NVLINK_STEP_SECONDS_OF_NODES:g} us",
+            "to the next GPU of a node",
+            "NCCL's own estimate for a ring with protocol LL (`hwLat`, the same file), times 1.8 where there are other nodes",
+        ),
+        (f"{1e6 * cost.NETWORK_STEP_SECONDS:g} us", "to a GPU of another node", "NCCL's own estimate, the same place"),
+        (
+            f"{cost.NVLINK_BYTES_PER_SECOND / 1e9:g} GB/s",
+            "bytes within a node",
+            "a third, as NCCL counts protocol LL, of the 450 GB/s in one direction of an H200's data sheet",
+        ),
+        (f"{cost.NETWORK_BYTES_PER_SECOND / 1e9:g} GB/s", "bytes between nodes", "assumed: a quarter of 400 Gb/s for each GPU"),
+        (f"{cost.GPUS_OF_A_NODE}", "GPUs of a node", "assumed: those that NVLink connects in an HGX board"),
+        (
+            f"{cost.SUMMARY_PASSES_OF_CELL:g}, {cost.CORRECT_PASSES_OF_CELL:g}, {cost.CORRECT_PASSES_OF_CELL_WORST:g}",
+            "passes of `summary`, of `correct` where gates forget, and where none does",
+            "counted, from what is run again",
+        ),
+        (
+            f"{cost.PRODUCT_PASSES_OF_CELL:g}",
+            "passes for the product of coefficients, with more than two ranks",
+            "counted: a backward moves twice what a forward does",
+        ),
+        (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
+    ]
+    return "\n".join(["| constant | of | source |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+SECTIONS: Mapping[str, Callable[[], str]] = {"predicted ranks": predicted_text, "constants of ranks": constants_text}
