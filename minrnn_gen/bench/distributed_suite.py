@@ -25,7 +25,7 @@ METHOD = {
     "time": f"median of {LIMITS.in_words}, all in turn; a round's time is that of its slowest rank",
     "start": "all ranks wait for each other, their devices idle",
     "one rank": "the first rank computes all of it, the others idle in the same group",
-    "in exchange": f"exchanges and waits for other ranks over all time, the mean of the ranks, median of {WATCHED_RUNS} other runs",
+    "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",
     "error": "the largest difference from one rank's results over the largest of their values",
 }

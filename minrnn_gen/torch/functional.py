@@ -59,10 +59,10 @@ def _over_ranks(
     kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
 ) -> tuple[Any, ...]:
     """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
-    if isinstance(kernel, Kernel) and kernel.interface.has_vectors:
+    if head_group is not None and isinstance(kernel, Kernel) and kernel.interface.has_vectors:
         raise BadInput(
-            "kernel is of a cell with n values per channel, of which neither time nor channels are split over ranks; leave "
-            "sequence_group and head_group out"
+            "kernel is of a cell with n values per channel, whose channels are not split over ranks; leave head_group out, "
+            "sequence_group splits time"
         )
     ranks = Ranks.of(sequence_group, head_group)
     with ranks.refused_everywhere(arguments.x):

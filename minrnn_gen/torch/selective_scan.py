@@ -65,8 +65,11 @@ class SelectiveScan(torch.nn.Module):
         self.a.copy_(rates.log().expand_as(self.a))
         self.d.fill_(1)
 
-    def forward(self, x: Any, z: Any = None, state: Any = None) -> tuple[Any, Any]:
-        """Return y and the state after the last step, zeros before the first where `state` is None."""
+    def forward(self, x: Any, z: Any = None, state: Any = None, *, sequence_group: Any = None) -> tuple[Any, Any]:
+        """Return y and the state after the last step, zeros before the first where `state` is None.
+
+        sequence_group: a process group over whose ranks time is split (docs/how-to/several-gpus.md).
+        """
         check_tensor(x, "x")
         if x.dim() != 3 or x.shape[2] != self.channels:
             raise BadInput(f"x has shape {list(x.shape)}; [batch, time, {self.channels}] is expected")
@@ -88,6 +91,7 @@ class SelectiveScan(torch.nn.Module):
             parameters={"a": self.a.to(wide), "d": self.d.to(wide)},
             shared={"b": b.reshape(by_group), "c": c.reshape(by_group)},
             state=None if state is None else {"h": state},
+            sequence_group=sequence_group,
         )
         return y, final["h"]
 

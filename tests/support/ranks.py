@@ -6,7 +6,9 @@ import contextlib
 import datetime
 import functools
 import importlib
+import itertools
 import multiprocessing
+import os
 import random
 import sys
 import time as clock
@@ -34,12 +36,12 @@ TIMEOUT = datetime.timedelta(seconds=30)
 class Ranks:
     """Processes of one group, of three if not asked for more; cases for two run on the first two of them."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, timeout: datetime.timedelta) -> None:
         context = multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(count)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [
-            context.Process(target=_serve, args=(rank, count, str(folder / "meeting"), theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, count, str(folder / "meeting"), theirs, timeout), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self._processes:
@@ -54,16 +56,24 @@ class Ranks:
         assert not failures, "\n".join(failures)
         return [answer for _, answer in answers]
 
+    def survivors(self, case: str, **arguments: Any) -> list[str]:
+        """Return how a case failed on all ranks but the last one, which does not answer."""
+        for pipe in self._pipes:
+            pipe.send((len(self._pipes), case, arguments))
+        answers = [pipe.recv() for pipe in self._pipes[:-1]]
+        assert all(failed for failed, _ in answers)
+        return [text for _, text in answers]
+
     def stop(self) -> None:
         for process in self._processes:
             process.kill()
             process.join()
 
 
-def _serve(rank: int, count: int, meeting: str, pipe: Connection) -> None:
+def _serve(rank: int, count: int, meeting: str, pipe: Connection, timeout: datetime.timedelta) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=TIMEOUT)
-    groups = {count: dist.group.WORLD, 2: dist.new_group([0, 1], timeout=TIMEOUT)}
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=timeout)
+    groups = {count: dist.group.WORLD, 2: dist.new_group([0, 1], timeout=timeout)}
     with nothing_compiled():
         while True:
             size, case, arguments = pipe.recv()
@@ -144,12 +154,18 @@ def _cell(
             named[name] = value.clone().requires_grad_()
     parameters = {name: tensor.clone().requires_grad_() for name, tensor in tensors.get("parameters", {}).items()}
     state = {name: tensor.clone().requires_grad_() for name, tensor in tensors.get("state", {}).items()}
+    shared_axis = kernel.interface.shared_axes.index("t")
+    shared = {
+        name: sliced(tensor, shared_axis, pieces, rank).clone().requires_grad_()
+        for name, tensor in tensors.get("shared", {}).items()
+    }
     weights = sliced(tensors["weights of y"], y_axis, pieces, rank)
     y, final, *steps = wing.recurrence(
         kernel,
         **named,
         parameters=parameters or None,
         state=state or None,
+        shared=shared or None,
         resets=sliced(tensors.get("resets"), 1, pieces, rank),
         lengths=tensors.get("lengths"),
         cu_seqlens=tensors.get("cu_seqlens"),
@@ -162,7 +178,7 @@ def _cell(
         loss = loss + (value * (of_ranks[rank] if pieces is not None else of_ranks.sum(0))).sum()
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
-    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **parameters, **state}.items()}
+    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **parameters, **state, **shared}.items()}
     for states in steps:
         result |= {f"steps {name}": value.detach() for name, value in states.items()}
     return result
@@ -196,6 +212,7 @@ def scan(
     log_a: bool,
     reverse: bool,
     way: Any = None,
+    micro_batches: int | None = None,
     repeats: int = 1,
 ) -> dict[str, Any]:
     """Run a raw scan and its backward, on the piece of a rank or, without a group, as a whole."""
@@ -203,7 +220,7 @@ def scan(
     for _ in range(repeats):
         a, b = (sliced(tensors[name], axis, pieces, rank).clone().requires_grad_() for name in "ab")
         h0 = None if tensors["h0"] is None else tensors["h0"].clone().requires_grad_()
-        asked = {} if group is None else {"sequence_group": wing.SequenceGroup(group, way)}
+        asked = {} if group is None else {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
         y, final = wing.scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis, **asked)
         weights = sliced(tensors["weights of y"], axis, pieces, rank)
         of_final = tensors["weights of final"]
@@ -379,6 +396,50 @@ def example(group: Any, rank: int, *, steps: int) -> list[float]:
     return list(losses)
 
 
+def selective(group: Any, rank: int, *, x: Any, pieces: Sequence[int] | None) -> dict[str, Any]:
+    """Run a selective scan and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
+    torch.manual_seed(0)
+    layer = wing.SelectiveScan(4, 3).double()
+    x = sliced(x, 1, pieces, rank).clone().requires_grad_()
+    y, state = layer(x, torch.sin(x), sequence_group=group)
+    # The final state is on every rank: its loss counts once.
+    (y.square().sum() + (state.sum() if rank == 0 else 0)).backward()
+    if group is not None:
+        wing.sum_gradients(layer.parameters(), group)
+    result = {"y": y.detach(), "state": state.detach(), "dx": x.grad}
+    return result | {name: parameter.grad for name, parameter in layer.named_parameters()}
+
+
+def refused_vectors(group: Any, _rank: int) -> tuple[str, str]:
+    """Return what cells with n values per channel are refused with: over time with states of two shapes, and over heads."""
+    messages = []
+    mixed = {
+        "name": "mixed", "states": {"h": "n", "m": 1}, "parameters": {"a": "n"},
+        "equations": "h[t] = a * h[t-1] + W.x\nm[t] = 0.5 * m[t-1] + sum(h[t])", "output": "m[t]",
+    }  # fmt: skip
+    spec = {"model": mixed, "hidden_size": 4, "state_size": 3, "precision": "fp64"}
+    kernel = minrnn_gen.compile(spec, gpu="h200")
+    x = torch.zeros(kernel.interface.shape(kernel.interface.x_axes, 1, 2), dtype=torch.float64)
+    parameters = {"a": torch.zeros(4, 3, dtype=torch.float64)}
+    for asked in ("sequence_group", "head_group"):
+        with pytest.raises(BadInput) as refused:
+            wing.recurrence(kernel, x, parameters=parameters, **{asked: group})
+        messages.append(str(refused.value))
+    return messages[0], messages[1]
+
+
+def dying(group: Any, rank: int, *, way: Any, exits: bool) -> None:
+    """Call again and again, until the last rank exits, or sleeps for longer than anybody waits."""
+    kernel = kernel_of({"model": "min_gru", "hidden_size": 3, "precision": "fp64"})
+    x = torch.ones(2, 4, 2, 3, dtype=torch.float64)
+    for count in itertools.count():
+        if count == 2 and rank == dist.get_world_size(group) - 1:
+            if exits:
+                os._exit(1)
+            clock.sleep(600)
+        wing.recurrence(kernel, x, sequence_group=wing.SequenceGroup(group, way))
+
+
 def benchmark(group: Any, _rank: int) -> str:
     """Return the record of the small problems of `bench distributed`, as JSON."""
     suite = importlib.import_module("minrnn_gen.bench.distributed_suite")
@@ -389,6 +450,9 @@ def benchmark(group: Any, _rank: int) -> str:
 
 CASES = {
     "benchmark": benchmark,
+    "dying": dying,
+    "selective": selective,
+    "refused_vectors": refused_vectors,
     "example": example,
     "explained": explained,
     "in_mesh": in_mesh,
@@ -405,9 +469,9 @@ CASES = {
 
 
 @contextlib.contextmanager
-def started(folder: Path, count: int = RANKS) -> Iterator[Ranks]:
+def started(folder: Path, count: int = RANKS, timeout: datetime.timedelta = TIMEOUT) -> Iterator[Ranks]:
     """Start the ranks and stop them behind."""
-    ranks = Ranks(folder, count)
+    ranks = Ranks(folder, count, timeout)
     try:
         yield ranks
     finally:

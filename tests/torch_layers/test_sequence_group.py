@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time as clock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,19 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_lstm", "hidden_size": 2, "precision": "fp64", "layout": "BDT", "direction": "reverse"},
     {"model": "qrnn", "hidden_size": 2, "precision": "fp64", "layout": "TBD", "input_size": 3},
     {"model": "rg_lru", "hidden_size": 2, "precision": "bf16"},
+    {"model": "min_gru", "hidden_size": 2, "precision": "fp16"},
     {"model": "ind_rnn", "hidden_size": 2, "precision": "fp64", "direction": "bidirectional"},
     {"model": "lstm", "hidden_size": 4, "heads": 2, "precision": "fp64", "direction": "bidirectional"},
     {"model": "gru", "hidden_size": 2, "precision": "fp32", "input_size": 3},
+)
+VECTORS: tuple[dict[str, Any], ...] = tuple(
+    {"model": "selective", "hidden_size": 4, "state_size": 3, "groups": 2, **others}
+    for others in (
+        {"precision": "fp64", "input_size": 2},
+        {"precision": "fp64", "layout": "BDT", "direction": "reverse"},
+        {"precision": "fp64", "layout": "TBD"},
+        {"precision": "fp32", "direction": "bidirectional"},
+    )
 )
 SCANS = ("min_gru", "min_lstm", "qrnn", "rg_lru")
 
@@ -95,12 +107,14 @@ def calls(draw: st.DrawFn, specs: Sequence[Mapping[str, Any]] = SPECS) -> dict[s
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
     if draw(st.booleans()):
         tensors["bias"] = normal(*directions, len(interface.gates), interface.hidden_size)
-    tensors["parameters"] = {name: normal(*interface.parameter_shape) for name in interface.parameters}
-    shape = interface.state_shape(sequences)
+    tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) for name in interface.parameters}
+    if interface.shared:
+        tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, batch, time)) for name in interface.shared}
+    shapes = {name: interface.shape_of_state(name, sequences) for name in interface.states}
     if draw(st.booleans()):
-        tensors["state"] = {name: normal(*shape, dtype=carried) for name in interface.states}
+        tensors["state"] = {name: normal(*shape, dtype=carried) for name, shape in shapes.items()}
     tensors["weights of y"] = normal(*interface.y_shape(batch, time), dtype=carried)
-    tensors["weights of state"] = {name: normal(len(steps), *shape, dtype=carried) for name in interface.states}
+    tensors["weights of state"] = {name: normal(len(steps), *shape, dtype=carried) for name, shape in shapes.items()}
     ways = (None, "pipeline", *(["summary", "correct"] if spec["model"] in SCANS else []))
     way, micro_batches = draw(st.sampled_from(ways)), draw(st.sampled_from((None, 1, 2, 3)))
     asked = {"way": way, "micro_batches": micro_batches, "all_states": draw(st.booleans())}
@@ -123,6 +137,8 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
             assert_like(torch.cat(own, interface.x_axes.index("t")), expected, exact[name], tolerance, name)
         elif name == "y" or name.startswith("steps"):
             assert_like(torch.cat(own, layout.index("T")), expected, exact[name], tolerance, name)
+        elif name[1:] in interface.shared:
+            assert_like(torch.cat(own, interface.shared_axes.index("t")), expected, exact[name], tolerance, name)
         elif name.startswith("final"):
             assert all(torch.equal(state, own[0]) for state in own), name
             assert_like(own[0], expected, exact[name], tolerance, name)
@@ -136,6 +152,12 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
 @given(calls())
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
+
+
+@settings(max_examples=10)
+@given(calls(VECTORS))
+def test_pieces_of_a_cell_with_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, {**call, "all_states": False} if call["spec"].get("layout") == "BDT" else call)
 
 
 @st.composite
@@ -168,8 +190,9 @@ def scans(draw: st.DrawFn) -> dict[str, Any]:
     tensors = {"a": a, "b": normal(*shape, dtype=dtype), "h0": normal(*state_shape) if draw(st.booleans()) else None}
     tensors["weights of y"] = normal(*shape)
     tensors["weights of final"] = normal(len(steps), *state_shape)
-    way = draw(st.sampled_from((None, "summary", "correct")))
-    return {"tensors": tensors, "pieces": steps, "axis": axis, "log_a": log_a, "reverse": draw(st.booleans()), "way": way}
+    way = draw(st.sampled_from((None, "summary", "correct", "pipeline")))
+    asked = {"way": way, "micro_batches": draw(st.sampled_from((None, 1, 2, 3)))}
+    return {"tensors": tensors, "pieces": steps, "axis": axis, "log_a": log_a, "reverse": draw(st.booleans()), **asked}
 
 
 @given(scans())
@@ -248,7 +271,9 @@ def _x(*shape: int, dtype: Any = torch.float64) -> Any:
 def test_what_disagrees_is_refused_on_every_rank(
     group: ranks.Ranks, calls: list[dict[str, Any]], rank: int | None, difference: str
 ) -> None:
+    began = clock.perf_counter()
     messages = group.run(len(calls), "refusal", calls=calls)
+    assert clock.perf_counter() - began < 10  # seconds, and no timeout of the group's, which is longer
     assert all(difference in message for message in messages), messages
     others = [message for place, message in enumerate(messages) if place != rank]
     assert rank is None or all(f"rank {rank} of the sequence group" in message for message in others), messages
@@ -259,6 +284,22 @@ def test_a_raw_scan_that_disagrees_is_refused_on_every_rank(group: ranks.Ranks) 
     assert first == second and "rank 1 of the sequence group has shape beside time [3], but rank 0 has [2]" in first
     first, second = group.run(2, "refused_scan", shapes=[(2, 3), (2, 3)], log_a=[False, 1])
     assert "rank 1 of the sequence group refuses the call: log_a" in first and second.startswith("log_a is 1")
+
+
+def test_a_rank_that_dies_ends_the_others_by_an_error_of_torch(tmp_path: Path) -> None:
+    with ranks.started(tmp_path, 2, timeout=datetime.timedelta(seconds=3)) as processes:
+        began = clock.perf_counter()
+        (error,) = processes.survivors("dying", way="summary", exits=True)
+        assert clock.perf_counter() - began < 20
+    assert "RuntimeError" in error and "by peer" in error, error  # that a connection was closed, or reset
+
+
+def test_a_rank_that_no_longer_answers_ends_the_others_by_the_timeout_of_their_group(tmp_path: Path) -> None:
+    with ranks.started(tmp_path, 2, timeout=datetime.timedelta(seconds=3)) as processes:
+        began = clock.perf_counter()
+        (error,) = processes.survivors("dying", way="pipeline", exits=False)
+        assert 2 < clock.perf_counter() - began < 20
+    assert "Timed out waiting 3000ms" in error, error
 
 
 @pytest.mark.parametrize("asking", range(3))
@@ -374,7 +415,7 @@ def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path) -> None:
     ("model", "batch", "time", "chosen"),
     [
         ("min_gru", 1, 2**20, "correct"),  # one sequence has no groups
-        ("min_gru", 8, 2**19, "pipeline of 8 groups"),
+        ("ind_rnn", 8, 2**19, "pipeline of"),  # no scan
         ("gru", 256, 1024, "pipeline of"),
     ],
 )
@@ -384,6 +425,24 @@ def test_the_cost_formula_chooses_and_explain_says_which(
     lines = group.run(2, "explained", batch=batch, time=time, model=model)
     assert lines[0] == lines[1] and lines[0].startswith(f"time over 2 ranks: {chosen}")
     assert ("summary" in lines[0]) == (model == "min_gru")
+
+
+def test_states_of_several_shapes_and_heads_of_vectors_are_refused(group: ranks.Ranks) -> None:
+    first, second = group.run(2, "refused_vectors")
+    assert first == second
+    of_time, of_heads = first
+    assert "whose states have different shapes" in of_time and "leave head_group out" in of_heads
+
+
+def test_a_selective_scan_over_ranks_is_that_of_one(group: ranks.Ranks) -> None:
+    x = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = ranks.selective(None, 0, x=x, pieces=None)
+    parts = group.run(3, "selective", x=x, pieces=[4, 2, 3])
+    for name, axis in (("y", 1), ("dx", 1)):
+        assert_like(torch.cat([part[name] for part in parts], axis), whole[name], whole[name], 1e-12, name)
+    for name in whole.keys() - {"y", "dx"}:
+        for part in parts:
+            assert_like(part[name], whole[name], whole[name], 1e-12, name, scale=1.0)
 
 
 @given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0), st.floats(0, 1e9))

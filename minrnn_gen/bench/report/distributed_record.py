@@ -67,7 +67,7 @@ def read_distributed(path: str | os.PathLike[str]) -> DistributedRecord:
     except pydantic.ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise BadInput(
-            f"{shown(os.fspath(path))} has no {where} of a run over ranks; give a file that 'minrnn-gen bench distributed' wrote"
+            f"{shown(os.fspath(path))} has no {where} of a run over ranks; give a file of 'minrnn-gen bench distributed'"
         ) from None
 
 

@@ -53,7 +53,7 @@ def predicted_text() -> str:
 
 
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
-    allowed = {**cost.cell_passes(ranks, False), "pipeline": 1.0}
+    allowed = {**cost.cell_passes(ranks, False), "pipeline": cost.JOIN_PASSES_OF_SCAN}
     way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     if name.endswith("forgets"):
         allowed["correct"] += cost.CORRECT_PASSES_OF_CELL_WORST - cost.CORRECT_PASSES_OF_CELL
@@ -82,7 +82,7 @@ def constants_text() -> str:
         (
             f"{1e6 * cost.HOP_SECONDS:g} us",
             "an exchange before its first byte",
-            "assumed: two launches of 3 to 5 us, the 3.6 us of NCCL's ring (`baseLat`, src/graph/tuning.cc), events between streams",
+            "assumed: two launches of 3 to 5 us, 3.6 us of NCCL's ring (`baseLat`, src/graph/tuning.cc), events of streams",
         ),
         (
             f"{1e6 * cost.NVLINK_STEP_SECONDS:g} us, over several nodes {1e6 * cost.NVLINK_STEP_SECONDS_OF_NODES:g} us",
@@ -106,6 +106,11 @@ def constants_text() -> str:
             f"{cost.PRODUCT_PASSES_OF_CELL:g}",
             "passes for the product of coefficients, with more than two ranks",
             "counted: a backward moves twice what a forward does",
+        ),
+        (
+            f"{cost.JOIN_PASSES_OF_SCAN:.2f}",
+            "passes of a pipeline that puts y of several groups together",
+            "counted: one of three words, read and written",
         ),
         (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
     ]

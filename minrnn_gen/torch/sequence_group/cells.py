@@ -66,16 +66,18 @@ def ways_of(
     `has_sequences`: some begin or end within a row, all in one where it `is_packed`.
     """
     spec, interface = kernel.spec, kernel.interface
-    allowed: dict[Way, float] = {"pipeline": 1.0}
-    if kernel.builder.cell_shape.kind == "affine-diagonal" and spec.training:
-        allowed |= cell_passes(member.size, has_sequences)
     is_dense = kernel.builder.cell_shape.kind == "dense"
     words = len(interface.gates) + 1
+    # y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
+    allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense else 2 / words}
+    if _folds(kernel) and spec.training:
+        allowed |= cell_passes(member.size, has_sequences)
     itemsize = calls.storage_dtype(kernel).itemsize
     piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
     groups = 1 if is_packed else batch
     seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)
-    state_bytes = batch * interface.hidden_size * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
+    values = interface.hidden_size * (interface.state_size or 1)
+    state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     return choices(member.size, groups, seconds, state_bytes, allowed, member.way, member.micro_batches)
 
 
@@ -119,10 +121,21 @@ def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def _folds(kernel: Kernel) -> bool:
+    """Whether pieces have a product of coefficients and an end state, of which those of all are folded."""
+    return kernel.builder.cell_shape.kind == "affine-diagonal" and not kernel.interface.has_vectors
+
+
 def _check_way(kernel: Kernel, member: Member) -> None:
-    """Refuse a way that the cell does not have."""
+    """Refuse a way that the cell does not have, and states that cannot be sent as one."""
+    shapes = {kernel.interface.shape_of_state(name, 1) for name in kernel.states}
+    if len(shapes) > 1:
+        raise BadInput(
+            f"sequence_group was given for {kernel.builder.cell_source.name}, whose states have different shapes; "
+            f"cells whose states all have n values per channel, or none of them, are allowed"
+        )
     gathers = member.way in ("summary", "correct")
-    if gathers and kernel.builder.cell_shape.kind != "affine-diagonal":
+    if gathers and not _folds(kernel):
         raise BadInput(f"way is {member.way!r}, which {kernel.builder.cell_source.name} does not have; leave it out")
     if gathers and not kernel.spec.training:
         raise BadInput(f"way is {member.way!r}, which needs the backward of the kernel, but the spec has training: false")

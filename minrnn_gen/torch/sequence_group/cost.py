@@ -23,6 +23,8 @@ SUMMARY_PASSES_OF_SCAN = 2.5
 CORRECT_PASSES = 1.5
 # The worst of a correction, where no gate forgets: from zero, a sixteenth and a quarter twice each, and all of it.
 CORRECT_PASSES_OF_CELL_WORST = 2.6
+# Of a pipeline with several groups: y of all of them is put together, a copy of one of three words that a pass moves.
+JOIN_PASSES_OF_SCAN = 2 / 3
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
 # src/graph/tuning.cc), and events between the two streams; an assumption, as is all that follows.
 HOP_SECONDS = 20e-6
@@ -97,10 +99,11 @@ def choices(
     way: Way | None,
     micro_batches: int | None,
 ) -> list[Choice]:
-    """Return the `allowed` ways, each by its passes, the cheapest first; those of a pipeline follow from its groups.
+    """Return the `allowed` ways, each by its passes, the cheapest first.
 
-    `groups`: into how many parts a pipeline may cut the call at most; `seconds`: of a pass; `state_bytes`: of all its states.
-    `way` and `micro_batches` are settled where they are not None.
+    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `groups`: into
+    how many parts it may cut the call at most; `seconds`: of a pass; `state_bytes`: of all states of the call. `way` and
+    `micro_batches` are settled where they are not None.
     """
     # A coefficient and a state of each; and the final states, which the last rank has.
     gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / seconds
@@ -117,7 +120,9 @@ def choices(
             Choice(
                 name,
                 count,
-                pipeline_passes(ranks, count) + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
+                pipeline_passes(ranks, count)
+                + (passes if count > 1 else 0.0)
+                + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
             )
             for count in counts
         ]

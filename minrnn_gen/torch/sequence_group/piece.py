@@ -92,13 +92,22 @@ class Piece:
         return Y_AXES[self.kernel.interface.layout]
 
     def apart(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return the tensors of a call without its states, and the initial states."""
+        """Return the tensors of a call without its states, those behind them included, and the initial states."""
         *arrays, _ = tensors
-        return arrays[: len(arrays) - self.states], arrays[len(arrays) - self.states :]
+        begin, end = self._states_from(arrays), self._states_from(arrays) + self.states
+        return [*arrays[:begin], *arrays[end:]], arrays[begin:end]
+
+    def in_order(self, call: Sequence[Any], initial: Sequence[Any]) -> list[Any]:
+        """Return what belongs to the tensors of a call, and to its initial states, in the order of slots."""
+        begin = len(call) - len(self.kernel.interface.shared)
+        return [*call[:begin], *initial, *call[begin:]]
+
+    def _states_from(self, arrays: Sequence[Any]) -> int:
+        return len(arrays) - len(self.kernel.interface.shared) - self.states
 
     def states_like(self, call: Sequence[Any]) -> Any:
         """Return an array with the shape of all states."""
-        shape = calls.states_shape(self.kernel, [*call, *[None] * self.states])
+        shape, *_ = calls.states_shapes(self.kernel, call)
         return call[0].new_empty((self.states, *shape), dtype=calls.arithmetic_dtype(self.kernel))
 
     def entering(self, initial: Sequence[Any]) -> Any:
@@ -111,18 +120,32 @@ class Piece:
         return calls.forward(self.kernel, self._with_states(call, state), saves or self.all_states, self.all_states)
 
     def backward(self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any) -> list[Any]:
-        """Return the gradients of a call's tensors; `results`: y and what its forward saved."""
-        return calls.backward(self.kernel, self._with_states(call, state), results, dy, [*dstate], self.all_states)
+        """Return the gradients of a call's tensors, then those of its states; `results`: y and what its forward saved."""
+        tensors = self._with_states(call, state)
+        gradients = calls.backward(self.kernel, tensors, results, dy, [*dstate], self.all_states)
+        begin, end = self._states_from(gradients), self._states_from(gradients) + self.states
+        return [*gradients[:begin], *gradients[end:], *gradients[begin:end]]
 
     def _with_states(self, call: Sequence[Any], state: Any) -> list[Any]:
-        return [*call, *([None] * self.states if state is None else state)]
+        return self.in_order(call, [None] * self.states if state is None else [*state])
 
     def rows_of(self, call: Sequence[Any], rows: Rows) -> list[Any]:
         """Return a call on a group of its sequences."""
         part = list(call)
         part[0] = rows.of(part[0], self.batch_axis)
         part[_RESETS], part[LENGTHS] = rows.of(part[_RESETS], 0), rows.of(part[LENGTHS], 0)
+        for slot in range(self.shared_from(call), len(part)):
+            part[slot] = rows.of(part[slot], self.shared_batch_axis)
         return part
+
+    def shared_from(self, call: Sequence[Any]) -> int:
+        """Return the slot, in a call without its states, of the first input that channels share."""
+        return len(call) - len(self.kernel.interface.shared)
+
+    @property
+    def shared_batch_axis(self) -> int:
+        """The axis of sequences in inputs that channels share."""
+        return self.kernel.interface.shared_axes.index("b")
 
     def steps_of(self, call: Sequence[Any], begin: int, count: int) -> list[Any]:
         """Return a call on `count` of its steps from `begin` on."""

@@ -58,8 +58,17 @@ class Directions:
         if not self.interface.input_size:
             x = x.select(self.interface.x_axes.index("d"), direction)
         shared = {"R": R, "weight": weight, "bias": bias, "recurrent_bias": recurrent_bias}
+        behind = len(directed) - len(self.interface.shared)
+        axes = self.interface.shared_axes
+        inputs = [tensor.select(axes.index("d"), direction) for tensor in directed[behind:]]
         parts = [_half(tensor, _AXES_OF_DIRECTED[name], direction) for name, tensor in shared.items()]
-        return (x, *parts, *sequences, *(None if tensor is None else tensor[direction] for tensor in directed))
+        return (
+            x,
+            *parts,
+            *sequences,
+            *(None if tensor is None else tensor[direction] for tensor in directed[:behind]),
+            *inputs,
+        )
 
     def together(self, forward: Tensors, reverse: Tensors, states: int) -> list[Any]:
         """Return y, the final states and the states after every step of both directions."""

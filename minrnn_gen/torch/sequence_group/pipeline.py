@@ -82,19 +82,19 @@ class Pipeline:
             parts.append(part)
         neighbours.finish()
         of_states = () if initial[0] is None else zip(*(part[len(call) :] for part in parts), strict=True)
-        return [
-            *(self._together(slot, [part[slot] for part in parts]) for slot in range(len(call))),
-            *piece.initial_gradients(initial, [torch.cat(states) for states in of_states]),
-            None,
-        ]
+        of_call = [self._together(slot, [part[slot] for part in parts], piece.shared_from(call)) for slot in range(len(call))]
+        of_initial = piece.initial_gradients(initial, [torch.cat(states) for states in of_states])
+        return [*piece.in_order(of_call, of_initial), None]
 
-    def _together(self, slot: int, gradients: list[Any]) -> Any:
-        """Return the gradients of all groups: of x side by side, of others the sum in the order of groups."""
+    def _together(self, slot: int, gradients: list[Any], shared_from: int) -> Any:
+        """Return the gradients of all groups: of x and S.* side by side, of others the sum in the order of groups."""
         first, *others = gradients
         if first is None or not others:
             return first
         if slot == 0:
             return torch.cat(gradients, self.piece.batch_axis)
+        if slot >= shared_from:
+            return torch.cat(gradients, self.piece.shared_batch_axis)
         for gradient in others:
             first = first + gradient
         return first

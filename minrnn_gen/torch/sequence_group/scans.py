@@ -16,10 +16,17 @@ from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
-from minrnn_gen.torch.sequence_group.cost import CORRECT_PASSES, SUMMARY_PASSES_OF_SCAN, choices, piece_seconds
+from minrnn_gen.torch.sequence_group.cost import (
+    CORRECT_PASSES,
+    JOIN_PASSES_OF_SCAN,
+    SUMMARY_PASSES_OF_SCAN,
+    choices,
+    piece_seconds,
+)
 from minrnn_gen.torch.sequence_group.exchange import all_gather, broadcast, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import corrected_parts, fold, is_rounding
 from minrnn_gen.torch.sequence_group.group import Member, Way
+from minrnn_gen.torch.sequence_group.scan_pipeline import PipelineOfScan, axis_of_groups
 from minrnn_gen.torch.tensors import autocasts, check_tensor
 
 
@@ -35,7 +42,7 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
         a, b = a.to(wider), b.to(wider)
     tensors = (a, b, h0)
     try:
-        _check(tensors, member, log_a, reverse, axis)
+        _check(tensors, log_a, reverse, axis)
         shape = list(a.shape)
     except BadInput as refused:
         refusal = refused
@@ -50,16 +57,23 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
             "reverse": reverse,
             "device": a.device.type,
             "way": member.way,
+            "micro_batches": member.micro_batches,
         }
     time = 0 if refusal else shape[axis]
     agreement = agree(member, device_of(a), form, time=time, records=records(tensors), refusal=refusal)
-    allowed: dict[Way, float] = {"correct": CORRECT_PASSES, "summary": SUMMARY_PASSES_OF_SCAN}
+    state_shape = form.get("shape beside time", [])
+    group_axis, groups = axis_of_groups(tuple(state_shape))
+    allowed: dict[Way, float] = {
+        "correct": CORRECT_PASSES, "summary": SUMMARY_PASSES_OF_SCAN, "pipeline": JOIN_PASSES_OF_SCAN,
+    }  # fmt: skip
     # All ranks choose by the same numbers: the mean piece, of three words a value.
-    values = math.prod(form["shape beside time"]) * agreement.time / member.size
+    values = math.prod(state_shape) * agreement.time / member.size
     seconds = piece_seconds(3 * values * a.element_size(), 0)
-    state_bytes = math.prod(form["shape beside time"]) * a.element_size()
-    choice = choices(member.size, 1, seconds, state_bytes, allowed, member.way, None)[0]
-    piece = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
+    state_bytes = math.prod(state_shape) * a.element_size()
+    choice = choices(member.size, groups, seconds, state_bytes, allowed, member.way, member.micro_batches)[0]
+    piece: PieceOfScan | PipelineOfScan = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
+    if choice.way == "pipeline":
+        piece = PipelineOfScan(member, choice.micro_batches, group_axis, log_a, reverse, axis)
     if not agreement.records:
         y, final, *_ = piece.forward((*tensors, None))
         return y, final
@@ -185,13 +199,11 @@ class PieceOfScan:
         return y.select(self.axis, steps if self.reverse else y.shape[self.axis] - steps - 1)
 
 
-def _check(tensors: Tensors, member: Member, log_a: bool, reverse: bool, axis: int) -> None:
+def _check(tensors: Tensors, log_a: bool, reverse: bool, axis: int) -> None:
     for name, tensor in zip(("a", "b", "h0"), tensors, strict=True):
         if tensor is not None:
             check_tensor(tensor, name)
     a, b, h0 = (tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors)
     if not is_plain(tensors):
         raise BadInput("sequence_group was given with tensors that are no plain ones of torch in memory; give such ones")
-    if member.way == "pipeline":
-        raise BadInput("way is 'pipeline', which a raw scan does not have; summary and correct are allowed")
     check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
