@@ -19,6 +19,7 @@ if not torch.distributed.is_available():
 from support import ranks  # noqa: E402
 
 from minrnn_gen.torch.sequence_group import cost  # noqa: E402
+from minrnn_gen.torch.sequence_group.cuts import cuts_of  # noqa: E402
 
 # How far pieces may be from the whole, over the largest of the values, beside what the whole itself rounds.
 TOLERANCES = {"fp64": 1e-12, "fp32": 2e-7, "bf16": 2.0**-7, "fp16": 2.0**-10}
@@ -445,11 +446,30 @@ def test_a_selective_scan_over_ranks_is_that_of_one(group: ranks.Ranks) -> None:
             assert_like(part[name], whole[name], whole[name], 1e-12, name, scale=1.0)
 
 
+@pytest.mark.parametrize(
+    ("spec", "batch", "expected"),
+    [
+        ({"model": "min_gru", "hidden_size": 256}, 8, ("sequences", 8)),
+        ({"model": "min_gru", "hidden_size": 256}, 1, ("channels", 8)),
+        ({"model": "min_gru", "hidden_size": 96}, 1, ("channels", 3)),  # of 32, fewer leave a warp half empty
+        ({"model": "min_gru", "hidden_size": 48}, 2, ("sequences", 2)),
+        ({"model": "lstm", "hidden_size": 256, "heads": 4}, 1, ("sequences", 1)),  # R mixes channels
+        ({"model": "selective", "hidden_size": 256, "state_size": 4}, 1, ("sequences", 1)),  # S.* are those of many channels
+    ],
+)
+def test_a_pipeline_cuts_sequences_or_where_these_are_few_channels(
+    spec: dict[str, Any], batch: int, expected: tuple[str, int]
+) -> None:
+    along, counts = cuts_of(ranks.kernel_of(spec), batch, False, None)
+    assert (along, max(counts)) == expected
+    assert all(spec["hidden_size"] % count == 0 for count in counts) or along == "sequences"
+
+
 @given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0), st.floats(0, 1e9))
 def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float, state_bytes: float) -> None:
     allowed = {"pipeline": 1.0, **cost.cell_passes(size, False)}
-    ways = cost.choices(size, batch, seconds, state_bytes, allowed, None, None)
+    ways = cost.choices(size, range(1, batch + 1), seconds, state_bytes, allowed, None, None)
     assert [choice.way for choice in ways] != [] and ways == sorted(ways, key=lambda choice: choice.passes)
     for choice in ways:
-        settled = cost.choices(size, batch, seconds, state_bytes, allowed, choice.way, choice.micro_batches)
+        settled = cost.choices(size, range(1, batch + 1), seconds, state_bytes, allowed, choice.way, choice.micro_batches)
         assert settled == [choice] and 1 <= choice.micro_batches <= batch

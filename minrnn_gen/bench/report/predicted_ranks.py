@@ -59,7 +59,7 @@ def _speed_up(call: _Call, ranks: int, name: str) -> str:
         allowed["correct"] += cost.CORRECT_PASSES_OF_CELL_WORST - cost.CORRECT_PASSES_OF_CELL
     states = call.batch * call.width * _STATE_BYTES
     seconds = cost.piece_seconds(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, 0)
-    ways = cost.choices(ranks, call.batch, seconds, states, allowed, None, None)
+    ways = cost.choices(ranks, cost.counts_up_to(call.batch * call.width, None), seconds, states, allowed, None, None)
     passes = next(choice.passes for choice in ways if choice.way == way)
     speed_up = f"{ranks / passes:.2f}"
     is_chosen = ways[0].way == way and name == way

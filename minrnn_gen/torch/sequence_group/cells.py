@@ -20,6 +20,7 @@ from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import Choice, cell_passes, choices, piece_seconds
+from minrnn_gen.torch.sequence_group.cuts import cuts_of
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -74,11 +75,11 @@ def ways_of(
         allowed |= cell_passes(member.size, has_sequences)
     itemsize = calls.storage_dtype(kernel).itemsize
     piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
-    groups = 1 if is_packed else batch
     seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    return choices(member.size, groups, seconds, state_bytes, allowed, member.way, member.micro_batches)
+    _, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
+    return choices(member.size, counts, seconds, state_bytes, allowed, member.way, member.micro_batches)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
@@ -97,7 +98,8 @@ def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, agreement: 
     is_packed = tensors[CU_SEQLENS] is not None
     choice = ways_of(kernel, batch, agreement.time, member, Piece.has_sequences(tensors), is_packed)[0]
     piece = Piece(kernel, member, all_states, agreement.records)
-    way = Pipeline(piece, choice.micro_batches) if choice.way == "pipeline" else Gathered(piece, choice.way == "correct")
+    along, _ = cuts_of(kernel, batch, is_packed, member.micro_batches)
+    way = Pipeline(piece, along, choice.micro_batches) if choice.way == "pipeline" else Gathered(piece, choice.way == "correct")
     if not agreement.records:
         return list(way.forward((*local, None)))
     # A rank without a gradient of its own takes part in the backward of others.

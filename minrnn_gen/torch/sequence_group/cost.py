@@ -6,6 +6,7 @@ that wait for each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minrnn_gen.torch.sequence_group.group import Way
@@ -67,6 +68,11 @@ def pipeline_passes(ranks: int, micro_batches: int) -> float:
     return (micro_batches + ranks - 1) / micro_batches
 
 
+def counts_up_to(size: int, asked: int | None) -> tuple[int, ...]:
+    """Return into how many groups `size` sequences or channels may be cut, as many as `asked` at most, where some are."""
+    return tuple(range(1, max(1, min(size, asked or MICRO_BATCHES_MOST)) + 1))
+
+
 def piece_seconds(piece_bytes: float, dense_steps: float) -> float:
     """Return what a pass over a piece takes, at least: its bytes, or the steps of a dense cell, one after the other."""
     return max(piece_bytes / BYTES_PER_SECOND, dense_steps * DENSE_STEP_SECONDS, HOP_SECONDS * 1e-3)
@@ -92,7 +98,7 @@ def _bytes_per_second(ranks: int) -> float:
 
 def choices(
     ranks: int,
-    groups: int,
+    counts: Sequence[int],
     seconds: float,
     state_bytes: float,
     allowed: dict[Way, float],
@@ -101,9 +107,9 @@ def choices(
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first.
 
-    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `groups`: into
-    how many parts it may cut the call at most; `seconds`: of a pass; `state_bytes`: of all states of the call. `way` and
-    `micro_batches` are settled where they are not None.
+    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `counts`: into
+    how many groups it may cut the call; `seconds`: of a pass; `state_bytes`: of all states of the call. `way` is settled where
+    it is not None, and `micro_batches` is at most, as near as `counts` are.
     """
     # A coefficient and a state of each; and the final states, which the last rank has.
     gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / seconds
@@ -114,8 +120,8 @@ def choices(
         if name != "pipeline":
             costed.append(Choice(name, 1, passes + gathers))
             continue
-        most = max(1, groups)
-        counts = range(1, min(MICRO_BATCHES_MOST, most) + 1) if micro_batches is None else (min(micro_batches, most),)
+        if micro_batches is not None:
+            counts = (max(count for count in counts if count <= micro_batches),)
         pipelines = [
             Choice(
                 name,

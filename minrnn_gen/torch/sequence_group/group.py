@@ -18,7 +18,8 @@ class SequenceGroup:
     """A process group over which time is split, with a way of passing states on.
 
     group: a process group or a device mesh of one axis. way: "summary", "correct" or "pipeline"; None lets the cost formula
-    choose. micro_batches: into how many groups of sequences a pipeline cuts the batch; None lets the formula choose.
+    choose. micro_batches: into how many groups, of sequences or, where there are fewer, of channels, a pipeline cuts
+    a call at most; None lets the formula choose.
     Equal on all ranks.
     """
 

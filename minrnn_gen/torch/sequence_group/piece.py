@@ -22,18 +22,6 @@ _RESETS = SEQUENCES_FROM
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A group of sequences: `count` rows of the batch from `begin` on."""
-
-    begin: int
-    count: int
-
-    def of(self, tensor: Any, axis: int) -> Any:
-        """Return the part of a tensor whose sequences lie along `axis`."""
-        return None if tensor is None else tensor.narrow(axis, self.begin, self.count)
-
-
-@dataclass(frozen=True)
 class Piece:
     """A call of one direction on this rank's piece, whose sequences are those of the piece already.
 
@@ -128,24 +116,6 @@ class Piece:
 
     def _with_states(self, call: Sequence[Any], state: Any) -> list[Any]:
         return self.in_order(call, [None] * self.states if state is None else [*state])
-
-    def rows_of(self, call: Sequence[Any], rows: Rows) -> list[Any]:
-        """Return a call on a group of its sequences."""
-        part = list(call)
-        part[0] = rows.of(part[0], self.batch_axis)
-        part[_RESETS], part[LENGTHS] = rows.of(part[_RESETS], 0), rows.of(part[LENGTHS], 0)
-        for slot in range(self.shared_from(call), len(part)):
-            part[slot] = rows.of(part[slot], self.shared_batch_axis)
-        return part
-
-    def shared_from(self, call: Sequence[Any]) -> int:
-        """Return the slot, in a call without its states, of the first input that channels share."""
-        return len(call) - len(self.kernel.interface.shared)
-
-    @property
-    def shared_batch_axis(self) -> int:
-        """The axis of sequences in inputs that channels share."""
-        return self.kernel.interface.shared_axes.index("b")
 
     def steps_of(self, call: Sequence[Any], begin: int, count: int) -> list[Any]:
         """Return a call on `count` of its steps from `begin` on."""

@@ -21,6 +21,7 @@ from minrnn_gen.torch.sequence_group.cost import (
     JOIN_PASSES_OF_SCAN,
     SUMMARY_PASSES_OF_SCAN,
     choices,
+    counts_up_to,
     piece_seconds,
 )
 from minrnn_gen.torch.sequence_group.exchange import all_gather, broadcast, sum_in_order
@@ -70,7 +71,9 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     values = math.prod(state_shape) * agreement.time / member.size
     seconds = piece_seconds(3 * values * a.element_size(), 0)
     state_bytes = math.prod(state_shape) * a.element_size()
-    choice = choices(member.size, groups, seconds, state_bytes, allowed, member.way, member.micro_batches)[0]
+    choice = choices(
+        member.size, counts_up_to(groups, member.micro_batches), seconds, state_bytes, allowed, member.way, member.micro_batches
+    )[0]
     piece: PieceOfScan | PipelineOfScan = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
     if choice.way == "pipeline":
         piece = PipelineOfScan(member, choice.micro_batches, group_axis, log_a, reverse, axis)

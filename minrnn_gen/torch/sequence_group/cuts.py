@@ -1,0 +1,130 @@
+"""Into which groups a pipeline cuts a piece: of its sequences, or of the channels of a cell that does not mix them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, SEQUENCES_FROM, CallArguments
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
+from minrnn_gen.torch.sequence_group.cost import counts_up_to
+from minrnn_gen.torch.sequence_group.piece import Piece
+
+Along = Literal["sequences", "channels"]
+_WEIGHT, _BIAS = (CallArguments._fields.index(name) for name in ("weight", "bias"))
+# Fewer channels than a warp has lanes leave kernels without lines of memory of their own.
+CHANNELS_LEAST = 32
+
+
+def cuts_of(kernel: Kernel, batch: int, is_packed: bool, asked: int | None) -> tuple[Along, tuple[int, ...]]:
+    """Return along what a call is cut, and into how many groups it may be.
+
+    Along its sequences, unless there are too few of them and channels are independent. `asked`: how many groups at most.
+    """
+    sequences = counts_up_to(1 if is_packed else batch, asked)
+    interface = kernel.interface
+    if interface.recurrent_gates or interface.has_vectors or sequences[-1] >= counts_up_to(interface.hidden_size, asked)[-1]:
+        return "sequences", sequences
+    most = interface.hidden_size if asked else max(1, interface.hidden_size // CHANNELS_LEAST)
+    channels = tuple(count for count in counts_up_to(most, asked) if interface.hidden_size % count == 0)
+    return ("channels", channels) if channels[-1] > sequences[-1] else ("sequences", sequences)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The groups of a call on a piece, each a span along an axis of every array.
+
+    `piece` is that of one group. `axes` are those of the call's slots, None where every group has all of an array, and `views`
+    the shapes, by slot, in which an array has its axis. `state_axis` is that of all states as one array, `y_axis` that of y.
+    """
+
+    piece: Piece
+    spans: tuple[tuple[int, int], ...]
+    axes: tuple[int | None, ...]
+    views: Mapping[int, tuple[int, ...]]
+    state_axis: int
+    y_axis: int
+
+    @classmethod
+    def of(cls, piece: Piece, call: Sequence[Any], along: Along, count: int) -> Cut:
+        """Return the cut of a call, without its states, into `count` groups, as even as can be."""
+        return _along_channels(piece, call, count) if along == "channels" else _along_sequences(piece, call, count)
+
+    def call(self, call: Sequence[Any], span: tuple[int, int]) -> list[Any]:
+        """Return a group of a call."""
+        return [self._of_slot(slot, tensor, span) for slot, tensor in enumerate(call)]
+
+    def of_states(self, states: Any, span: tuple[int, int]) -> Any:
+        """Return a group of all states as one array, without gaps, as they are sent."""
+        return self._narrowed(states, self.state_axis, span, contiguous=True)
+
+    def of_y(self, tensor: Any, span: tuple[int, int]) -> Any:
+        """Return a group of an array shaped like y."""
+        return self._narrowed(tensor, self.y_axis, span)
+
+    def states(self, parts: Sequence[Any]) -> Any:
+        """Return all states of all groups as one array; None where there are none."""
+        return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(tuple(parts), self.state_axis)
+
+    def y(self, parts: Sequence[Any]) -> Any:
+        """Return an array shaped like y of all groups."""
+        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), self.y_axis)
+
+    def gradient(self, slot: int, tensor: Any, parts: Sequence[Any]) -> Any:
+        """Return the gradient of a call's tensor: side by side, or the sum in the order of groups where all had all of it."""
+        if parts[0] is None or len(parts) == 1:
+            return parts[0]
+        axis = self.axes[slot]
+        if axis is None:
+            return sum(parts[1:], start=parts[0])
+        if slot in self.views:
+            sizes = self.views[slot]
+            parts = [part.reshape(*sizes[:axis], -1, *sizes[axis + 1 :]) for part in parts]
+        return torch.cat(tuple(parts), axis).reshape(tensor.shape)
+
+    def _of_slot(self, slot: int, tensor: Any, span: tuple[int, int]) -> Any:
+        axis = self.axes[slot]
+        if tensor is None or axis is None:
+            return tensor
+        part = self._narrowed(tensor.reshape(self.views.get(slot, tensor.shape)), axis, span)
+        return part.flatten(0, 1) if slot == _WEIGHT and slot in self.views else part
+
+    def _narrowed(self, tensor: Any, axis: int, span: tuple[int, int], contiguous: bool = False) -> Any:
+        if tensor is None or len(self.spans) == 1:
+            return tensor
+        part = tensor.narrow(axis, *span)
+        return part.contiguous() if contiguous else part
+
+
+def _spans(size: int, count: int) -> tuple[tuple[int, int], ...]:
+    ends = [size * place // count for place in range(count + 1)]
+    return tuple((begin, end - begin) for begin, end in itertools.pairwise(ends))
+
+
+def _along_sequences(piece: Piece, call: Sequence[Any], count: int) -> Cut:
+    axes: list[int | None] = [None] * len(call)
+    axes[0], axes[SEQUENCES_FROM], axes[LENGTHS] = piece.batch_axis, 0, 0
+    shared = piece.kernel.interface.shared
+    for slot in range(len(call) - len(shared), len(call)):
+        axes[slot] = piece.kernel.interface.shared_axes.index("b")
+    packed = call[CU_SEQLENS] is not None
+    rows = call[0].shape[piece.batch_axis]
+    return Cut(piece, _spans(rows, 1 if packed else count), tuple(axes), {}, 1, piece.y_axes.index("b"))
+
+
+def _along_channels(piece: Piece, call: Sequence[Any], count: int) -> Cut:
+    interface = piece.kernel.interface
+    axes: list[int | None] = [None] * len(call)
+    axes[0] = None if interface.input_size else interface.x_axes.index("h")
+    axes[_WEIGHT] = axes[_BIAS] = 1
+    for slot in range(PARAMETERS_FROM, len(call)):
+        axes[slot] = 0
+    sizes = (len(interface.gates), interface.hidden_size)
+    views = {_BIAS: sizes} if interface.input_size is None else {_BIAS: sizes, _WEIGHT: (*sizes, interface.input_size)}
+    part = piece if count == 1 else replace(piece, kernel=kernel_by(recipe_of_heads(piece.kernel, count)))
+    return Cut(part, _spans(interface.hidden_size, count), tuple(axes), views, 2, piece.y_axes.index("h"))
