@@ -360,8 +360,9 @@ def delayed(group: Any, rank: int, *, runs: int, seed: int) -> list[Any]:
                     y, final = wing.recurrence(kernel, x, R if kernel is dense else None, sequence_group=asked)
                     (y.sum() + final["h"].sum()).backward()
                     outcome += [y.detach(), final["h"].detach(), x.grad.clone()]
-            y, last = wing.scan(a, a, sequence_group=group)
-            outcomes.append([*outcome, y, last])
+            for way in ("summary", "pipeline"):
+                outcome += wing.scan(a, a, sequence_group=wing.SequenceGroup(group, way, 2))  # type: ignore[arg-type]
+            outcomes.append(outcome)
     assert all(torch.equal(*pair) for outcome in outcomes for pair in zip(outcome, outcomes[0], strict=True))
     return outcomes[0]
 

@@ -143,6 +143,7 @@ def _alone(
             results = run()
         except (RuntimeError, MemoryError) as error:  # most often the memory of one device
             failure, run = failure_of(error), None
+            inputs.forget()
     failure = host.all_of(failure)[0]
     row = DistributedRow(problem=problem, kernel_pass=kernel_pass, contender=ALONE, failure=failure)
     return (row, run), {} if failure else _scattered(results, inputs)
@@ -282,6 +283,10 @@ class _Inputs:
                     target.narrow(1, *self.place(rank)).copy_(part)
             self._kept["whole"] = (x, dy)
         return self._kept["whole"]
+
+    def forget(self) -> None:
+        """Let go of all arrays that were drawn."""
+        self._kept.clear()
 
     def run_of(self, arrays: tuple[Any, Any], asked: dict[str, Any], records: bool) -> Run:
         """Return a call, with its backward where it `records`, on arrays."""
