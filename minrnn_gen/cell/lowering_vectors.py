@@ -9,7 +9,16 @@ from minrnn_gen.cell.axes import Vectors
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
-from minrnn_gen.cell.stages import PreparedProgram, StagedProgram, operation_counts, prepared, restricted, staged
+from minrnn_gen.cell.stages import (
+    FinishedProgram,
+    PreparedProgram,
+    StagedProgram,
+    finished,
+    operation_counts,
+    prepared,
+    restricted,
+    staged,
+)
 
 
 class _EveryStep:
@@ -51,6 +60,11 @@ class LoweredVectors(_EveryStep):
     def prepared(self) -> PreparedProgram:
         """The step, and apart from it what is free of states."""
         return prepared(self.step)
+
+    @cached_property
+    def finished(self) -> FinishedProgram:
+        """The step behind what is prepared, and apart from it what y takes of sums over n."""
+        return finished(self.prepared, "y")
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
