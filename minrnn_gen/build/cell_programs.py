@@ -76,7 +76,7 @@ class CellPrograms:
         if self.spec.scan_arithmetic == "log":
             why = f"'log' is given, but {self.cell.name} has n values per channel, which are no logarithms; allowed: linear"
             raise self.spec.error("scan_arithmetic", why)
-        return lower_vectors(self.cell)
+        return lower_vectors(self.cell, self.recurrence)
 
     @cached_property
     def vectors_backward(self) -> LoweredVectorsBackward:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
-from minrnn_gen.cell.expressions import Symbol
+from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.program import Program
@@ -130,8 +130,8 @@ class LoweredStepsBackward:
         return self.backward.transcendental_count
 
 
-def lower_steps(cell: Cell) -> LoweredSteps:
-    """Return the program of one step of `cell`, of whatever class."""
+def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
+    """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
     return LoweredSteps(
@@ -140,7 +140,7 @@ def lower_steps(cell: Cell) -> LoweredSteps:
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        step=builder.program({**results, "y": cell.output}, needed_inputs_only=True),
+        step=builder.program({**results, "y": cell.output, **(more or {})}, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,

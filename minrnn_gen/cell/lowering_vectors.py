@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.axes import Vectors
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
@@ -45,7 +46,7 @@ class LoweredVectors(_EveryStep):
     """A cell with the axis n, of any class, as one step in stages.
 
     `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and, of every
-    state, `state_<state>`.
+    state, `state_<state>`; of a scan also `coefficient_<state>`, by which a step multiplies the state before it.
     """
 
     name: str
@@ -64,12 +65,19 @@ class LoweredVectors(_EveryStep):
     @cached_property
     def finished(self) -> FinishedProgram:
         """The step behind what is prepared, and apart from it what y takes of sums over n."""
-        return finished(self.prepared, "y")
+        steps = restricted(self.prepared.steps, {"y", *(f"state_{name}" for name in self.states)})
+        return finished(replace(self.prepared, steps=steps), "y")
+
+    @cached_property
+    def ends(self) -> StagedProgram:
+        """Of a scan the states of the step behind what is prepared, and their coefficients."""
+        labels = {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}
+        return restricted(self.prepared.steps, labels)
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step."""
-        return (self.step,)
+        return (restricted(self.step, {"y", *(f"state_{name}" for name in self.states)}),)
 
 
 @dataclass(frozen=True)
@@ -120,9 +128,9 @@ def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, 
     return sum(operations for operations, _ in counts), sum(special for _, special in counts)
 
 
-def lower_vectors(cell: Cell) -> LoweredVectors:
+def lower_vectors(cell: Cell, recurrence: Recurrence) -> LoweredVectors:
     """Return one step of `cell`, which has the axis n, in stages."""
-    step = lower_steps(cell).step
+    step = lower_steps(cell, {f"coefficient_{state}": a for state, a in recurrence.a}).step
     return LoweredVectors(
         name=cell.name,
         gates=cell.gates,

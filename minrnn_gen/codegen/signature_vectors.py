@@ -18,6 +18,7 @@ from minrnn_gen.codegen.signature_groups import (
     states_out_of,
     strides_of,
     vectors_of,
+    workspace_of,
     x_of_step,
 )
 
@@ -48,6 +49,7 @@ def vector_forward(variant: Variant, names: ArrayNames) -> Parameters:
             yield output_array(f"kept_{name}", "compute_t", comment, "outputs.kept", is_of_cell=True)
         yield from strides_of("states", KEPT_AXES, "outputs.kept")
     yield from states_out_of("final", names, "outputs.final")
+    yield from workspace_of(variant)
     yield from sizes_of("batch", "time")
 
 

@@ -237,6 +237,12 @@ class VectorsText(_VectorsNames):
         return self._prepared_step(finished.steps, (*states, *shares), finished.sums)
 
     @property
+    def ends_lines(self) -> tuple[str, ...]:
+        """The states of one step of a scan, and what it multiplies those before it by."""
+        states = (self._of_states("state", "state."), self._of_states("coefficient", "coefficient."))
+        return self._prepared_step(self.lowered.ends, (*states[0], *states[1]))
+
+    @property
     def y_lines(self) -> tuple[str, ...]:
         """What is computed of the sums."""
         finished = self.lowered.finished

@@ -57,8 +57,8 @@ class ExportedKernel:
 
     @property
     def cluster_blocks(self) -> int:
-        """Blocks of a cluster."""
-        return self.plan.variables.get("cluster_blocks", 1)
+        """Blocks of a cluster, or of the parts of time."""
+        return self.plan.variables.get("cluster_blocks", self.plan.variables.get("time_parts", 1))
 
     @property
     def lookback(self) -> int:

@@ -33,6 +33,12 @@ CYCLES_PER_TILE = 300.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
+# Into how many parts the time of a sequence is divided, each for blocks of its own, where channels are few.
+TIME_PARTS = (1, 2, 4, 8, 16, 32)
+# Of the instructions and functions of a step, those that a part's end takes besides: no sums, no y, but products of coefficients.
+ENDS_SHARE = 0.85
+# Of a part that waits for the ends of those before it, for each of them: a read of what another block has written.
+CYCLES_PER_PART = 700.0
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
 # 16 values take 13 % less on an H200.
 STEPS_AT_ONCE_MAX, VALUES_AT_ONCE = 4, 32
@@ -46,6 +52,7 @@ class Block:
     threads: int
     lanes: int
     tile_steps: int
+    time_parts: int = 1
 
     @property
     def values(self) -> int:
@@ -174,6 +181,7 @@ class Block:
             "state_rows": self.state_rows,
             "blocks_per_sequence": self.blocks_per_sequence,
             "group_blocks": self.blocks_per_sequence // problem.groups,
+            "part_values": self.state_rows * self.threads if self.time_parts > 1 else 0,
         }
 
 
@@ -182,18 +190,25 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _block(problem: Problem, candidate: Candidate) -> Block:
-    return Block(problem, candidate["threads"], candidate["lanes"], candidate.get("tile_steps", 1))
+    return Block(problem, candidate["threads"], candidate["lanes"], candidate.get("tile_steps", 1), candidate.get("time_parts", 1))
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     lanes = tuple(1 << power for power in range(6) if 1 << power < 2 * problem.state_size)
     threads = {"threads": (32, 64, 128, 256), "lanes": lanes}
-    return threads if problem.kernel_pass == "step" else {**threads, "tile_steps": (4, 8, 16, 32)}
+    if problem.kernel_pass == "step":
+        return threads
+    tiles = {**threads, "tile_steps": (4, 8, 16, 32)}
+    if problem.kernel_pass == "backward":
+        return tiles
+    # Of packed sequences each has few steps, or one of them many.
+    is_whole = problem.cell.kind != "affine-diagonal" or problem.specialization.packed
+    return {**tiles, "time_parts": (1,) if is_whole else TIME_PARTS}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    of_block = tuple(variables(problem))
     of_lanes = ("threads", "lanes")
+    of_block = of_lanes if problem.kernel_pass == "step" else (*of_lanes, "tile_steps")
 
     def unrolled(lanes: int) -> int:
         block = Block(problem, limits.WARP_LANES, lanes, 1)
@@ -294,14 +309,18 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     cell, gpu, block = problem.cell, problem.gpu, _block(problem, candidate)
     held, step = resources(problem, candidate), _step_of_lane(problem, block)
     cycles_per_us = gpu.sm_clock_hz / 1e6
+    time: Amount = problem.time
     if problem.kernel_pass == "step":
         blocks: Amount = ceil(problem.batch * problem.hidden_size * block.lanes / block.threads)
     else:
-        blocks = problem.batch * block.blocks_per_sequence
+        blocks = problem.batch * block.blocks_per_sequence * block.time_parts
+        if block.time_parts > 1:
+            # Twice through all tiles of a part: to its end, and again from where it begins.
+            time = ceil(problem.time / block.tile_steps / block.time_parts) * block.tile_steps * (1 + ENDS_SHARE)
     warps = block.threads / limits.WARP_LANES
     of_busiest_sm = ceil(blocks / gpu.sm_count)
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
-    warp_steps = of_busiest_sm * warps * problem.time
+    warp_steps = of_busiest_sm * warps * time
     special = warp_steps * step.functions * limits.WARP_LANES
     waiting = CYCLES_PER_TILE / block.tile_steps / maximum(1.0, minimum(held.blocks_per_sm, of_busiest_sm))
     states = (
@@ -312,15 +331,19 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     traffic = problem.traffic_bytes + 2 * states * (narrow if problem.kernel_pass == "step" else 1.0)
     if problem.kernel_pass == "backward":
         traffic = traffic + 2 * states * problem.time / block.tile_steps
+    if block.time_parts > 1:
+        traffic = traffic + problem.element_count * len(cell.gates) * problem.precision.storage_bytes
+    parts_us = CYCLES_PER_PART * (block.time_parts - 1) / cycles_per_us
     # What a block has under way is a tile; the memory's latency passes while another is computed.
     in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
     resident = held.blocks_per_sm * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident) if problem.kernel_pass != "step" else 1.0
     return {
         "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
-        "issue": (warp_steps * step.instructions / gpu.partitions_per_sm + rounds * problem.time * waiting) / cycles_per_us,
-        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * problem.time * (max(step.latency, step.instructions) + waiting) / cycles_per_us,
+        "issue": (warp_steps * step.instructions / gpu.partitions_per_sm + rounds * time * waiting) / cycles_per_us
+        + parts_us,
+        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us + parts_us,
+        "chain": rounds * time * (max(step.latency, step.instructions) + waiting) / cycles_per_us + parts_us,
         "launch": gpu_rates.launch_us(gpu),
     }
 

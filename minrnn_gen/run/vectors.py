@@ -22,6 +22,7 @@ from minrnn_gen.run.vectors_launch import (
     vector_backward_launch_of,
     vector_forward_launch_of,
     vector_step_launch_of,
+    vector_workspace_bytes_of,
 )
 
 
@@ -52,7 +53,8 @@ class VectorsRun:
         kernel = recorder.load(choose(recorder, "forward", part, states_out, part.x, outputs.y))
         wide = self.interface.vector_states
         axes = self.interface.states_axes(wide[0]) if wide else ""
-        kernel.launch(vector_forward_launch_of(kernel.plan, self.names, part, self.shared_axes, outputs, axes))
+        workspace = recorder.workspace(vector_workspace_bytes_of(kernel.plan, part))
+        kernel.launch(vector_forward_launch_of(kernel.plan, self.names, part, self.shared_axes, outputs, axes, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""

@@ -39,12 +39,30 @@ def shared_parts_of(plan: KernelPlan) -> int:
     return plan.partition["group_blocks"]
 
 
+def part_bytes_of(plan: KernelPlan) -> int:
+    """Return the bytes through which the parts of time of a block's channels hand states on; 0 where time is not divided."""
+    return 2 * plan.arithmetic_bytes * plan.partition["part_values"] * plan.variables.get("time_parts", 1)
+
+
+def vector_workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
+    """Return the bytes, all ones before the launch, through which parts of time hand states on; 0 where none do."""
+    columns = call.batch * plan.partition["blocks_per_sequence"]
+    return plan.workspace_head_bytes + columns * part_bytes_of(plan) if part_bytes_of(plan) and columns else 0
+
+
 def vector_forward_launch_of(
-    plan: KernelPlan, names: ArrayNames, call: Call, shared_axes: str, outputs: Outputs, states_axes: str
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    shared_axes: str,
+    outputs: Outputs,
+    states_axes: str,
+    workspace: Array | None = None,
 ) -> Launch:
     """Return the launch of a forward of one direction, writing `outputs`.
 
-    `shared_axes` are those of inputs S.*, `states_axes` those of a state with the axis n after every step.
+    `shared_axes` are those of inputs S.*, `states_axes` those of a state with the axis n after every step. `workspace` has the
+    bytes that `vector_workspace_bytes_of` asks for.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -52,6 +70,7 @@ def vector_forward_launch_of(
         "y": outputs.y.address,
         **row_strides(plan, call, "y", outputs.y),
         **named("final", names.states, outputs.final),
+        **({"workspace_bytes": address_or_null(workspace)} if part_bytes_of(plan) else {}),
         "batch": call.batch,
         "time": call.time,
     }
@@ -116,7 +135,8 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
 
 
 def _launch(plan: KernelPlan, names: ArrayNames, call: Call, values: dict[str, Any]) -> Launch:
-    return launch_in_grid(call.batch * plan.partition["blocks_per_sequence"], pack(signature(plan, names), values))
+    blocks = call.batch * plan.partition["blocks_per_sequence"] * plan.variables.get("time_parts", 1)
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
 
 
 def _shared_inputs(names: ArrayNames, call: Call, wanted: str, axes: str) -> dict[str, Any]:
