@@ -83,7 +83,7 @@ class CellPrograms:
         """The vector-Jacobian product of a step of a cell with the axis n, in stages."""
         from minrnn_gen.cell.lowering_vectors import lower_vectors_backward
 
-        return lower_vectors_backward(self.cell)
+        return lower_vectors_backward(self.cell, self.recurrence)
 
     def of_kernels(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
         """Return the program of a pass as GPU kernels take it: a step computes what a forward does."""

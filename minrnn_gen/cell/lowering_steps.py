@@ -147,8 +147,13 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
     )
 
 
-def lower_steps_backward(cell: Cell, *, gives_states: bool = False) -> LoweredStepsBackward:
-    """Return the backward program of one step of `cell`, of whatever class; it may give `state_<state>` of every state, too."""
+def lower_steps_backward(
+    cell: Cell, more: Mapping[str, Expr] | None = None, *, gives_states: bool = False
+) -> LoweredStepsBackward:
+    """Return the backward program of one step of `cell`, of whatever class, which gives `more` by label besides.
+
+    It may give `state_<state>` of every state, too.
+    """
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
     builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
     seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
@@ -162,7 +167,7 @@ def lower_steps_backward(cell: Cell, *, gives_states: bool = False) -> LoweredSt
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        backward=builder.program(results, needed_inputs_only=True),
+        backward=builder.program({**results, **(more or {})}, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,

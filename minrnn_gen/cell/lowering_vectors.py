@@ -7,6 +7,7 @@ from functools import cached_property
 
 from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.axes import Vectors
+from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
@@ -75,6 +76,11 @@ class LoweredVectors(_EveryStep):
         return restricted(self.prepared.steps, labels)
 
     @property
+    def divides_time(self) -> bool:
+        """Whether a state is affine in an earlier one: of a scan."""
+        return all(f"coefficient_{name}" in dict(self.step.results) for name in self.states)
+
+    @property
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step."""
         return (restricted(self.step, {"y", *(f"state_{name}" for name in self.states)}),)
@@ -87,7 +93,7 @@ class LoweredVectorsBackward(_EveryStep):
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`.
+    reads what is prepared of `advance`. Of a scan `whole` gives `coefficient_<state>`, too, as the step of a `LoweredVectors` does.
     """
 
     name: str
@@ -101,14 +107,26 @@ class LoweredVectorsBackward(_EveryStep):
     saved_values: tuple[str, ...] = ()
 
     @cached_property
-    def advance(self) -> StagedProgram:
-        """The states after a step."""
-        return restricted(self.whole, {f"state_{name}" for name in self.states})
+    def prepared(self) -> PreparedProgram:
+        """The states after a step, of a scan with their coefficients, and apart from them what is free of states."""
+        return prepared(restricted(self.whole, {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}))
 
     @cached_property
-    def prepared(self) -> PreparedProgram:
-        """The states after a step, and apart from them what is free of states."""
-        return prepared(self.advance)
+    def advance(self) -> StagedProgram:
+        """The states after a step behind what is prepared."""
+        return restricted(self.prepared.steps, {f"state_{name}" for name in self.states})
+
+    @cached_property
+    def arrivals(self) -> StagedProgram:
+        """The gradients of the states before a step."""
+        return restricted(self.whole, {f"gradient_previous_{name}" for name in self.states}, self.prepared.values)
+
+    @property
+    def divides_time(self) -> bool:
+        """Whether the gradient of a state is affine in that of a later one, whatever the states between them are."""
+        labels = dict(self.whole.results)
+        is_scan = all(f"coefficient_{name}" in labels for name in self.states)
+        return is_scan and not any(name.startswith("previous_") for name in self.arrivals.inputs)
 
     @cached_property
     def backward(self) -> StagedProgram:
@@ -119,7 +137,8 @@ class LoweredVectorsBackward(_EveryStep):
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step: on the way to the ends of tiles, within a tile, and back."""
-        return (self.advance, self.advance, self.backward)
+        advance = restricted(self.whole, {f"state_{name}" for name in self.states})
+        return (advance, advance, self.backward)
 
 
 def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, int]:
@@ -130,7 +149,7 @@ def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, 
 
 def lower_vectors(cell: Cell, recurrence: Recurrence) -> LoweredVectors:
     """Return one step of `cell`, which has the axis n, in stages."""
-    step = lower_steps(cell, {f"coefficient_{state}": a for state, a in recurrence.a}).step
+    step = lower_steps(cell, _coefficients(recurrence)).step
     return LoweredVectors(
         name=cell.name,
         gates=cell.gates,
@@ -142,9 +161,9 @@ def lower_vectors(cell: Cell, recurrence: Recurrence) -> LoweredVectors:
     )
 
 
-def lower_vectors_backward(cell: Cell) -> LoweredVectorsBackward:
+def lower_vectors_backward(cell: Cell, recurrence: Recurrence) -> LoweredVectorsBackward:
     """Return the vector-Jacobian product of one step of `cell`, which has the axis n, in stages."""
-    backward = lower_steps_backward(cell, gives_states=True).backward
+    backward = lower_steps_backward(cell, _coefficients(recurrence), gives_states=True).backward
     return LoweredVectorsBackward(
         name=cell.name,
         gates=cell.gates,
@@ -155,6 +174,10 @@ def lower_vectors_backward(cell: Cell) -> LoweredVectorsBackward:
         vectors=cell.vectors,
         recomputed_values=shown_definitions(backward),
     )
+
+
+def _coefficients(recurrence: Recurrence) -> dict[str, Expr]:
+    return {f"coefficient_{state}": a for state, a in recurrence.a}
 
 
 def _counts(programs: tuple[StagedProgram, ...], place: int) -> int:

@@ -123,7 +123,9 @@ def finished(program: PreparedProgram, label: str) -> FinishedProgram:
     kept = restricted(steps, others)
     is_narrow = not any(stage.wide or stage.sums for stage in finish.steps)
     known = {*sums, *program.values, *(steps.constant_names - steps.wide)}
-    is_free = known.issuperset(finish.inputs) and sums.isdisjoint(statement.name for stage in kept.steps for statement in stage.sums)
+    is_free = known.issuperset(finish.inputs) and sums.isdisjoint(
+        statement.name for stage in kept.steps for statement in stage.sums
+    )
     if not taken or not is_narrow or not is_free:
         return FinishedProgram(steps, replace(steps, inputs=(), steps=(), results=()), ())
     shares = replace(steps, results=(*steps.results, *((name, name) for name in taken)))

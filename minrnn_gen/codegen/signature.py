@@ -122,7 +122,7 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from strides_of("dx", SCAN_X_AXES[variant.layout], "gradients.dx")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     parts, summed = "1", "over time"
-    if variant.lookback:
+    if variant.hands_on:
         parts, summed = "tiles", "over the steps of a tile"
     elif variant.in_clusters:
         parts, summed = "CLUSTER_BLOCKS", "over the steps of a block"

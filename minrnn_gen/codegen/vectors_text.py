@@ -261,7 +261,18 @@ class VectorsBackwardText(_VectorsNames):
     @property
     def advance_lines(self) -> tuple[str, ...]:
         """One step, its states alone."""
-        return self._prepared_step(self.lowered.prepared.steps, self._of_states("state", ""))
+        return self._prepared_step(self.lowered.advance, self._of_states("state", ""))
+
+    @property
+    def ends_lines(self) -> tuple[str, ...]:
+        """The states of one step of a scan, and what it multiplies those before it by."""
+        states = (*self._of_states("state", "state."), *self._of_states("coefficient", "coefficient."))
+        return self._prepared_step(self.lowered.prepared.steps, states)
+
+    @property
+    def arrivals_lines(self) -> tuple[str, ...]:
+        """The gradients of the states before a step."""
+        return self._prepared_step(self.lowered.arrivals, self._of_states("gradient_previous", ""))
 
     @property
     def backward_lines(self) -> tuple[str, ...]:

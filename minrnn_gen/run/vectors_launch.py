@@ -41,7 +41,13 @@ def shared_parts_of(plan: KernelPlan) -> int:
 
 def part_bytes_of(plan: KernelPlan) -> int:
     """Return the bytes through which the parts of time of a block's channels hand states on; 0 where time is not divided."""
-    return 2 * plan.arithmetic_bytes * plan.partition["part_values"] * plan.variables.get("time_parts", 1)
+    return plan.arithmetic_bytes * plan.partition["part_values"] * plan.variables.get("time_parts", 1)
+
+
+def part_values_of(plan: KernelPlan, call: Call) -> int:
+    """Return how many values the ends of the parts of time of a backward take; 0 where time is not divided."""
+    columns = call.batch * plan.partition["blocks_per_sequence"]
+    return columns * plan.partition["part_values"] * plan.variables["time_parts"]
 
 
 def vector_workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
@@ -92,10 +98,13 @@ def vector_backward_launch_of(
     incoming: IncomingGradient,
     gradients: Gradients,
     checkpoints: Array,
+    part_ends: Array | None = None,
+    phase: int = 1,
 ) -> Launch:
     """Return the launch of a backward of one direction, writing `gradients`, whose `dshared` have parts in front.
 
-    `checkpoints` has as many values as `checkpoint_values_of` says.
+    `checkpoints` has as many values as `checkpoint_values_of` says, and `part_ends` as `part_values_of`. Where these are any,
+    there is a launch before, of `phase` 0, which writes them.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -109,6 +118,7 @@ def vector_backward_launch_of(
         **named("dparameter", names.vector_parameters, gradients.vectors or (None,) * len(names.vector_parameters)),
         "sums": address_or_null(gradients.sums),
         "checkpoints": checkpoints.address,
+        **({"part_ends": part_ends.address, "phase": phase} if part_ends is not None else {}),
         "batch": call.batch,
         "time": call.time,
     }

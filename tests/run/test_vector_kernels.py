@@ -112,11 +112,7 @@ SCANS = ("selective", "scalar and vector states", "gated_linear", "s4d")
 # Every day each way meets one cell.
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        pytest.param(name, way, marks=() if name == SCANS[way] else FULL)
-        for name in SCANS
-        for way in range(len(PARTS))
-    ],
+    [pytest.param(name, way, marks=() if name == SCANS[way] else FULL) for name in SCANS for way in range(len(PARTS))],
 )
 @settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
