@@ -93,7 +93,7 @@ class LoweredVectorsBackward(_EveryStep):
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`. Of a scan `whole` gives `coefficient_<state>`, too, as the step of a `LoweredVectors` does.
+    reads what is prepared of `advance`. Of a scan `whole` gives `coefficient_<state>`, too, as the step of the forward does.
     """
 
     name: str

@@ -119,17 +119,17 @@ def finished(program: PreparedProgram, label: str) -> FinishedProgram:
     sums = {summed.name for stage in steps.steps for summed in stage.sums}
     finish = restricted(steps, {label}, sums)
     read = dict.fromkeys((*finish.inputs, *(name for _, name in finish.results)))
-    taken = tuple(name for name in read if name in sums)
+    added_up = tuple(name for name in read if name in sums)
     kept = restricted(steps, others)
     is_narrow = not any(stage.wide or stage.sums for stage in finish.steps)
     known = {*sums, *program.values, *(steps.constant_names - steps.wide)}
     is_free = known.issuperset(finish.inputs) and sums.isdisjoint(
         statement.name for stage in kept.steps for statement in stage.sums
     )
-    if not taken or not is_narrow or not is_free:
+    if not added_up or not is_narrow or not is_free:
         return FinishedProgram(steps, replace(steps, inputs=(), steps=(), results=()), ())
-    shares = replace(steps, results=(*steps.results, *((name, name) for name in taken)))
-    return FinishedProgram(restricted(shares, {*others, *taken}), finish, taken)
+    shares = replace(steps, results=(*steps.results, *((name, name) for name in added_up)))
+    return FinishedProgram(restricted(shares, {*others, *added_up}), finish, added_up)
 
 
 class _Preparation:

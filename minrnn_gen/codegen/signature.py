@@ -71,7 +71,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
     variant = Variant(
-        plan.layout, plan.specialization.resets, plan.specialization.states_out, bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1,
+        plan.layout, plan.specialization.resets, plan.specialization.states_out, plan.hands_states_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)

@@ -20,10 +20,10 @@ VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; +
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints stages as the lines of a function of a lane; `places` has the place of each input, value `k` of one with n.
+    """Prints stages as the lines of a function of a lane; `places` has that of each input, value `k` of one with n.
 
-    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes, but for `shares`, of
-    which each lane keeps its own. Values of a loop that are read behind it stay in arrays.
+    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes, but for `shares`,
+    of which each lane keeps its own. Values of a loop that are read behind it stay in arrays.
     """
 
     program: StagedProgram

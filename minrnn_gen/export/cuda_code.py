@@ -98,10 +98,19 @@ class ExportedKernel:
         return plan.partition["state_rows"] * plan.hidden_size * plan.variables["lanes"]
 
     @property
+    def part_values(self) -> int:
+        """Values of the ends of the parts of a sequence, of a backward of a cell with n values per channel."""
+        plan = self.plan
+        if plan.family != "vectors" or plan.kernel_pass != "backward":
+            return 0
+        return plan.partition["blocks_per_sequence"] * plan.partition["part_values"] * plan.variables["time_parts"]
+
+    @property
     def exchange_bytes(self) -> int:
         """Bytes through which the blocks of a group, or the parts of time of a block's channels, hand states on."""
         if self.plan.family == "vectors":
-            return part_bytes_of(self.plan) and self.plan.workspace_head_bytes + part_bytes_of(self.plan)
+            bytes_of_parts = part_bytes_of(self.plan) if self.plan.kernel_pass == "forward" else 0
+            return bytes_of_parts and self.plan.workspace_head_bytes + bytes_of_parts
         return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
 
     @property
