@@ -109,8 +109,7 @@ class ExportedKernel:
     def exchange_bytes(self) -> int:
         """Bytes through which the blocks of a group, or the parts of time of a block's channels, hand states on."""
         if self.plan.family == "vectors":
-            bytes_of_parts = part_bytes_of(self.plan) if self.plan.kernel_pass == "forward" else 0
-            return bytes_of_parts and self.plan.workspace_head_bytes + bytes_of_parts
+            return part_bytes_of(self.plan) if self.plan.kernel_pass == "forward" else 0
         return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
 
     @property

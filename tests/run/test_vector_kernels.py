@@ -183,10 +183,10 @@ def test_the_same_call_gives_the_same_bits() -> None:
             np.testing.assert_array_equal(values, other[label], label)
 
 
-@pytest.mark.parametrize("layout", ["BTD", "BDT"])
-def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "time_parts"), [("BTD", 1), ("BDT", 1), ("BTD", 2), ("BDT", 4)])
+def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, time_parts: int) -> None:
     """A NaN in a gate stays in its channel, and ends at a reset."""
-    kernel, _ = kernels_of("selective", (("lanes", 2), ("tile_steps", 4)), layout=layout)
+    kernel, _ = kernels_of("selective", (("lanes", 2), ("tile_steps", 4), ("time_parts", time_parts)), layout=layout)
     call = VectorCall(2, 12, has_resets=True)
     arguments = call.arguments(kernel.interface)
     arguments["resets"][:] = False
