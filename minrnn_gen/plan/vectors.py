@@ -16,7 +16,7 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
-REGISTERS_IN_PARTS = 48
+REGISTERS_IN_PARTS = 52
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 # Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
@@ -31,8 +31,9 @@ INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
 INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
 # Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
 INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 40.0, 14.0, 12.0
-# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on.
-CYCLES_PER_TILE = 150.0
+# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on. Each warp of a backward waits for
+# the states at its begin, from memory.
+CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = 150.0, 800.0
 # Around steps at once: what they read of what was prepared, the first exponential behind it, and the sums of the steps before.
 CYCLES_PER_STEPS_AT_ONCE = 180.0
 # Loads under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared memory can
@@ -48,8 +49,9 @@ TIME_PARTS = (1, 2, 4, 8, 16, 32)
 PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
 # Of the instructions and functions of a step, the share that the end of a part takes besides: no sums, no y, but products.
 ENDS_SHARE = {"forward": 0.85, "backward": 0.3}
-# Of a part that waits for the ends of those before it, for each of them: a read of what another block has written.
-CYCLES_PER_PART = 700.0
+# Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
+# blocks have written.
+CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
 # 16 values take 13 % less on an H200.
 STEPS_AT_ONCE_MAX, VALUES_AT_ONCE = 4, 32
@@ -160,8 +162,8 @@ class Block:
         of_value = 2 * wide_states + wide_parameters
         under_way = 0
         if problem.kernel_pass != "step":
-            storage = max(1, precision.storage_bytes // REGISTER_BYTES)
-            tile = len(cell.gates) * -(-self.tile_steps // self.lanes) * storage
+            of_lane = -(-self.tile_steps // self.lanes) * precision.storage_bytes
+            tile = -(-len(cell.gates) * of_lane // REGISTER_BYTES)
             of_step = 1 << (self.lanes * self.values - 1).bit_length()
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
             under_way = tile + inputs
@@ -173,7 +175,7 @@ class Block:
         if problem.kernel_pass == "backward":
             of_value += wide_states + wide_parameters + len(cell.shared)
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
-            under_way += -(-self.tile_steps // self.lanes)
+            under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
@@ -349,6 +351,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     room = maximum(L1_BYTES_LEAST, gpu.shared_bytes_per_sm + L1_BYTES_LEAST - carved_out)
     loads = maximum(1.0, together * in_flight / room) if problem.kernel_pass != "step" else 1.0
     waiting = (CYCLES_PER_TILE + CYCLES_PER_LOAD * (loads - 1.0)) / block.tile_steps / together
+    if problem.kernel_pass == "backward":
+        waiting = waiting + CYCLES_PER_CHECKPOINT / block.tile_steps / maximum(1.0, together * warps / gpu.partitions_per_sm)
     states = (
         problem.batch * problem.hidden_size * problem.state_size * len(cell.vector_states) * problem.precision.arithmetic_bytes
     )
@@ -359,7 +363,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         traffic = traffic + 2 * states * problem.time / block.tile_steps
     if block.time_parts > 1:
         traffic = traffic + problem.element_count * len(cell.gates) * problem.precision.storage_bytes
-    parts_us = CYCLES_PER_PART * (block.time_parts - 1) / cycles_per_us
+    parts_us = (CYCLES_OF_PARTS + CYCLES_PER_PART * block.time_parts) / cycles_per_us if block.time_parts > 1 else 0.0
     resident = held.blocks_per_sm * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident) if problem.kernel_pass != "step" else 1.0
     return {
