@@ -166,7 +166,8 @@ class Block:
             tile = -(-len(cell.gates) * of_lane // REGISTER_BYTES)
             of_step = 1 << (self.lanes * self.values - 1).bit_length()
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
-            under_way = tile + inputs
+            # In parts of time two loops have them, which the compiler does not always let share registers.
+            under_way = tile + inputs * (2 if self.time_parts > 1 else 1)
             # Of the other steps at once, what they read.
             is_forward = problem.kernel_pass == "forward"
             others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
