@@ -76,14 +76,14 @@ class CellPrograms:
         if self.spec.scan_arithmetic == "log":
             why = f"'log' is given, but {self.cell.name} has n values per channel, which are no logarithms; allowed: linear"
             raise self.spec.error("scan_arithmetic", why)
-        return lower_vectors(self.cell)
+        return lower_vectors(self.cell, self.recurrence)
 
     @cached_property
     def vectors_backward(self) -> LoweredVectorsBackward:
         """The vector-Jacobian product of a step of a cell with the axis n, in stages."""
         from minrnn_gen.cell.lowering_vectors import lower_vectors_backward
 
-        return lower_vectors_backward(self.cell)
+        return lower_vectors_backward(self.cell, self.recurrence)
 
     def of_kernels(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
         """Return the program of a pass as GPU kernels take it: a step computes what a forward does."""

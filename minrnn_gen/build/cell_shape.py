@@ -84,4 +84,5 @@ def vectors_shape(
         wide_transcendental_count=special,
         sum_count=sum(len(stage.sums) for program in lowered.programs for stage in program.steps),
         prepared_count=len(lowered.prepared.values),
+        divides_time=lowered.divides_time,
     )

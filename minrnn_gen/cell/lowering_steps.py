@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
-from minrnn_gen.cell.expressions import Symbol
+from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.program import Program
@@ -130,8 +130,8 @@ class LoweredStepsBackward:
         return self.backward.transcendental_count
 
 
-def lower_steps(cell: Cell) -> LoweredSteps:
-    """Return the program of one step of `cell`, of whatever class."""
+def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
+    """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
     return LoweredSteps(
@@ -140,15 +140,20 @@ def lower_steps(cell: Cell) -> LoweredSteps:
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        step=builder.program({**results, "y": cell.output}, needed_inputs_only=True),
+        step=builder.program({**results, "y": cell.output, **(more or {})}, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
     )
 
 
-def lower_steps_backward(cell: Cell, *, gives_states: bool = False) -> LoweredStepsBackward:
-    """Return the backward program of one step of `cell`, of whatever class; it may give `state_<state>` of every state, too."""
+def lower_steps_backward(
+    cell: Cell, more: Mapping[str, Expr] | None = None, *, gives_states: bool = False
+) -> LoweredStepsBackward:
+    """Return the backward program of one step of `cell`, of whatever class, which gives `more` by label besides.
+
+    It may give `state_<state>` of every state, too.
+    """
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
     builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
     seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
@@ -162,7 +167,7 @@ def lower_steps_backward(cell: Cell, *, gives_states: bool = False) -> LoweredSt
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        backward=builder.program(results, needed_inputs_only=True),
+        backward=builder.program({**results, **(more or {})}, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.axes import Vectors
+from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
-from minrnn_gen.cell.stages import PreparedProgram, StagedProgram, operation_counts, prepared, restricted, staged
+from minrnn_gen.cell.stages import (
+    FinishedProgram,
+    PreparedProgram,
+    StagedProgram,
+    finished,
+    operation_counts,
+    prepared,
+    restricted,
+    staged,
+)
 
 
 class _EveryStep:
@@ -36,7 +47,7 @@ class LoweredVectors(_EveryStep):
     """A cell with the axis n, of any class, as one step in stages.
 
     `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and, of every
-    state, `state_<state>`.
+    state, `state_<state>`; of a scan also `coefficient_<state>`, by which a step multiplies the state before it.
     """
 
     name: str
@@ -52,10 +63,27 @@ class LoweredVectors(_EveryStep):
         """The step, and apart from it what is free of states."""
         return prepared(self.step)
 
+    @cached_property
+    def finished(self) -> FinishedProgram:
+        """The step behind what is prepared, and apart from it what y takes of sums over n."""
+        steps = restricted(self.prepared.steps, {"y", *(f"state_{name}" for name in self.states)})
+        return finished(replace(self.prepared, steps=steps), "y")
+
+    @cached_property
+    def ends(self) -> StagedProgram:
+        """Of a scan the states of the step behind what is prepared, and their coefficients."""
+        labels = {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}
+        return restricted(self.prepared.steps, labels)
+
+    @property
+    def divides_time(self) -> bool:
+        """Whether a state is affine in an earlier one: of a scan."""
+        return all(f"coefficient_{name}" in dict(self.step.results) for name in self.states)
+
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step."""
-        return (self.step,)
+        return (restricted(self.step, {"y", *(f"state_{name}" for name in self.states)}),)
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,7 @@ class LoweredVectorsBackward(_EveryStep):
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`.
+    reads what is prepared of `advance`. Of a scan `whole` gives `coefficient_<state>`, too, as the step of the forward does.
     """
 
     name: str
@@ -79,14 +107,26 @@ class LoweredVectorsBackward(_EveryStep):
     saved_values: tuple[str, ...] = ()
 
     @cached_property
-    def advance(self) -> StagedProgram:
-        """The states after a step."""
-        return restricted(self.whole, {f"state_{name}" for name in self.states})
+    def prepared(self) -> PreparedProgram:
+        """The states after a step, of a scan with their coefficients, and apart from them what is free of states."""
+        return prepared(restricted(self.whole, {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}))
 
     @cached_property
-    def prepared(self) -> PreparedProgram:
-        """The states after a step, and apart from them what is free of states."""
-        return prepared(self.advance)
+    def advance(self) -> StagedProgram:
+        """The states after a step behind what is prepared."""
+        return restricted(self.prepared.steps, {f"state_{name}" for name in self.states})
+
+    @cached_property
+    def arrivals(self) -> StagedProgram:
+        """The gradients of the states before a step."""
+        return restricted(self.whole, {f"gradient_previous_{name}" for name in self.states}, self.prepared.values)
+
+    @property
+    def divides_time(self) -> bool:
+        """Whether the gradient of a state is affine in that of a later one, whatever the states between them are."""
+        labels = dict(self.whole.results)
+        is_scan = all(f"coefficient_{name}" in labels for name in self.states)
+        return is_scan and not any(name.startswith("previous_") for name in self.arrivals.inputs)
 
     @cached_property
     def backward(self) -> StagedProgram:
@@ -97,7 +137,8 @@ class LoweredVectorsBackward(_EveryStep):
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
         """What a kernel runs at every step: on the way to the ends of tiles, within a tile, and back."""
-        return (self.advance, self.advance, self.backward)
+        advance = restricted(self.whole, {f"state_{name}" for name in self.states})
+        return (advance, advance, self.backward)
 
 
 def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, int]:
@@ -106,9 +147,9 @@ def wide_counts(lowered: LoweredVectors | LoweredVectorsBackward) -> tuple[int, 
     return sum(operations for operations, _ in counts), sum(special for _, special in counts)
 
 
-def lower_vectors(cell: Cell) -> LoweredVectors:
+def lower_vectors(cell: Cell, recurrence: Recurrence) -> LoweredVectors:
     """Return one step of `cell`, which has the axis n, in stages."""
-    step = lower_steps(cell).step
+    step = lower_steps(cell, _coefficients(recurrence)).step
     return LoweredVectors(
         name=cell.name,
         gates=cell.gates,
@@ -120,9 +161,9 @@ def lower_vectors(cell: Cell) -> LoweredVectors:
     )
 
 
-def lower_vectors_backward(cell: Cell) -> LoweredVectorsBackward:
+def lower_vectors_backward(cell: Cell, recurrence: Recurrence) -> LoweredVectorsBackward:
     """Return the vector-Jacobian product of one step of `cell`, which has the axis n, in stages."""
-    backward = lower_steps_backward(cell, gives_states=True).backward
+    backward = lower_steps_backward(cell, _coefficients(recurrence), gives_states=True).backward
     return LoweredVectorsBackward(
         name=cell.name,
         gates=cell.gates,
@@ -133,6 +174,10 @@ def lower_vectors_backward(cell: Cell) -> LoweredVectorsBackward:
         vectors=cell.vectors,
         recomputed_values=shown_definitions(backward),
     )
+
+
+def _coefficients(recurrence: Recurrence) -> dict[str, Expr]:
+    return {f"coefficient_{state}": a for state, a in recurrence.a}
 
 
 def _counts(programs: tuple[StagedProgram, ...], place: int) -> int:

@@ -99,6 +99,39 @@ def prepared(program: StagedProgram) -> PreparedProgram:
     return _Preparation(program).program()
 
 
+@dataclass(frozen=True)
+class FinishedProgram:
+    """A program in two parts: `steps` gives what the next step needs, and `finish` the rest, of the totals of `sums` over n.
+
+    `steps` gives a sum as result under its own name, and needs its total nowhere. So the sums of several steps may be added up
+    together. Where what is left takes more than such sums, there are none, and `finish` has nothing to do.
+    """
+
+    steps: StagedProgram
+    finish: StagedProgram
+    sums: tuple[str, ...]
+
+
+def finished(program: PreparedProgram, label: str) -> FinishedProgram:
+    """Return the steps of `program` with what only the result `label` takes of sums apart."""
+    steps = program.steps
+    others = {name for name, _ in steps.results} - {label}
+    sums = {summed.name for stage in steps.steps for summed in stage.sums}
+    finish = restricted(steps, {label}, sums)
+    read = dict.fromkeys((*finish.inputs, *(name for _, name in finish.results)))
+    added_up = tuple(name for name in read if name in sums)
+    kept = restricted(steps, others)
+    is_narrow = not any(stage.wide or stage.sums for stage in finish.steps)
+    known = {*sums, *program.values, *(steps.constant_names - steps.wide)}
+    is_free = known.issuperset(finish.inputs) and sums.isdisjoint(
+        statement.name for stage in kept.steps for statement in stage.sums
+    )
+    if not added_up or not is_narrow or not is_free:
+        return FinishedProgram(steps, replace(steps, inputs=(), steps=(), results=()), ())
+    shares = replace(steps, results=(*steps.results, *((name, name) for name in added_up)))
+    return FinishedProgram(restricted(shares, {*others, *added_up}), finish, added_up)
+
+
 class _Preparation:
     """The statements of a program's steps, in two parts."""
 

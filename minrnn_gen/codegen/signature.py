@@ -31,6 +31,7 @@ from minrnn_gen.codegen.signature_groups import (
     stride_names,
     strides_of,
     vectors_of,
+    workspace_of,
     x_of_step,
 )
 from minrnn_gen.codegen.signature_vectors import vector_backward, vector_forward, vector_step
@@ -70,7 +71,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
     variant = Variant(
-        plan.layout, plan.specialization.resets, plan.specialization.states_out, bool(variables.get("lookback")),
+        plan.layout, plan.specialization.resets, plan.specialization.states_out, plan.hands_states_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
@@ -96,11 +97,6 @@ def _signature(entry: str, suffix: str, variant: Variant, names: ArrayNames) -> 
     return Signature(_KINDS[entry, suffix](variant, names))
 
 
-def _workspace(variant: Variant) -> Parameters:
-    if variant.lookback:
-        yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
-
-
 def _scan_forward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from scan_inputs(variant, names)
     yield output_array("y", "storage_t", rows_of("y", variant.layout), "outputs.y")
@@ -110,7 +106,7 @@ def _scan_forward(variant: Variant, names: ArrayNames) -> Parameters:
             comment = "[as y], the state after each step, strides as y"
             yield output_array(name, variant.kept_type, comment, "outputs.kept", is_of_cell=True)
     yield from states_out_of("final", names, "outputs.final")
-    yield from _workspace(variant)
+    yield from workspace_of(variant)
     yield from sizes_of("batch", "time")
 
 
@@ -126,12 +122,12 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from strides_of("dx", SCAN_X_AXES[variant.layout], "gradients.dx")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     parts, summed = "1", "over time"
-    if variant.lookback:
+    if variant.hands_on:
         parts, summed = "tiles", "over the steps of a tile"
     elif variant.in_clusters:
         parts, summed = "CLUSTER_BLOCKS", "over the steps of a block"
     yield output_array("sums", "compute_t", f"[{parts}, SUMS, batch, HIDDEN_SIZE], {summed}, or null", "gradients.sums")
-    yield from _workspace(variant)
+    yield from workspace_of(variant)
     yield from sizes_of("batch", "time")
 
 

@@ -57,7 +57,7 @@ class Variant(NamedTuple):
     layout: str
     resets: bool
     states_out: str
-    lookback: bool
+    hands_on: bool
     in_clusters: bool
     in_grid: bool
 
@@ -89,6 +89,12 @@ def sizes_of(*names: str) -> Parameters:
     """Yield numbers of a call."""
     for name in names:
         yield Parameter(name, "int64", "", f"call.{name}")
+
+
+def workspace_of(variant: Variant) -> Parameters:
+    """Yield the memory through which blocks hand states on, if they do."""
+    if variant.hands_on:
+        yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
 
 
 def x_of_step() -> Parameters:

@@ -18,6 +18,7 @@ from minrnn_gen.codegen.signature_groups import (
     states_out_of,
     strides_of,
     vectors_of,
+    workspace_of,
     x_of_step,
 )
 
@@ -48,6 +49,7 @@ def vector_forward(variant: Variant, names: ArrayNames) -> Parameters:
             yield output_array(f"kept_{name}", "compute_t", comment, "outputs.kept", is_of_cell=True)
         yield from strides_of("states", KEPT_AXES, "outputs.kept")
     yield from states_out_of("final", names, "outputs.final")
+    yield from workspace_of(variant)
     yield from sizes_of("batch", "time")
 
 
@@ -65,13 +67,17 @@ def vector_backward(variant: Variant, names: ArrayNames) -> Parameters:
         yield output_array(f"dshared_{name}", "compute_t", comment, "gradients.dshared", is_of_cell=True)
         yield from strides_of(f"dstrides_{name}", DSHARED_AXES, "gradients.dshared", is_of_cell=True)
     yield from states_out_of("dinitial", names, "gradients.dinitial")
+    comment = "[TIME_PARTS, batch, HIDDEN_SIZE, STATE_SIZE], over the time of a part, or null"
     for name in names.vector_parameters:
-        comment = "[batch, HIDDEN_SIZE, STATE_SIZE], over time, or null"
         yield output_array(f"dparameter_{name}", "compute_t", comment, "gradients.vectors", is_of_cell=True)
-    comment = "[GATES + NARROW_PARAMETERS, batch, HIDDEN_SIZE], over time, or null"
+    comment = "[TIME_PARTS, GATES + NARROW_PARAMETERS, batch, HIDDEN_SIZE], over the time of a part, or null"
     yield output_array("sums", "compute_t", comment, "gradients.sums")
     comment = "[tiles, STATE_ROWS, HIDDEN_SIZE, LANES], the states at the begin of each tile"
     yield Parameter("checkpoints", "compute_t*", comment, "launch.checkpoints")
+    if variant.hands_on:
+        comment = "[TIME_PARTS, columns, 3, STATE_ROWS, THREADS], what a part makes of states and of their gradients"
+        yield Parameter("part_ends", "compute_t*", comment, "launch.part_ends")
+        yield Parameter("phase", "int64", "0: to the ends of parts; 1: the gradients", "launch.phase")
     yield from sizes_of("batch", "time")
 
 

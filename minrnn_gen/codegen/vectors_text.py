@@ -20,14 +20,15 @@ VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; +
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints stages as the lines of a function of a lane; `places` has the place of each input, value `k` of one with n.
+    """Prints stages as the lines of a function of a lane; `places` has that of each input, value `k` of one with n.
 
-    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes. Values of a loop
-    that are read behind it stay in arrays.
+    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes, but for `shares`,
+    of which each lane keeps its own. Values of a loop that are read behind it stay in arrays.
     """
 
     program: StagedProgram
     places: Mapping[str, str]
+    shares: tuple[str, ...] = ()
 
     def lines(self, stages: tuple[Stage, ...], results: Iterable[Pair]) -> tuple[str, ...]:
         """Print `stages` and `results`, each (place, name)."""
@@ -67,7 +68,9 @@ class _Printer:
         lines += [f"    if (has_value(lane, k)) {cuda_name(summed.name)} += {summed.cuda};" for summed in stage.sums]
         lines.append("}")
         return lines + [
-            f"{cuda_name(made_here.name)} = sum_over_lanes({cuda_name(made_here.name)});" for made_here in stage.sums
+            f"{cuda_name(made_here.name)} = sum_over_lanes({cuda_name(made_here.name)});"
+            for made_here in stage.sums
+            if made_here.name not in self.shares
         ]
 
     def _read_later(self, stages: tuple[Stage, ...], made: Mapping[str, int], results: set[str]) -> set[str]:
@@ -193,14 +196,19 @@ class _VectorsNames(CellNames):
         """Print the steps of `program`, with `results` as (label, place)."""
         return self._lines(program, results, self._places)
 
-    def _prepared_step(self, program: StagedProgram, results: Iterable[Pair]) -> tuple[str, ...]:
+    def _prepared_step(self, program: StagedProgram, results: Iterable[Pair], shares: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Print the steps of `program`, which reads what is prepared."""
-        places = {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
-        return self._lines(program, results, self._places | places)
+        return self._lines(program, results, self._places | self._prepared_places, shares)
 
-    def _lines(self, program: StagedProgram, results: Iterable[Pair], places: Mapping[str, str]) -> tuple[str, ...]:
+    @property
+    def _prepared_places(self) -> dict[str, str]:
+        return {name: f"prepared.at[{place}]" for place, name in enumerate(self.prepared)}
+
+    def _lines(
+        self, program: StagedProgram, results: Iterable[Pair], places: Mapping[str, str], shares: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
         names = dict(program.results)
-        return _Printer(program, places).lines(program.steps, ((place, names[label]) for label, place in results))
+        return _Printer(program, places, shares).lines(program.steps, ((place, names[label]) for label, place in results))
 
     def _of_states(self, label: str, member: str) -> tuple[Pair, ...]:
         return tuple((f"{label}_{name}", f"{member}{self._state_place(name)}") for name in self.states)
@@ -213,9 +221,35 @@ class VectorsText(_VectorsNames):
     lowered: LoweredVectors
 
     @property
+    def sum_count(self) -> int:
+        """Sums over n that y is made of: those that are left of a step, or y itself."""
+        return max(1, len(self.lowered.finished.sums))
+
+    @property
     def step_lines(self) -> tuple[str, ...]:
-        """The rest of one step."""
-        return self._prepared_step(self.lowered.prepared.steps, (*self._of_states("state", "state."), ("y", "y")))
+        """The rest of one step, with a lane's share in each sum that y is made of."""
+        finished = self.lowered.finished
+        states = self._of_states("state", "state.")
+        if not finished.sums:
+            of_first = "if (lane > 0) result.share.at[0] = compute_t(0);"
+            return (*self._prepared_step(finished.steps, (*states, ("y", "share.at[0]"))), of_first)
+        shares = tuple((name, f"share.at[{place}]") for place, name in enumerate(finished.sums))
+        return self._prepared_step(finished.steps, (*states, *shares), finished.sums)
+
+    @property
+    def ends_lines(self) -> tuple[str, ...]:
+        """The states of one step of a scan, and what it multiplies those before it by."""
+        states = (self._of_states("state", "state."), self._of_states("coefficient", "coefficient."))
+        return self._prepared_step(self.lowered.ends, (*states[0], *states[1]))
+
+    @property
+    def y_lines(self) -> tuple[str, ...]:
+        """What is computed of the sums."""
+        finished = self.lowered.finished
+        if not finished.sums:
+            return ("result.y = sum.at[0];",)
+        sums = {name: f"sum.at[{place}]" for place, name in enumerate(finished.sums)}
+        return self._lines(finished.finish, (("y", "y"),), self._places | self._prepared_places | sums)
 
 
 @dataclass(frozen=True)
@@ -227,7 +261,18 @@ class VectorsBackwardText(_VectorsNames):
     @property
     def advance_lines(self) -> tuple[str, ...]:
         """One step, its states alone."""
-        return self._prepared_step(self.lowered.prepared.steps, self._of_states("state", ""))
+        return self._prepared_step(self.lowered.advance, self._of_states("state", ""))
+
+    @property
+    def ends_lines(self) -> tuple[str, ...]:
+        """The states of one step of a scan, and what it multiplies those before it by."""
+        states = (*self._of_states("state", "state."), *self._of_states("coefficient", "coefficient."))
+        return self._prepared_step(self.lowered.prepared.steps, states)
+
+    @property
+    def arrivals_lines(self) -> tuple[str, ...]:
+        """The gradients of the states before a step."""
+        return self._prepared_step(self.lowered.arrivals, self._of_states("gradient_previous", ""))
 
     @property
     def backward_lines(self) -> tuple[str, ...]:

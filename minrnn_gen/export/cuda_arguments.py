@@ -38,6 +38,8 @@ def expressions(interface: Interface, parameters: Signature, clip: float | None)
         "gradients.dshared": lambda parameter: _shared(parameter, "dshared"),
         "gradients.vectors": lambda parameter: f"run->{parameter.name}",
         "launch.checkpoints": lambda _: "run->checkpoints",
+        "launch.part_ends": lambda _: "run->part_ends",
+        "launch.phase": lambda _: "run->phase",
         "call.sequences.resets": lambda parameter: _array("resets", parameter),
         "call.sequences.cu_seqlens": lambda _: "ADDRESS(CU_SEQLENS(call))",
         "call.sequences.lengths": lambda _: "run->ends",

@@ -13,6 +13,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.dense_launch import CALL_BYTES
+from minrnn_gen.run.vectors_launch import part_bytes_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class ExportedKernel:
     `forms` are the numbers of its lists of arguments: of one that takes steps one by one that of the launch before them, and
     that of a step.
 
-    A launch has ceil(ceil(batch / sequences) * units / units_per_block) * cluster_blocks blocks, where `units` are columns,
-    channels or heads of a sequence, or of several.
+    A launch has ceil(ceil(batch / sequences) * units / units_per_block) * cluster_blocks * time_parts blocks, where `units` are
+    columns, channels or heads of a sequence, or of several.
     """
 
     built: BuiltKernel
@@ -59,6 +60,11 @@ class ExportedKernel:
     def cluster_blocks(self) -> int:
         """Blocks of a cluster."""
         return self.plan.variables.get("cluster_blocks", 1)
+
+    @property
+    def time_parts(self) -> int:
+        """Parts of time with blocks of their own, of a cell with n values per channel."""
+        return self.plan.variables.get("time_parts", 1)
 
     @property
     def lookback(self) -> int:
@@ -92,14 +98,24 @@ class ExportedKernel:
         return plan.partition["state_rows"] * plan.hidden_size * plan.variables["lanes"]
 
     @property
+    def part_values(self) -> int:
+        """Values of the ends of the parts of a sequence, of a backward of a cell with n values per channel."""
+        plan = self.plan
+        if plan.family != "vectors" or plan.kernel_pass != "backward":
+            return 0
+        return plan.partition["blocks_per_sequence"] * plan.partition["part_values"] * plan.variables["time_parts"]
+
+    @property
     def exchange_bytes(self) -> int:
-        """Bytes through which the blocks of a group hand outputs on."""
+        """Bytes through which the blocks of a group, or the parts of time of a block's channels, hand states on."""
+        if self.plan.family == "vectors":
+            return part_bytes_of(self.plan) if self.plan.kernel_pass == "forward" else 0
         return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
 
     @property
     def grid_blocks(self) -> int:
         """Blocks of such a group."""
-        return self.plan.grid_blocks if self.exchange_bytes else 0
+        return self.plan.grid_blocks if self.plan.is_persistent and self.exchange_bytes else 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
 
 # Variables of a plan that say which blocks and warps cooperate.
-TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_warps", "split_k_warps")
+TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_parts", "time_warps", "split_k_warps")
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _steps_of(plan: KernelPlan) -> int:
     if plan.group_tiles:
         # Into the second group of tiles, which waits for the first.
         return (plan.group_tiles + 1) * plan.tile_steps
-    iteration = plan.tile_steps * plan.variables.get("cluster_blocks", 1)
+    iteration = plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
     # One more than there are stages of copies, so that a stage is used again.
     iterations = plan.variables.get("stages", 1) + 1
     return min(iteration * iterations, max(iteration, SCAN_ELEMENTS_MOST // plan.hidden_size))

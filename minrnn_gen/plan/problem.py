@@ -61,7 +61,7 @@ class CellShape:
     `recomputed_values` what it computes again. `proof` says why the cell is of its class, for people; nothing is planned by it.
     Of a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; of the counts, the `wide`
     ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
-    before the steps that read them.
+    before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
     """
 
     name: str
@@ -85,6 +85,7 @@ class CellShape:
     wide_transcendental_count: int = 0
     sum_count: int = 0
     prepared_count: int = 0
+    divides_time: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.occupancy import shared_bytes_allocated
 from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
+# More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
+REGISTERS_IN_PARTS = 52
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 # Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
@@ -27,12 +30,28 @@ INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
 # Per step: its loop, and per value moved through shared memory its address and access.
 INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
 # Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
-INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 75.0, 12.0, 12.0
-# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on.
-CYCLES_PER_TILE = 300.0
+INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 40.0, 14.0, 12.0
+# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on. Each warp of a backward waits for
+# the states at its begin, from memory.
+CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = 150.0, 800.0
+# Around steps at once: what they read of what was prepared, the first exponential behind it, and the sums of the steps before.
+CYCLES_PER_STEPS_AT_ONCE = 180.0
+# Loads under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared memory can
+# take, which takes them in steps of some 32 KiB (CUDA C++ Programming Guide, compute capabilities 8.0 to 9.0). Where there is
+# too little room, the rest of a tile waits for its first part to come.
+L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
+# Into how many parts the time of a sequence is divided, each for blocks of its own, where channels are few.
+TIME_PARTS = (1, 2, 4, 8, 16, 32)
+# What a part makes of each state: a product and a sum, and for gradients another sum.
+PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
+# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums, no y, but products.
+ENDS_SHARE = {"forward": 0.85, "backward": 0.3}
+# Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
+# blocks have written.
+CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
 # 16 values take 13 % less on an H200.
 STEPS_AT_ONCE_MAX, VALUES_AT_ONCE = 4, 32
@@ -46,6 +65,7 @@ class Block:
     threads: int
     lanes: int
     tile_steps: int
+    time_parts: int = 1
 
     @property
     def values(self) -> int:
@@ -142,11 +162,12 @@ class Block:
         of_value = 2 * wide_states + wide_parameters
         under_way = 0
         if problem.kernel_pass != "step":
-            storage = max(1, precision.storage_bytes // REGISTER_BYTES)
-            tile = len(cell.gates) * -(-self.tile_steps // self.lanes) * storage
+            of_lane = -(-self.tile_steps // self.lanes) * precision.storage_bytes
+            tile = -(-len(cell.gates) * of_lane // REGISTER_BYTES)
             of_step = 1 << (self.lanes * self.values - 1).bit_length()
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
-            under_way = tile + inputs
+            # In parts of time two loops have them, which the compiler does not always let share registers.
+            under_way = tile + inputs * (2 if self.time_parts > 1 else 1)
             # Of the other steps at once, what they read.
             is_forward = problem.kernel_pass == "forward"
             others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
@@ -155,7 +176,8 @@ class Block:
         if problem.kernel_pass == "backward":
             of_value += wide_states + wide_parameters + len(cell.shared)
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
-            under_way += -(-self.tile_steps // self.lanes)
+            under_way += -(-of_lane // REGISTER_BYTES)
+            under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
@@ -174,6 +196,7 @@ class Block:
             "state_rows": self.state_rows,
             "blocks_per_sequence": self.blocks_per_sequence,
             "group_blocks": self.blocks_per_sequence // problem.groups,
+            "part_values": PART_ENDS[problem.kernel_pass] * self.state_rows * self.threads if self.time_parts > 1 else 0,
         }
 
 
@@ -181,19 +204,31 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
+def _at(problem: Problem, point: tuple[int, ...]) -> Block:
+    """Return the block of the first variables, those of a step alone being two."""
+    return Block(problem, *point, *(() if len(point) > len(("threads", "lanes")) else (1,)))
+
+
 def _block(problem: Problem, candidate: Candidate) -> Block:
-    return Block(problem, candidate["threads"], candidate["lanes"], candidate.get("tile_steps", 1))
+    return Block(
+        problem, candidate["threads"], candidate["lanes"], candidate.get("tile_steps", 1), candidate.get("time_parts", 1)
+    )
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     lanes = tuple(1 << power for power in range(6) if 1 << power < 2 * problem.state_size)
     threads = {"threads": (32, 64, 128, 256), "lanes": lanes}
-    return threads if problem.kernel_pass == "step" else {**threads, "tile_steps": (4, 8, 16, 32)}
+    if problem.kernel_pass == "step":
+        return threads
+    # Of packed sequences each has few steps, or one of them many.
+    is_divided = problem.cell.divides_time and not problem.specialization.packed
+    return {**threads, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    of_block = tuple(variables(problem))
     of_lanes = ("threads", "lanes")
+    of_block = of_lanes if problem.kernel_pass == "step" else (*of_lanes, "tile_steps")
+    of_registers = tuple(variables(problem))
 
     def unrolled(lanes: int) -> int:
         block = Block(problem, limits.WARP_LANES, lanes, 1)
@@ -213,10 +248,8 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(of_block, lambda *point: Block(problem, *point, *(() if len(point) > 2 else (1,))).registers()),
-            Quantity(
-                of_block, lambda *point: sum(Block(problem, *point, *(() if len(point) > 2 else (1,))).shared_map().values())
-            ),
+            Quantity(of_registers, lambda *point: _at(problem, point).registers()),
+            Quantity(of_block, lambda *point: sum(_at(problem, point).shared_map().values())),
         ),
         Constraint(
             "unrolled_operations",
@@ -283,6 +316,7 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
         + CYCLES_PER_OPERATION * (operations + block.values * cell.wide_operation_count)
         + CYCLES_PER_TRANSCENDENTAL * (functions + cell.wide_transcendental_count)
         + CYCLES_PER_SHUFFLE * shuffles
+        + (0.0 if is_step else CYCLES_PER_STEPS_AT_ONCE)
     )
     # Steps at once wait together.
     at_once = 1 if is_step else block.gradients_at_once if is_backward else block.steps_at_once
@@ -294,16 +328,32 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     cell, gpu, block = problem.cell, problem.gpu, _block(problem, candidate)
     held, step = resources(problem, candidate), _step_of_lane(problem, block)
     cycles_per_us = gpu.sm_clock_hz / 1e6
+    time: Amount = problem.time
     if problem.kernel_pass == "step":
         blocks: Amount = ceil(problem.batch * problem.hidden_size * block.lanes / block.threads)
     else:
-        blocks = problem.batch * block.blocks_per_sequence
+        blocks = problem.batch * block.blocks_per_sequence * block.time_parts
+        if block.time_parts > 1:
+            # Twice through all tiles of a part: to its end, and again from where it begins.
+            time = (
+                ceil(problem.time / block.tile_steps / block.time_parts)
+                * block.tile_steps
+                * (1 + ENDS_SHARE[problem.kernel_pass])
+            )
     warps = block.threads / limits.WARP_LANES
     of_busiest_sm = ceil(blocks / gpu.sm_count)
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
-    warp_steps = of_busiest_sm * warps * problem.time
+    warp_steps = of_busiest_sm * warps * time
     special = warp_steps * step.functions * limits.WARP_LANES
-    waiting = CYCLES_PER_TILE / block.tile_steps / maximum(1.0, minimum(held.blocks_per_sm, of_busiest_sm))
+    together = maximum(1.0, minimum(held.blocks_per_sm, of_busiest_sm))
+    # What a block has under way is a tile; the memory's latency passes while another is computed.
+    in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
+    carved_out = ceil(together * shared_bytes_allocated(gpu, held.shared_bytes) / CARVEOUT_BYTES) * CARVEOUT_BYTES
+    room = maximum(L1_BYTES_LEAST, gpu.shared_bytes_per_sm + L1_BYTES_LEAST - carved_out)
+    loads = maximum(1.0, together * in_flight / room) if problem.kernel_pass != "step" else 1.0
+    waiting = (CYCLES_PER_TILE + CYCLES_PER_LOAD * (loads - 1.0)) / block.tile_steps / together
+    if problem.kernel_pass == "backward":
+        waiting = waiting + CYCLES_PER_CHECKPOINT / block.tile_steps / maximum(1.0, together * warps / gpu.partitions_per_sm)
     states = (
         problem.batch * problem.hidden_size * problem.state_size * len(cell.vector_states) * problem.precision.arithmetic_bytes
     )
@@ -312,15 +362,16 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     traffic = problem.traffic_bytes + 2 * states * (narrow if problem.kernel_pass == "step" else 1.0)
     if problem.kernel_pass == "backward":
         traffic = traffic + 2 * states * problem.time / block.tile_steps
-    # What a block has under way is a tile; the memory's latency passes while another is computed.
-    in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
+    if block.time_parts > 1:
+        traffic = traffic + problem.element_count * len(cell.gates) * problem.precision.storage_bytes
+    parts_us = (CYCLES_OF_PARTS + CYCLES_PER_PART * block.time_parts) / cycles_per_us if block.time_parts > 1 else 0.0
     resident = held.blocks_per_sm * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident) if problem.kernel_pass != "step" else 1.0
     return {
         "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
-        "issue": (warp_steps * step.instructions / gpu.partitions_per_sm + rounds * problem.time * waiting) / cycles_per_us,
-        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * problem.time * (max(step.latency, step.instructions) + waiting) / cycles_per_us,
+        "issue": (warp_steps * step.instructions / gpu.partitions_per_sm + rounds * time * waiting) / cycles_per_us + parts_us,
+        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us + parts_us,
+        "chain": rounds * time * (max(step.latency, step.instructions) + waiting) / cycles_per_us + parts_us,
         "launch": gpu_rates.launch_us(gpu),
     }
 

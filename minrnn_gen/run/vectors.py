@@ -18,10 +18,12 @@ from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import choose
 from minrnn_gen.run.vectors_launch import (
     checkpoint_values_of,
+    part_values_of,
     shared_parts_of,
     vector_backward_launch_of,
     vector_forward_launch_of,
     vector_step_launch_of,
+    vector_workspace_bytes_of,
 )
 
 
@@ -52,7 +54,8 @@ class VectorsRun:
         kernel = recorder.load(choose(recorder, "forward", part, states_out, part.x, outputs.y))
         wide = self.interface.vector_states
         axes = self.interface.states_axes(wide[0]) if wide else ""
-        kernel.launch(vector_forward_launch_of(kernel.plan, self.names, part, self.shared_axes, outputs, axes))
+        workspace = recorder.workspace(vector_workspace_bytes_of(kernel.plan, part))
+        kernel.launch(vector_forward_launch_of(kernel.plan, self.names, part, self.shared_axes, outputs, axes, workspace))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
@@ -70,15 +73,19 @@ class VectorsRun:
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
             kernels.append((part, arriving, recorder.load(choose(recorder, "backward", part, "none", part.x, arriving.dy, dx))))
         parts = {shared_parts_of(kernel.plan) for _, _, kernel in kernels} or {1}
+        time_parts = {kernel.plan.variables["time_parts"] for _, _, kernel in kernels} or {1}
+        # What a run of fewer parts of time than the other does not write.
+        zeros = 0 if len(time_parts) > 1 else None
         # Beyond a length nothing is written, nor by a run of fewer parts than the other.
         fill = 0 if call.sequences.lengths is not None or len(parts) > 1 or not kernels else None
         of_steps = (max(parts), *interface.shape(interface.shared_axes, call.rows, call.time))
         dshared = tuple(recorder.new_array(of_steps, carried, fill=fill) for _ in interface.shared)
-        of_channels = (runs, call.batch, interface.hidden_size)
-        vectors = tuple(recorder.new_array((*of_channels, interface.state_size), carried) for _ in interface.vector_parameters)
+        of_channels = (runs, max(time_parts) * call.batch, interface.hidden_size, interface.state_size)
+        vectors = tuple(recorder.new_array(of_channels, carried, fill=zeros) for _ in interface.vector_parameters)
         sums = None
         if call.bias is not None or interface.summed_parameters:
-            sums = recorder.new_array((runs, 1, interface.summed_count, call.batch, interface.hidden_size), carried)
+            of_parts = (runs, max(time_parts), interface.summed_count, call.batch, interface.hidden_size)
+            sums = recorder.new_array(of_parts, carried, fill=zeros)
         written = Gradients(gradients.dx, gradients.dinitial, sums)
         for run, (part, arriving, kernel) in enumerate(kernels):
             of_run = replace(
@@ -88,7 +95,10 @@ class VectorsRun:
             )
             checkpoints = recorder.new_array((checkpoint_values_of(kernel.plan, part),), carried)
             arrays = (part, self.shared_axes, arriving, of_run, checkpoints)
-            kernel.launch(vector_backward_launch_of(kernel.plan, self.names, *arrays))
+            ends = part_values_of(kernel.plan, part)
+            part_ends = recorder.new_array((ends,), carried) if ends else None
+            for phase in range(0 if ends else 1, 2):
+                kernel.launch(vector_backward_launch_of(kernel.plan, self.names, *arrays, part_ends, phase))
         return WideGradients(sums, vectors=vectors, shared=dshared)
 
     def _of_direction(self, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:

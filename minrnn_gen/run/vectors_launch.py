@@ -39,12 +39,36 @@ def shared_parts_of(plan: KernelPlan) -> int:
     return plan.partition["group_blocks"]
 
 
+def part_bytes_of(plan: KernelPlan) -> int:
+    """Return the bytes through which the parts of time of a block's channels hand states on; 0 where time is not divided."""
+    return plan.arithmetic_bytes * plan.partition["part_values"] * plan.variables.get("time_parts", 1)
+
+
+def part_values_of(plan: KernelPlan, call: Call) -> int:
+    """Return how many values the ends of the parts of time of a backward take; 0 where time is not divided."""
+    columns = call.batch * plan.partition["blocks_per_sequence"]
+    return columns * plan.partition["part_values"] * plan.variables["time_parts"]
+
+
+def vector_workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
+    """Return the bytes, all ones before the launch, through which parts of time hand states on; 0 where none do."""
+    columns = call.batch * plan.partition["blocks_per_sequence"]
+    return plan.workspace_head_bytes + columns * part_bytes_of(plan) if part_bytes_of(plan) and columns else 0
+
+
 def vector_forward_launch_of(
-    plan: KernelPlan, names: ArrayNames, call: Call, shared_axes: str, outputs: Outputs, states_axes: str
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    shared_axes: str,
+    outputs: Outputs,
+    states_axes: str,
+    workspace: Array | None = None,
 ) -> Launch:
     """Return the launch of a forward of one direction, writing `outputs`.
 
-    `shared_axes` are those of inputs S.*, `states_axes` those of a state with the axis n after every step.
+    `shared_axes` are those of inputs S.*, `states_axes` those of a state with the axis n after every step. `workspace` has the
+    bytes that `vector_workspace_bytes_of` asks for.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -52,6 +76,7 @@ def vector_forward_launch_of(
         "y": outputs.y.address,
         **row_strides(plan, call, "y", outputs.y),
         **named("final", names.states, outputs.final),
+        **({"workspace_bytes": address_or_null(workspace)} if part_bytes_of(plan) else {}),
         "batch": call.batch,
         "time": call.time,
     }
@@ -73,10 +98,13 @@ def vector_backward_launch_of(
     incoming: IncomingGradient,
     gradients: Gradients,
     checkpoints: Array,
+    part_ends: Array | None = None,
+    phase: int = 1,
 ) -> Launch:
     """Return the launch of a backward of one direction, writing `gradients`, whose `dshared` have parts in front.
 
-    `checkpoints` has as many values as `checkpoint_values_of` says.
+    `checkpoints` has as many values as `checkpoint_values_of` says, and `part_ends` as `part_values_of`. Where these are any,
+    there is a launch before, of `phase` 0, which writes them.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -90,6 +118,7 @@ def vector_backward_launch_of(
         **named("dparameter", names.vector_parameters, gradients.vectors or (None,) * len(names.vector_parameters)),
         "sums": address_or_null(gradients.sums),
         "checkpoints": checkpoints.address,
+        **({"part_ends": part_ends.address, "phase": phase} if part_ends is not None else {}),
         "batch": call.batch,
         "time": call.time,
     }
@@ -116,7 +145,8 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
 
 
 def _launch(plan: KernelPlan, names: ArrayNames, call: Call, values: dict[str, Any]) -> Launch:
-    return launch_in_grid(call.batch * plan.partition["blocks_per_sequence"], pack(signature(plan, names), values))
+    blocks = call.batch * plan.partition["blocks_per_sequence"] * plan.variables.get("time_parts", 1)
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
 
 
 def _shared_inputs(names: ArrayNames, call: Call, wanted: str, axes: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import pytest
 from support.cell_evaluation import built_in, source_of
 
 from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.lowering_vectors import lower_vectors, lower_vectors_backward
+from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward, lower_vectors, lower_vectors_backward
 from minrnn_gen.cell.stages import is_constant_input, is_gate, is_trivial, names_in, statements_of
 
 vector_cells = pytest.importorskip("support.vector_cells")
@@ -21,6 +22,14 @@ NAMES = (*vector_library_names(), *WRITTEN)
 
 def cell_named(name: str) -> Cell:
     return parse_cell(source_of(**WRITTEN[name])) if name in WRITTEN else built_in(name)
+
+
+def lowered_of(cell: Cell) -> LoweredVectors:
+    return lower_vectors(cell, classify(cell))
+
+
+def lowered_backward(cell: Cell) -> LoweredVectorsBackward:
+    return lower_vectors_backward(cell, classify(cell))
 
 
 def parts(expression: Any) -> Iterator[Any]:
@@ -41,7 +50,7 @@ def written_out(expression: Any, made: Mapping[str, Any]) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_both_parts_are_the_operations_of_the_whole(name: str) -> None:
     """In the same order, on the same operands: the bits are the same."""
-    lowered = lower_vectors(cell_named(name))
+    lowered = lowered_of(cell_named(name))
     expected = {statement.name: statement.expression for stage in lowered.step.steps for statement in statements_of(stage)}
     preparation, steps = lowered.prepared.preparation, lowered.prepared.steps
     first, rest = (
@@ -56,7 +65,7 @@ def test_both_parts_are_the_operations_of_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_part_reads_what_is_there(name: str) -> None:
     cell = cell_named(name)
-    forward, backward = lower_vectors(cell), lower_vectors_backward(cell)
+    forward, backward = lowered_of(cell), lowered_backward(cell)
     for prepared in (forward.prepared, backward.prepared):
         assert all(is_gate(name) or is_constant_input(name) for name in prepared.preparation.inputs)
         assert not any(is_gate(name) and name not in prepared.values for name in prepared.steps.inputs)
@@ -71,7 +80,7 @@ def test_each_part_reads_what_is_there(name: str) -> None:
 
 
 def test_a_step_back_reads_what_was_prepared_for_the_states() -> None:
-    backward = lower_vectors_backward(built_in("selective"))
+    backward = lowered_backward(built_in("selective"))
     made = {statement.name for stage in backward.backward.steps for statement in statements_of(stage)}
     assert len(backward.prepared.values) == 2 and not made & {*backward.prepared.values}
 
@@ -79,7 +88,7 @@ def test_a_step_back_reads_what_was_prepared_for_the_states() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_leaves_nothing_that_could_be_prepared(name: str) -> None:
     """But for signs and conditions: whatever it computes of its channel takes a state, a sum or an input S.*."""
-    prepared = lower_vectors(cell_named(name)).prepared
+    prepared = lowered_of(cell_named(name)).prepared
     known = {*prepared.values} | (prepared.steps.constant_names - prepared.steps.wide)
 
     assert not {*prepared.values} & prepared.steps.wide
@@ -93,7 +102,7 @@ def test_a_step_leaves_nothing_that_could_be_prepared(name: str) -> None:
 
 def test_a_selective_scan_prepares_four_values() -> None:
     """dt, dt * x, d * x and silu(z): a load of 16 bytes in fp32."""
-    prepared = lower_vectors(built_in("selective")).prepared
+    prepared = lowered_of(built_in("selective")).prepared
     (stage,) = prepared.preparation.steps
     assert len(prepared.values) == 4 and len(stage.narrow) == 4
     assert not any(is_gate(name) for name in prepared.values)

@@ -114,7 +114,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
         == bounded
         == {
             "ptx/mbarrier.cuh.j2",
-            "parts/tile_state.cuh.j2",
+            "parts/affine_packet.cuh.j2",
             "parts/grid_exchange.cuh.j2",
             "parts/large_batch_tile.cuh.j2",
         }

@@ -61,6 +61,7 @@ LARGE = (
 )
 # With n values per channel: (cell, precision, hidden_size, state_size, groups).
 VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("gated_linear", "fp16", 64, 40, 1))
+IN_PARTS = Strategy("in parts", {"time_parts": 4})
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -149,7 +150,9 @@ def cases() -> Iterator[Case]:
         yield replace(case, batch=batch)
     for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
         spec = {"model": cell, "hidden_size": channels, "state_size": n, "groups": groups, "precision": precision}
-        yield _case(f"vectors {layout} {cell} {precision} {channels} x {n}", spec | {"layout": layout}, specialization)
+        name = f"vectors {layout} {cell} {precision} {channels} x {n}"
+        yield _case(name, spec | {"layout": layout}, specialization)
+        yield _case(f"{name} in parts", spec | {"layout": layout}, specialization, IN_PARTS)
 
 
 def _case(name: str, spec: Mapping[str, Any], specialization: tuple[str, bool, bool], strategy: Strategy | None = None) -> Case:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.scan_strategies import Strategy, kernel_taking
 from support.uncompiled_kernels import nothing_compiled
 from support.vector_calls import VectorCall, in_float64, results_of
 
 import minrnn_gen
+from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.kernel import Kernel
@@ -35,13 +37,15 @@ def on_host(results: Any) -> dict[str, Any]:
     return {name: array.double().cpu().numpy() for name, array in results.items()}
 
 
-def kernels_of(name: str, **keys: Any) -> tuple[Kernel, Kernel]:
-    """Return a kernel, and the same in float64."""
+def kernels_of(name: str, strategy: Strategy | None = None, **keys: Any) -> tuple[Kernel, Kernel]:
+    """Return a kernel, of the strategy if one is given, and the same in float64."""
     spec = {"model": {"name": "written", **CELLS[name]} if name in CELLS else name, **keys}
     if "shared" not in CELLS[name] if name in CELLS else name == "s4d":
         spec.pop("groups", None)
     with nothing_compiled():
         exact = minrnn_gen.compile(spec | {"precision": "fp64"})
+    if strategy:
+        return kernel_taking(strategy, Store(cache_folder()), spec), exact
     return minrnn_gen.compile(spec), exact
 
 
@@ -65,8 +69,8 @@ def gradients_on_gpu(kernel: Kernel, arguments: dict[str, Any], results: Any) ->
     return {"y": y, **state}, flat
 
 
-def check(name: str, call: VectorCall, **keys: Any) -> None:
-    kernel, exact = kernels_of(name, **keys)
+def check(name: str, call: VectorCall, strategy: Strategy | None = None, **keys: Any) -> None:
+    kernel, exact = kernels_of(name, strategy, **keys)
     arguments = call.arguments(kernel.interface)
     if name == "delta rule":  # it is stable for keys of length one
         keys = arguments["shared"]["k"]
@@ -98,6 +102,18 @@ def test_every_state_size_and_direction(state_size: int, direction: str) -> None
 @pytest.mark.parametrize("time", [0, 1, 31, 1000, 1 << 14])
 def test_every_length(time: int) -> None:
     check("selective", VectorCall(1, time), hidden_size=64, state_size=16, precision="fp32")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("layout", "direction"), [("BTD", "forward"), ("BDT", "reverse"), ("TBD", "bidirectional")])
+@pytest.mark.parametrize("time_parts", [2, 32])
+@pytest.mark.parametrize("time", [5, 1000])
+def test_time_in_parts(time: int, time_parts: int, layout: str, direction: str, precision: str) -> None:
+    """Many more steps than parts, and fewer tiles than these."""
+    keys = {"layout": layout, "direction": direction, "precision": precision}
+    in_parts = Strategy("in parts", {"time_parts": time_parts})
+    call = VectorCall(3, time, has_resets=time > time_parts, has_lengths=True)
+    check("selective", call, in_parts, hidden_size=40, state_size=16, groups=2, **keys)
 
 
 @pytest.mark.parametrize("name", ["selective", "delta rule"])

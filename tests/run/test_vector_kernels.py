@@ -100,6 +100,37 @@ def test_gradients_and_results_are_those_of_the_cpu(name: str, way: int, data: A
     check(name, call, data.draw(st.booleans()), wanted, **keys)
 
 
+PARTS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
+    ({"groups": 2}, {"threads": 32, "lanes": 1, "tile_steps": 4, "time_parts": 4}),
+    ({"layout": "TBD", "direction": "reverse"}, {"threads": 32, "lanes": 8, "tile_steps": 4, "time_parts": 2}),
+    ({"layout": "BDT", "hidden_size": 40}, {"threads": 64, "lanes": 4, "tile_steps": 8, "time_parts": 8}),
+    ({"direction": "bidirectional", "precision": "bf16"}, {"threads": 64, "lanes": 2, "tile_steps": 4, "time_parts": 4}),
+)
+SCANS = ("selective", "scalar and vector states", "gated_linear", "s4d")
+
+
+# Every day each way meets one cell.
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [pytest.param(name, way, marks=() if name == SCANS[way] else FULL) for name in SCANS for way in range(len(PARTS))],
+)
+@settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_time_in_parts_gives_what_one_walk_does(name: str, way: int, data: Any) -> None:
+    """Of a scan, whether the tiles are fewer than the parts, as many or more, with sequences that end in any part."""
+    keys, wanted = PARTS[way]
+    tiles = data.draw(st.sampled_from((2 * wanted["time_parts"] + 1, wanted["time_parts"], 3, 1, 0)))
+    call = VectorCall(
+        rows=data.draw(st.integers(1, 3)),
+        time=max(0, tiles * wanted["tile_steps"] - data.draw(st.integers(0, 3))),
+        has_resets=data.draw(st.booleans()),
+        has_lengths=data.draw(st.booleans()),
+        has_state=data.draw(st.booleans()),
+        has_bias=data.draw(st.booleans()),
+    )
+    check(name, call, data.draw(st.booleans()), wanted, **keys)
+
+
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_packed_sequences_are_each_its_own(name: str) -> None:
     check(name, VectorCall(1, 21, has_resets=True, ends=(0, 4, 4, 13, 14, 21)), wanted={"tile_steps": 4}, groups=2)
@@ -152,10 +183,10 @@ def test_the_same_call_gives_the_same_bits() -> None:
             np.testing.assert_array_equal(values, other[label], label)
 
 
-@pytest.mark.parametrize("layout", ["BTD", "BDT"])
-def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "time_parts"), [("BTD", 1), ("BDT", 1), ("BTD", 2), ("BDT", 4)])
+def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, time_parts: int) -> None:
     """A NaN in a gate stays in its channel, and ends at a reset."""
-    kernel, _ = kernels_of("selective", (("lanes", 2), ("tile_steps", 4)), layout=layout)
+    kernel, _ = kernels_of("selective", (("lanes", 2), ("tile_steps", 4), ("time_parts", time_parts)), layout=layout)
     call = VectorCall(2, 12, has_resets=True)
     arguments = call.arguments(kernel.interface)
     arguments["resets"][:] = False

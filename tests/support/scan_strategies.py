@@ -98,7 +98,7 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
 
 def round_steps(plan: KernelPlan) -> int:
     """Return how many steps of a column are walked between two exchanges."""
-    return plan.tile_steps * plan.variables.get("cluster_blocks", 1)
+    return plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
 
 
 def telling_lengths(kernel: Kernel) -> tuple[int, ...]:
