@@ -70,8 +70,9 @@ def suffixes_of(entry: str) -> tuple[str, ...]:
 def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signature:
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
+    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1
     variant = Variant(
-        plan.layout, plan.specialization.resets, plan.specialization.states_out, plan.hands_states_on,
+        plan.layout, plan.specialization.resets, plan.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)

@@ -322,11 +322,6 @@ class KernelPlan:
         return range(self.variables["batch_tile"] // 2)
 
     @property
-    def hands_states_on(self) -> bool:
-        """Whether blocks hand states on through memory, because time is divided among any of them."""
-        return bool(self.variables.get("lookback")) or self.variables.get("time_parts", 1) > 1
-
-    @property
     def packets_per_tile(self) -> int:
         """Tile states of a tile in a look-back: one per state and channel of a column."""
         return self.problem.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
