@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Collection
 
 from minrnn_gen.api import builder_for, compile
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.language import parse_cell
+from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu import driver
 from minrnn_gen.kernel import Kernel
@@ -57,6 +62,42 @@ def _of_heads(recipe: str, ranks: int) -> str:
 def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
     """Return the recipe of a kernel that computes the share of another's heads that is each rank's."""
     return _of_heads(kernel.recipe, ranks)
+
+
+@functools.lru_cache
+def _with_products(recipe: str) -> str:
+    spec = spec_from(recipe)
+    source = cell_source_of(spec)
+    cell = parse_cell(source)
+    taken = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
+    names = {state: _free_name(f"product_{state}", taken) for state in cell.states}
+    lines = [f"{names[state]}[t] = ({equation_text(a)}) * {names[state]}[t-1]" for state, a in classify(cell).a]
+    # What no output reads is refused, and y is not looked at.
+    output = " + ".join((equation_text(cell.output), *(f"{name}[t]" for name in names.values())))
+    data = {
+        **source.document.data,
+        "output": output,
+        "equations": "\n".join((source.document.data["equations"], *lines)),
+        "gates": [*cell.gates],
+        "states": [*cell.states, *names.values()],
+    }
+    # Products have a sign in no logarithm, and nobody asks for their gradients.
+    said = {**json.loads(recipe), "model": data, "training": False, "scan_arithmetic": "linear"}
+    return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def recipe_with_products(kernel: Kernel) -> str:
+    """Return the recipe of a kernel that computes the forward of a scan and, as further states, products of coefficients.
+
+    Behind the cell's states come theirs, in the same order: each begins at 1, and a step multiplies it as it does the state.
+    """
+    return _with_products(kernel.recipe)
 
 
 @functools.lru_cache

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+import weakref
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
 from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.call.key import keyed
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction
+from minrnn_gen.run.replay import ByKey
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import Choice, cell_passes, choices, piece_seconds
-from minrnn_gen.torch.sequence_group.cuts import cuts_of
+from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -31,11 +34,49 @@ from minrnn_gen.torch.sequence_group.pipeline import Pipeline
 _RECIPE_CHARACTERS = 400
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """What follows from the form of a call alone: what all ranks agree on, the way, and along what a pipeline cuts."""
+
+    agreement: Agreement
+    choice: Choice
+    along: Along
+
+
+# By keys of calls with CUDA tensors, whose checks would keep a GPU waiting.
+_SETTLED: weakref.WeakKeyDictionary[Any, ByKey[_Settled]] = weakref.WeakKeyDictionary()
+
+
 def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
     """Return y of this rank's piece and the final states of whole sequences, and for `all_states` those of the piece's steps.
 
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for what does not fit.
     """
+    held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
+    if tensors[0].is_cuda:
+        asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
+        with torch.no_grad():
+            key = keyed(asked, [*tensors])
+    settled = None if key is None else held.get(key.key)
+    if settled is None:
+        settled = _settled(kernel, tensors, member, all_states)
+        if key is not None:
+            held.keep(key.key, settled)
+    check_global_sequences(tensors, settled.agreement)
+    if not kernel.interface.directions:
+        return _run_direction(kernel, tensors, member, settled, all_states)
+    directions = Directions(kernel.interface)
+    forward, reverse = (
+        _run_direction(
+            kernel_by(recipe_in_direction(kernel, name)), directions.part(tensors, place), member, settled, all_states
+        )
+        for place, name in enumerate(("forward", "reverse"))
+    )
+    return directions.together(forward, reverse, len(kernel.states))
+
+
+def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool) -> _Settled:
+    """Check a call and agree on it with the other ranks."""
     time, refusal = 0, None
     try:
         check_plain_call(kernel, tensors, is_global=True)
@@ -46,17 +87,11 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
     asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
     form = {} if refusal else {**form_of(kernel, tensors), **asked}
     agreement = agree(member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal)
-    check_global_sequences(tensors, agreement)
-    if not kernel.interface.directions:
-        return _run_direction(kernel, tensors, member, agreement, all_states)
-    directions = Directions(kernel.interface)
-    forward, reverse = (
-        _run_direction(
-            kernel_by(recipe_in_direction(kernel, name)), directions.part(tensors, place), member, agreement, all_states
-        )
-        for place, name in enumerate(("forward", "reverse"))
-    )
-    return directions.together(forward, reverse, len(kernel.states))
+    batch = tensors[0].shape[kernel.interface.x_axes.index("b")]
+    is_packed = tensors[CU_SEQLENS] is not None
+    choice = ways_of(kernel, batch, agreement.time, member, Piece.has_sequences(tensors), is_packed)[0]
+    along, _ = cuts_of(kernel, batch, is_packed, member.micro_batches)
+    return _Settled(agreement, choice, along)
 
 
 def ways_of(
@@ -91,15 +126,13 @@ def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
     return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}"
 
 
-def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, agreement: Agreement, all_states: bool) -> list[Any]:
-    time = agreement.times[member.rank]
-    local = with_local_sequences(tensors, agreement.begin(member.rank), time)
-    batch = tensors[0].shape[kernel.interface.x_axes.index("b")]
-    is_packed = tensors[CU_SEQLENS] is not None
-    choice = ways_of(kernel, batch, agreement.time, member, Piece.has_sequences(tensors), is_packed)[0]
+def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
+    agreement, choice = settled.agreement, settled.choice
+    local = with_local_sequences(tensors, agreement.begin(member.rank), agreement.times[member.rank])
     piece = Piece(kernel, member, all_states, agreement.records)
-    along, _ = cuts_of(kernel, batch, is_packed, member.micro_batches)
-    way = Pipeline(piece, along, choice.micro_batches) if choice.way == "pipeline" else Gathered(piece, choice.way == "correct")
+    way: Gathered | Pipeline = Gathered(piece, choice.way == "correct")
+    if choice.way == "pipeline":
+        way = Pipeline(piece, settled.along, choice.micro_batches)
     if not agreement.records:
         return list(way.forward((*local, None)))
     # A rank without a gradient of its own takes part in the backward of others.

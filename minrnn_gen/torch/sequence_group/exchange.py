@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,14 +38,20 @@ def _contributing(count: int) -> AbstractContextManager[None]:
     return _AROUND[-1](count)
 
 
-def all_gather(tensor: Any, member: Member) -> list[Any]:
-    """Return the tensors of all ranks, which have one shape, in the order of ranks."""
+def all_gather(tensor: Any, member: Member) -> Any:
+    """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
     own = _real(tensor)
-    gathered = [torch.empty_like(own) for _ in range(member.size)]
+    gathered = own.new_empty((member.size, *own.shape))
     if own.numel():
         with _contributing(own.nbytes):
-            dist.all_gather(gathered, own, group=member.process_group)
-    return [_as(tensor, values) for values in gathered]
+            dist.all_gather([*gathered.unbind()], own, group=member.process_group)
+    return _as(tensor, gathered)
+
+
+def all_gather_in_order(tensor: Any, member: Member, reverse: bool) -> list[Any]:
+    """Return the tensors of all ranks in the order in which a recurrence passes their pieces."""
+    gathered = [*all_gather(tensor, member).unbind()]
+    return gathered[::-1] if reverse else gathered
 
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
@@ -59,10 +65,13 @@ def broadcast(tensor: Any, source: int, member: Member) -> Any:
 
 def sum_in_order(tensor: Any, member: Member) -> Any:
     """Return the sum over the ranks, added in the order of ranks: the same bits on every rank and every time."""
-    first, *others = all_gather(tensor, member)
-    for values in others:
-        first = first + values
-    return first
+    return sum_all(all_gather(tensor, member))
+
+
+def sum_all(tensors: Sequence[Any]) -> Any:
+    """Return the sum of tensors, added in their order."""
+    first, *others = tensors
+    return sum(others, start=first)
 
 
 def sum_over_ranks(tensor: Any, member: Member) -> Any:

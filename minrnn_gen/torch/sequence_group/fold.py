@@ -1,11 +1,27 @@
-"""The fold of pieces into the state behind them, in one order."""
+"""The fold of pieces into the state behind them, and how much of a piece what enters it still counts in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from minrnn_gen.torch.sequence_group.exchange import all_gather
+from minrnn_gen.torch.sequence_group.group import Member
+
+RunPart = Callable[[int, int], tuple[Any, Any]]
+"""Corrects a part of a piece, of which it is given the begin, in the order of the recurrence, and the steps. Returns what of the
+state behind it is due to what entered the piece, and that state."""
+
+# The first part that is corrected: what gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes
+# as long as its launch. Of short pieces it is a share.
+_STEPS_FIRST, _STEPS_LEAST, _SHARE_FIRST = 1024, 32, 1 / 16
+# A part is run with and without what enters, and copied: beyond this share of a piece, running all of it again takes less.
+_SHARE_MOST = 3 / 8
+# Steps beyond those after which what enters is expected to be rounding: channels do not forget alike at all times.
+_MARGIN = 1.1
 
 
 def fold(pieces: Sequence[Any]) -> Any:
@@ -19,20 +35,60 @@ def fold(pieces: Sequence[Any]) -> Any:
     return state
 
 
-# The parts of a piece that are corrected before all of it is: where what enters still counts behind one, the next one is taken.
-# Together they cost less than a third of the piece.
-_SHARES = (1 / 16, 1 / 4)
-_STEPS_LEAST = 32
+def correct_pieces(run: RunPart | None, time: int, member: Member, reverse: bool, like: Any) -> list[bool]:
+    """Correct the begin of each rank's piece as far as what enters it counts; say of each, in order, whether that is enough.
+
+    `run` corrects this rank's piece of `time` steps; None where nothing enters it. `like`: a state. Where it is not enough
+    within a part of the piece, all of it has to run again. The host waits for the answers of all ranks, once where the first
+    part is enough for each of them.
+    """
+    steps = _first_steps(time)
+    due, state = run(0, steps) if run is not None and steps else (None, None)
+    is_enough = like.new_full((1,), run is None, dtype=torch.uint8) if due is None else _is_rounding(due, state)
+    enough = _of_all_pieces(is_enough, member, reverse)
+    if all(enough):
+        return enough
+    if run is not None and due is not None:
+        is_enough.fill_(_corrects_on(run, steps, due, state, time))
+    return _of_all_pieces(is_enough, member, reverse)
 
 
-def corrected_parts(time: int) -> Iterator[int]:
-    """Yield how many steps are corrected, more every time, but never more than half of `time`."""
-    for share in _SHARES:
-        steps = max(_STEPS_LEAST, int(time * share))
-        if 2 * steps <= time:
-            yield steps
+def _corrects_on(run: RunPart, begin: int, due: Any, state: Any, time: int) -> bool:
+    """Correct steps behind the first `begin` ones until what enters is rounding; return whether all need not run again."""
+    while not _is_rounding(due, state):
+        steps = _next_steps(begin, due, state, time)
+        if not steps:
+            return False
+        due, state = run(begin, steps)
+        begin += steps
+    return True
 
 
-def is_rounding(difference: Any, state: Any) -> bool:
-    """Say whether a difference is less than what rounding does to a state."""
-    return bool((difference.abs() <= torch.finfo(state.dtype).eps / 2 * state.abs()).all())
+def _of_all_pieces(answer: Any, member: Member, reverse: bool) -> list[bool]:
+    answers = all_gather(answer, member).flatten().tolist()
+    return [bool(value) for value in (answers[::-1] if reverse else answers)]
+
+
+def _is_rounding(difference: Any, state: Any) -> Any:
+    """Say, in an array of one byte, whether a difference is at most what rounding does to a state."""
+    bound = state.abs().mul_(torch.finfo(state.dtype).eps / 2)
+    return (difference.abs() <= bound).all().to(torch.uint8).reshape(1)
+
+
+def _first_steps(time: int) -> int:
+    steps = max(_STEPS_LEAST, min(_STEPS_FIRST, int(time * _SHARE_FIRST)))
+    return steps if steps <= time * _SHARE_MOST else 0
+
+
+def _next_steps(begin: int, due: Any, state: Any, time: int) -> int:
+    """Return the steps of the part behind the first `begin` ones, 0 for none.
+
+    What enters shrinks by about the same factor at each step, from the size of a state at the begin of the piece.
+    """
+    share = float(torch.where(due == 0, 0, due / state).abs().max())
+    rounding = torch.finfo(state.dtype).eps / 2
+    if not rounding < share < 1:
+        return 0
+    wanted = _MARGIN * begin * math.log(rounding / share) / math.log(share)
+    steps = _STEPS_LEAST * max(1, math.ceil(wanted / _STEPS_LEAST))
+    return steps if begin + steps <= time * _SHARE_MOST else 0

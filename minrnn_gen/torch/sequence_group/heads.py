@@ -136,7 +136,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Any, axis: int, member: Member, runs: int) -> Any:
         ctx.axis, ctx.member, ctx.runs = axis, member, runs
-        parts = all_gather(share, member)
+        parts = all_gather(share, member).unbind()
         if axis == -1:
             return torch.cat(parts, axis)
         # Both directions lie behind each other along the channels of y.

@@ -14,7 +14,7 @@ from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.recorded import Tensors
-from minrnn_gen.torch.sequence_group.exchange import broadcast, sum_in_order
+from minrnn_gen.torch.sequence_group.exchange import broadcast
 from minrnn_gen.torch.sequence_group.group import Member
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences
 
@@ -135,10 +135,10 @@ class Piece:
         return [state.clone() for state in broadcast(final if self.is_end else like, end, self.member)]
 
     def arriving(self, y: Any, gradients: Tensors, like: Any) -> tuple[Any, Any]:
-        """Return the gradients of y, and of the final states, which is the sum over the ranks."""
+        """Return the gradients of y, and of the final states, which are this rank's own."""
         dy, *dfinal = gradients
         own = torch.stack([torch.zeros_like(like[0]) if gradient is None else gradient for gradient in dfinal])
-        return torch.zeros_like(y) if dy is None else dy, sum_in_order(own, self.member)
+        return torch.zeros_like(y) if dy is None else dy, own
 
     def initial_gradients(self, initial: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the initial states, zero where they do not count, None where there are none."""

@@ -8,7 +8,7 @@ import torch
 
 from minrnn_gen.torch.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cuts import Along, Cut
-from minrnn_gen.torch.sequence_group.exchange import Neighbours
+from minrnn_gen.torch.sequence_group.exchange import Neighbours, sum_in_order
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 
@@ -61,7 +61,8 @@ class Pipeline:
         call, initial = piece.apart(tensors)
         cut = Cut.of(piece, call, self.along, self.count)
         y, *extra, entering = results
-        dy, dfinal = piece.arriving(y, gradients, piece.states_like(call))
+        dy, own = piece.arriving(y, gradients, piece.states_like(call))
+        dfinal = sum_in_order(own, piece.member)
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
         for place, span in enumerate(cut.spans):

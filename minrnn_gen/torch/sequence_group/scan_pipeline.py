@@ -18,6 +18,11 @@ from minrnn_gen.torch.sequence_group.group import Member
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
+def states_like(a: Any, axis: int) -> Any:
+    """Return an array for the states of a scan along `axis` of `a`, not filled."""
+    return a.new_empty((*a.shape[:axis], *a.shape[axis + 1 :]), dtype=_WIDER.get(a.dtype, a.dtype))
+
+
 def axis_of_groups(state_shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the axis of the states along which a pipeline cuts, and its size: the longest, of two as long the first."""
     return max(enumerate(state_shape), key=lambda axis: (axis[1], -axis[0]), default=(0, 1))
@@ -47,7 +52,7 @@ class PipelineOfScan:
     def forward(self, tensors: Tensors) -> Tensors:
         a, b, h0, _ = tensors
         position, neighbours = self.member.position(self.reverse), Neighbours(self.member, self.reverse)
-        like = self._states_like(a)
+        like = states_like(a, self.axis)
         parts: list[Any] = []
         ends: list[Any] = []
         entered: list[Any] = []
@@ -71,7 +76,7 @@ class PipelineOfScan:
         a, _, h0, _ = tensors
         y, entering = results
         dy, dfinal = gradients
-        dy, like = torch.zeros_like(y) if dy is None else dy, self._states_like(a)
+        dy, like = torch.zeros_like(y) if dy is None else dy, states_like(a, self.axis)
         position = self.member.position(self.reverse)
         dfinal = sum_in_order(torch.zeros_like(like) if dfinal is None else dfinal, self.member)
         neighbours = Neighbours(self.member, self.reverse, backward=True)
@@ -95,10 +100,6 @@ class PipelineOfScan:
     @property
     def _options(self) -> dict[str, Any]:
         return {"log_a": self.log_a, "reverse": self.reverse, "axis": self.axis}
-
-    def _states_like(self, a: Any) -> Any:
-        shape = (*a.shape[: self.axis], *a.shape[self.axis + 1 :])
-        return a.new_empty(shape, dtype=_WIDER.get(a.dtype, a.dtype))
 
     def _groups(self, like: Any) -> list[tuple[int, int]]:
         """Return where each group begins and how many it has, as even as can be."""

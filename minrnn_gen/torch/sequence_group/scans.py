@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ from minrnn_gen.torch.sequence_group.cost import (
     counts_up_to,
     piece_seconds,
 )
-from minrnn_gen.torch.sequence_group.exchange import all_gather, broadcast, sum_in_order
-from minrnn_gen.torch.sequence_group.fold import corrected_parts, fold, is_rounding
+from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, broadcast, sum_all, sum_in_order
+from minrnn_gen.torch.sequence_group.fold import RunPart, correct_pieces, fold
 from minrnn_gen.torch.sequence_group.group import Member, Way
-from minrnn_gen.torch.sequence_group.scan_pipeline import PipelineOfScan, axis_of_groups
+from minrnn_gen.torch.sequence_group.scan_pipeline import PipelineOfScan, axis_of_groups, states_like
 from minrnn_gen.torch.tensors import autocasts, check_tensor
 
 
@@ -90,7 +90,8 @@ class PieceOfScan:
     """A scan on this rank's piece; `corrects` only as far as coefficients count, and else all of it.
 
     Its tensors are a, b, h0, which counts at the first piece alone, and the anchor of its record. Results: y and the final
-    state of the whole; then what only the backward needs: the state that enters the piece, and the products of all pieces.
+    state of the whole; then what only the backward needs: the state that enters the piece, and the products of all pieces,
+    where they were taken.
     """
 
     member: Member
@@ -107,18 +108,25 @@ class PieceOfScan:
 
     def forward(self, tensors: Tensors) -> Tensors:
         a, b, h0, _ = tensors
-        position, size = self.member.position(self.reverse), self.member.size
-        entering = h0 if position == 0 else None
+        position, time = self.member.position(self.reverse), a.shape[self.axis]
+        entering = None if position else h0
         y, end = self._scan(a, b, entering)
-        product = self._product(a, end)
-        gathered = all_gather(torch.stack((product, end)), self.member)
-        in_order = [gathered[self.member.rank_at(place, self.reverse)] for place in range(size)]
+        ends = self._gathered(end)
+        enough, products = [False] * len(ends), None
         if position:
-            entering = fold(in_order[:position])
-            end = self._correct(a, b, y, entering, product, end)
-        last = self.member.rank_at(size - 1, self.reverse)
-        final = broadcast(end, last, self.member)
-        return (y, final, entering, torch.stack([products for products, _ in in_order]))
+            entering = ends[position - 1]
+        if self.corrects:
+            head = self._head(a, b, y, entering) if position else None
+            enough = correct_pieces(head, time, self.member, self.reverse, end)
+        if not all(enough[1:-1]):
+            products = self._products(a, end)
+            entering = fold([*zip(products, ends, strict=True)][:position]) if position else entering
+            enough = [False] * len(ends)
+        if position and not enough[position]:
+            y, end = self._scan(a, b, entering)
+        last = self.member.rank_at(self.member.size - 1, self.reverse)
+        final = ends[-1].clone() if enough[-1] else broadcast(end, last, self.member)
+        return (y, final, entering, None if products is None else torch.stack(products))
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
@@ -129,46 +137,77 @@ class PieceOfScan:
         dy, dfinal = gradients
         dy = torch.zeros_like(y) if dy is None else dy
         position, size = self.member.position(self.reverse), self.member.size
-        dfinal = sum_in_order(torch.zeros_like(products[0]) if dfinal is None else dfinal, self.member)
         is_end = position == size - 1
-        da, db, dinitial = run_scan_backward(a, y, dy, entering, dfinal if is_end else None, **self._options)
-        gathered = all_gather(dinitial, self.member)
-        if not is_end:
-            behind = [self.member.rank_at(place, self.reverse) for place in range(position + 1, size)]
-            dfinal = fold([(products[position + 1 + place].conj(), gathered[rank]) for place, rank in enumerate(behind)][::-1])
-            product = products[position].conj()
-            dinitial = self._correct_back((a, y, dy, entering), (da, db), dfinal, product, dinitial)
+        zeros = states_like(a, self.axis).zero_()
+        dfinal = zeros if dfinal is None else dfinal
+        run = partial(run_scan_backward, a, y, dy, entering, **self._options)
+        if self.corrects:
+            da, db, dinitial = run(dfinal=None)
+            of_pieces = self._gathered(torch.stack((dinitial, dfinal)))
+            dfinal = sum_all([own for _, own in of_pieces])
+            arriving = [*(own for own, _ in of_pieces[1:]), dfinal]
+            tail = self._tail((a, y, dy), (da, db), arriving[position])
+            enough = correct_pieces(tail, a.shape[self.axis], self.member, self.reverse, zeros)
+        else:
+            dfinal, enough = sum_in_order(dfinal, self.member), [False] * size
+        if not enough[-1]:
+            if is_end or not self.corrects:
+                da, db, dinitial = run(dfinal=dfinal if is_end else None)
+            arriving = [*self._gathered(dinitial)[1:], dfinal]
+        dstate = arriving[position]
+        if not all(enough[1:]):
+            products = self._products(a, zeros) if products is None else products
+            behind = range(position + 1, size)
+            folded = [(products[place].conj(), arriving[place - 1]) for place in reversed(behind)]
+            dstate = fold(folded) if folded else dstate
+            enough = [False] * (size - 1) + [True]
+        if not enough[position]:
+            da, db, dinitial = run(dfinal=dstate)
         if h0 is not None and position:
             dinitial = torch.zeros_like(h0)
         return (da, db, None if h0 is None else dinitial, None)
 
-    def _correct(self, a: Any, b: Any, y: Any, entering: Any, product: Any, end: Any) -> Any:
-        """Scan the head of the piece with the state that enters it, into y; return the end state of the piece."""
-        for steps in self._parts(a.shape[self.axis]):
-            head_a, head_b = (self._head(tensor, steps) for tensor in (a, b))
-            corrected, state = self._scan(head_a, head_b, entering)
-            self._head(y, steps).copy_(corrected)
-            if steps == a.shape[self.axis]:
-                return state
-            if is_rounding(self._product(head_a, end) * entering, state):
-                break
-        return fold(((None, entering), (product, end)))
+    def _head(self, a: Any, b: Any, y: Any, entering: Any) -> RunPart:
+        """Return what scans a part of the piece from its begin on with the state that enters it, into y."""
+        carried = [entering, torch.zeros_like(entering)]
 
-    def _correct_back(self, call: Tensors, gradients: Tensors, dfinal: Any, product: Any, dinitial: Any) -> Any:
-        """Run the backward of the piece's tail with the gradient of its end state; return that of the state that enters."""
-        a, y, dy, entering = call
+        def run(begin: int, steps: int) -> tuple[Any, Any]:
+            of_a, of_b, of_y = (self._part(tensor, begin, steps) for tensor in (a, b, y))
+            values, carried[0] = self._scan(of_a, of_b, carried[0])
+            of_y.copy_(values)
+            _, carried[1] = self._scan(of_a, of_b, carried[1])
+            return carried[0] - carried[1], carried[0]
+
+        return run
+
+    def _tail(self, call: Tensors, gradients: Tensors, dstate: Any) -> RunPart:
+        """Return what runs the backward of a part of the piece from its end on with the gradient of its end state."""
+        a, y, dy = call
         time = a.shape[self.axis]
-        for steps in self._parts(time):
-            tail_a, tail_y, tail_dy = (self._tail(tensor, steps) for tensor in (a, y, dy))
-            before = entering if steps == time else self._state_before(y, steps).to(dfinal.dtype)
-            *corrected, state = run_scan_backward(tail_a, tail_y, tail_dy, before, dfinal, **self._options)
-            for whole, part in zip(gradients, corrected, strict=True):
-                self._tail(whole, steps).copy_(part)
-            if steps == time:
-                return state
-            if is_rounding(self._product(tail_a, dfinal) * dfinal, state):
-                break
-        return fold(((None, dfinal), (product, dinitial)))
+        carried = [dstate, torch.zeros_like(dstate)]
+
+        def run(begin: int, steps: int) -> tuple[Any, Any]:
+            place = time - begin - steps
+            of_a, of_y, of_dy, *of_gradients = (self._part(tensor, place, steps) for tensor in (*call, *gradients))
+            before = self._part(y, place - 1, 1).squeeze(self.axis).to(dstate.dtype)
+            *values, carried[0] = run_scan_backward(of_a, of_y, of_dy, before, carried[0], **self._options)
+            for whole, part in zip(of_gradients, values, strict=True):
+                whole.copy_(part)
+            *_, carried[1] = run_scan_backward(of_a, of_y, of_dy, before, carried[1], **self._options)
+            return carried[0] - carried[1], carried[0]
+
+        return run
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """Return what all ranks have, in the order of the recurrence."""
+        return all_gather_in_order(own, self.member, self.reverse)
+
+    def _products(self, a: Any, like: Any) -> list[Any]:
+        """Return the products of the coefficients of all pieces; those of the first and of the last are in no fold."""
+        position, size = self.member.position(self.reverse), self.member.size
+        if size == 2:
+            return [like, like]
+        return self._gathered(self._product(a, like) if 0 < position < size - 1 else torch.zeros_like(like))
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -183,23 +222,9 @@ class PieceOfScan:
         product = a.sum(self.axis, dtype=wide).exp() if self.log_a else a.prod(self.axis, dtype=wide)
         return product.to(like.dtype)
 
-    def _parts(self, time: int) -> Iterator[int]:
-        """Yield how many steps are corrected, more every time, at last all of them."""
-        if self.corrects:
-            yield from corrected_parts(time)
-        yield time
-
-    def _head(self, tensor: Any, steps: int) -> Any:
-        begin = tensor.shape[self.axis] - steps if self.reverse else 0
-        return tensor.narrow(self.axis, begin, steps)
-
-    def _tail(self, tensor: Any, steps: int) -> Any:
-        begin = 0 if self.reverse else tensor.shape[self.axis] - steps
-        return tensor.narrow(self.axis, begin, steps)
-
-    def _state_before(self, y: Any, steps: int) -> Any:
-        """Return the state that enters the last steps."""
-        return y.select(self.axis, steps if self.reverse else y.shape[self.axis] - steps - 1)
+    def _part(self, tensor: Any, begin: int, steps: int) -> Any:
+        """Return some steps of an array, from `begin` on in the order of the recurrence."""
+        return tensor.narrow(self.axis, tensor.shape[self.axis] - begin - steps if self.reverse else begin, steps)
 
 
 def _check(tensors: Tensors, log_a: bool, reverse: bool, axis: int) -> None:
