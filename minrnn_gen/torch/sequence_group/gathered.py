@@ -39,10 +39,9 @@ class Gathered:
     def forward(self, tensors: Tensors) -> Tensors:
         piece, position = self.piece, self.piece.position
         call, initial = piece.apart(tensors)
-        entering = piece.entering(initial)
-        results = piece.forward(call, entering)
-        # While the kernel runs, the host prepares what comes behind it.
-        like = piece.states_like(call)
+        like, entering = piece.states_like(call), piece.entering(initial)
+        # Zeros, and not none: the backward, whose states are those that enter, is then one that is replayed.
+        results = piece.forward(call, torch.zeros_like(like) if position else entering)
         ends = self._gathered(self._final(results))
         final = [state.clone() for state in ends[-1]]
         enough, products = [False] * len(ends), None
@@ -74,19 +73,21 @@ class Gathered:
         call, initial = piece.apart(tensors)
         *outputs, entering, products = results
         like = piece.states_like(call)
-        dy, dfinal = piece.arriving(outputs[0], gradients, like)
-        zeros = torch.zeros_like(like)
+        dy, zeros = piece.gradient_of_y(outputs[0], gradients), torch.zeros_like(like)
         run = partial(piece.backward, call, entering, outputs, dy)
         corrects = self._corrects_part(call) and Tail.has_states(piece, outputs)
         if corrects:
+            # Before all else: the host prepares the rest while the kernel runs.
             local = run(zeros)
-            of_pieces = self._gathered(torch.stack((self._dinitial(call, local, zeros), dfinal)))
+            own_dfinal = piece.gradient_of_final(like, gradients)
+            of_pieces = self._gathered(torch.stack((self._dinitial(call, local, zeros), own_dfinal)))
             dfinal = sum_all([own for _, own in of_pieces])
             arriving = [*(dinitial for dinitial, _ in of_pieces[1:]), dfinal]
             tail = Tail(piece, call, (outputs, dy), local, arriving[position])
             enough = correct_pieces(tail, self._time(call), piece.member, piece.reverse, like)
         else:
-            dfinal, enough = sum_in_order(dfinal, piece.member), [False] * piece.member.size
+            dfinal = sum_in_order(piece.gradient_of_final(like, gradients), piece.member)
+            enough = [False] * piece.member.size
         if not enough[-1]:
             if piece.is_end or not corrects:
                 local = run(dfinal if piece.is_end else zeros)

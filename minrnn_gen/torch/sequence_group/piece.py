@@ -134,11 +134,16 @@ class Piece:
         end = self.member.rank_at(self.member.size - 1, self.reverse)
         return [state.clone() for state in broadcast(final if self.is_end else like, end, self.member)]
 
-    def arriving(self, y: Any, gradients: Tensors, like: Any) -> tuple[Any, Any]:
-        """Return the gradients of y, and of the final states, which are this rank's own."""
-        dy, *dfinal = gradients
-        own = torch.stack([torch.zeros_like(like[0]) if gradient is None else gradient for gradient in dfinal])
-        return torch.zeros_like(y) if dy is None else dy, own
+    @staticmethod
+    def gradient_of_y(y: Any, gradients: Tensors) -> Any:
+        """Return the gradient of y, zeros where it has none; `gradients` are those of what a call returns."""
+        return torch.zeros_like(y) if gradients[0] is None else gradients[0]
+
+    @staticmethod
+    def gradient_of_final(like: Any, gradients: Tensors) -> Any:
+        """Return this rank's own gradient of the final states, zeros where it has none."""
+        _, *of_states = gradients
+        return torch.stack([torch.zeros_like(like[0]) if gradient is None else gradient for gradient in of_states])
 
     def initial_gradients(self, initial: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the initial states, zero where they do not count, None where there are none."""

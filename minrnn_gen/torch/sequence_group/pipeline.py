@@ -61,8 +61,8 @@ class Pipeline:
         call, initial = piece.apart(tensors)
         cut = Cut.of(piece, call, self.along, self.count)
         y, *extra, entering = results
-        dy, own = piece.arriving(y, gradients, piece.states_like(call))
-        dfinal = sum_in_order(own, piece.member)
+        dy = piece.gradient_of_y(y, gradients)
+        dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call), gradients), piece.member)
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
         for place, span in enumerate(cut.spans):
