@@ -53,10 +53,11 @@ def predicted_text() -> str:
 
 
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
-    allowed = {**cost.cell_passes(ranks, False), "pipeline": cost.JOIN_PASSES_OF_SCAN}
+    allowed = {**cost.gathering_passes(ranks, False, cost.PRODUCT_PASSES_OF_CELL), "pipeline": cost.JOIN_PASSES_OF_SCAN}
     way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     if name.endswith("forgets"):
-        allowed["correct"] += cost.CORRECT_PASSES_OF_CELL_WORST - cost.CORRECT_PASSES_OF_CELL
+        # With more than two ranks the products of coefficients are taken then.
+        allowed["correct"] = cost.CORRECT_PASSES_WORST + allowed["summary"] - cost.SUMMARY_PASSES
     states = call.batch * call.width * _STATE_BYTES
     seconds = cost.piece_seconds(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, 0)
     ways = cost.choices(ranks, cost.counts_up_to(call.batch * call.width, None), seconds, states, allowed, None, None)
@@ -98,14 +99,19 @@ def constants_text() -> str:
         (f"{cost.NETWORK_BYTES_PER_SECOND / 1e9:g} GB/s", "bytes between nodes", "assumed: a quarter of 400 Gb/s for each GPU"),
         (f"{cost.GPUS_OF_A_NODE}", "GPUs of a node", "assumed: those that NVLink connects in an HGX board"),
         (
-            f"{cost.SUMMARY_PASSES_OF_CELL:g}, {cost.CORRECT_PASSES_OF_CELL:g}, {cost.CORRECT_PASSES_OF_CELL_WORST:g}",
+            f"{cost.SUMMARY_PASSES:g}, {cost.CORRECT_PASSES:g}, {cost.CORRECT_PASSES_WORST:g}",
             "passes of `summary`, of `correct` where gates forget, and where none does",
             "counted, from what is run again",
         ),
         (
             f"{cost.PRODUCT_PASSES_OF_CELL:g}",
-            "passes for the product of coefficients, with more than two ranks",
-            "counted: a backward moves twice what a forward does",
+            "passes for the products of coefficients, with more than two ranks, of a summary and where no gate forgets",
+            "counted: a forward with as many states again",
+        ),
+        (
+            f"{1e6 * cost.CORRECTION_SECONDS:g} us",
+            "a correction where gates forget",
+            "measured: what a call over two H200 took longer than its kernel",
         ),
         (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",

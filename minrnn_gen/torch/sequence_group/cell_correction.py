@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.torch.recorded import Tensors
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 

@@ -22,7 +22,7 @@ from minrnn_gen.torch import calls
 from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
-from minrnn_gen.torch.sequence_group.cost import Choice, cell_passes, choices, piece_seconds
+from minrnn_gen.torch.sequence_group.cost import PRODUCT_PASSES_OF_CELL, Choice, choices, gathering_passes, piece_seconds
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way
@@ -107,7 +107,7 @@ def ways_of(
     # y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
     allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense else 2 / words}
     if _folds(kernel) and spec.training:
-        allowed |= cell_passes(member.size, has_sequences)
+        allowed |= gathering_passes(member.size, has_sequences, PRODUCT_PASSES_OF_CELL)
     itemsize = calls.storage_dtype(kernel).itemsize
     piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
     seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)

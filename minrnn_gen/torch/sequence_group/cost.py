@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 from minrnn_gen.torch.sequence_group.group import Way
 
-# A cell's piece from zero and again with the states that enter it, by the kernels that there are.
-SUMMARY_PASSES_OF_CELL = 2.0
-# From zero, and twice a sixteenth, where gates forget; the worst, where none does, is 2.6.
-CORRECT_PASSES_OF_CELL = 1.2
-# The product of a cell's coefficients, of pieces that are neither first nor last: a backward, which moves twice what a forward
-# does (docs/kernels/scan.md).
-PRODUCT_PASSES_OF_CELL = 2.0
-# Of the raw scan: one that is read for its last state and once more for the product, and then the scan itself.
-SUMMARY_PASSES_OF_SCAN = 2.5
-# The scan from zero, the product of coefficients (one of three words), and the head again, short where coefficients forget.
-CORRECT_PASSES = 1.5
-# The worst of a correction, where no gate forgets: from zero, a sixteenth and a quarter twice each, and all of it.
-CORRECT_PASSES_OF_CELL_WORST = 2.6
+# From zero, and again with the states that enter.
+SUMMARY_PASSES = 2.0
+# From zero; what is corrected where gates forget are a few steps, whose time is that of `CORRECTION_SECONDS`.
+CORRECT_PASSES = 1.0
+# Where none forgets: three eighths of a piece with and without what enters, copied besides, and then all of it again.
+CORRECT_PASSES_WORST = 3.0
+# The products of coefficients, of pieces that are neither first nor last, where end states are folded: of a cell a forward with
+# as many states again, of the raw scan one of the three words that a pass moves.
+PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
+# A few steps with and without what enters, their comparison, and the answers of all ranks, for which the host waits: what a
+# call took longer than the kernel alone on an H200.
+CORRECTION_SECONDS = 200e-6
 # Of a pipeline with several groups: y of all of them is put together, a copy of one of three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
@@ -56,11 +55,13 @@ class Choice:
     passes: float
 
 
-def cell_passes(ranks: int, has_sequences: bool) -> dict[Way, float]:
-    """Return the passes of the ways that gather, of a cell; where sequences begin and end within pieces, all is run again."""
-    product = PRODUCT_PASSES_OF_CELL if ranks > 2 else 0.0
-    correct = SUMMARY_PASSES_OF_CELL if has_sequences else CORRECT_PASSES_OF_CELL
-    return {"correct": correct + product, "summary": SUMMARY_PASSES_OF_CELL + product}
+def gathering_passes(ranks: int, has_sequences: bool, product_passes: float) -> dict[Way, float]:
+    """Return the passes of the ways that gather; where sequences begin and end within pieces, all is run again.
+
+    `product_passes`: what the products of coefficients take.
+    """
+    summary = SUMMARY_PASSES + (product_passes if ranks > 2 else 0.0)
+    return {"correct": summary if has_sequences else CORRECT_PASSES, "summary": summary}
 
 
 def pipeline_passes(ranks: int, micro_batches: int) -> float:
@@ -118,7 +119,8 @@ def choices(
         if way not in (None, name):
             continue
         if name != "pipeline":
-            costed.append(Choice(name, 1, passes + gathers))
+            correction = CORRECTION_SECONDS / seconds if name == "correct" else 0.0
+            costed.append(Choice(name, 1, passes + gathers + correction))
             continue
         if micro_batches is not None:
             counts = (max(count for count in counts if count <= micro_batches),)

@@ -12,8 +12,8 @@ from minrnn_gen.torch.sequence_group.exchange import all_gather
 from minrnn_gen.torch.sequence_group.group import Member
 
 RunPart = Callable[[int, int], tuple[Any, Any]]
-"""Corrects a part of a piece, of which it is given the begin, in the order of the recurrence, and the steps. Returns what of the
-state behind it is due to what entered the piece, and that state."""
+"""Corrects a part of a piece: so many steps from a begin on, in the order of the recurrence. Returns what of the state behind it
+is due to what entered the piece, and that state."""
 
 # The first part that is corrected: what gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes
 # as long as its launch. Of short pieces it is a share.

@@ -104,7 +104,7 @@ class Gathered:
 
     @staticmethod
     def _dinitial(call: Sequence[Any], gradients: Sequence[Any], zeros: Any) -> Any:
-        """Return the gradients of the states that enter the piece; those of the first one, where there are none, reach nobody."""
+        """Return the gradients of the states that enter the piece; zeros where none enter the first one."""
         return zeros if gradients[-1] is None else torch.stack(tuple(gradients[len(call) :]))
 
     def _corrects_part(self, call: Sequence[Any]) -> bool:

@@ -17,11 +17,11 @@ from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
-    CORRECT_PASSES,
     JOIN_PASSES_OF_SCAN,
-    SUMMARY_PASSES_OF_SCAN,
+    PRODUCT_PASSES_OF_SCAN,
     choices,
     counts_up_to,
+    gathering_passes,
     piece_seconds,
 )
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, broadcast, sum_all, sum_in_order
@@ -64,9 +64,8 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     agreement = agree(member, device_of(a), form, time=time, records=records(tensors), refusal=refusal)
     state_shape = form.get("shape beside time", [])
     group_axis, groups = axis_of_groups(tuple(state_shape))
-    allowed: dict[Way, float] = {
-        "correct": CORRECT_PASSES, "summary": SUMMARY_PASSES_OF_SCAN, "pipeline": JOIN_PASSES_OF_SCAN,
-    }  # fmt: skip
+    allowed: dict[Way, float] = {"pipeline": JOIN_PASSES_OF_SCAN}
+    allowed |= gathering_passes(member.size, False, PRODUCT_PASSES_OF_SCAN)
     # All ranks choose by the same numbers: the mean piece, of three words a value.
     values = math.prod(state_shape) * agreement.time / member.size
     seconds = piece_seconds(3 * values * a.element_size(), 0)
@@ -182,8 +181,7 @@ class PieceOfScan:
 
     def _tail(self, call: Tensors, gradients: Tensors, dstate: Any) -> RunPart:
         """Return what runs the backward of a part of the piece from its end on with the gradient of its end state."""
-        a, y, dy = call
-        time = a.shape[self.axis]
+        y, time = call[1], call[0].shape[self.axis]
         carried = [dstate, torch.zeros_like(dstate)]
 
         def run(begin: int, steps: int) -> tuple[Any, Any]:
