@@ -12,7 +12,7 @@ from minrnn_gen.torch.sequence_group.exchange import all_gather
 from minrnn_gen.torch.sequence_group.group import Member
 
 RunPart = Callable[[int, int], tuple[Any, Any]]
-"""Corrects a part of a piece: so many steps from a begin on, in the order of the recurrence. Returns what of the state behind it
+"""Corrects a part of a piece, so many steps from a begin on in the order of the recurrence; returns what of the state behind it
 is due to what entered the piece, and that state."""
 
 # The first part that is corrected: what gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes
