@@ -44,6 +44,7 @@ API = {
         "recurrence",
         "scan",
         "replace",
+        "HeadGroup",
         "SequenceGroup",
         "sum_gradients",
         "export_operators",

@@ -27,7 +27,7 @@ try:
     from minrnn_gen.torch.replacement import replace
     from minrnn_gen.torch.selective_scan import SelectiveScan
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
-    from minrnn_gen.torch.sequence_group.group import SequenceGroup
+    from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise
@@ -42,6 +42,7 @@ __all__ = [
     "RNN",
     "SLSTM",
     "Elman",
+    "HeadGroup",
     "IndRNN",
     "MinGRU",
     "MinGRULog",

@@ -106,6 +106,10 @@ class LayerStack:
         """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
         ranks = Ranks.of(sequence_group, head_group)
         with ranks.refused_everywhere(input):
+            if ranks.heads is not None and not ranks.heads.gathers:
+                raise BadInput(
+                    "head_group has gathers=False, but a layer takes and returns all channels; leave it out, or call recurrence"
+                )
             return self._call_of(input, hx, sequences, ranks)
 
     def _call_of(

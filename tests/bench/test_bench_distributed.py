@@ -69,7 +69,13 @@ def test_every_way_has_the_results_of_one_rank(group: ranks.Ranks) -> None:
             assert row.bytes_contributed <= passes * 3 * values * 4 + 2048
     ways = {row.contender for row in first.rows if not row.problem.is_dense}
     assert ways == {ALONE, "summary", "correct", "pipeline", "chosen"}
-    assert {row.contender for row in first.rows if row.problem.is_dense} == {ALONE, "heads", "micro-batches", "chosen"}
+    assert {row.contender for row in first.rows if row.problem.is_dense} == {
+        ALONE,
+        "heads",
+        "own heads",
+        "micro-batches",
+        "chosen",
+    }
 
 
 def test_a_record_is_read_as_written_and_has_its_tables(tmp_path: Path) -> None:

@@ -184,6 +184,34 @@ def _cell(
     return result
 
 
+def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a recurrence and its backward on this rank's own heads, of which nothing is gathered."""
+    size = dist.get_world_size(group)
+    kernel = kernel_of(spec)
+    interface, width = kernel.interface, spec["hidden_size"] // size
+
+    def own(tensor: Any, axis: int) -> Any:
+        return tensor.narrow(axis, rank * width, width)
+
+    x = tensors["x"] if interface.input_size else own(tensors["x"], interface.x_axes.index("h"))
+    named = {"x": x, **{name: tensors[name] for name in ("R", "weight", "recurrent_bias") if name in tensors}}
+    named = {name: tensor.clone().requires_grad_() for name, tensor in named.items()}
+    state = {name: own(tensor, -1).clone().requires_grad_() for name, tensor in tensors["state"].items()}
+    asked = wing.HeadGroup(group, gathers=False)
+    y, final = wing.recurrence(kernel, **named, state=state, head_group=asked)
+    weights = own(tensors["weights of y"], spec.get("layout", "BTD").index("D"))
+    loss = (y * weights).sum()
+    for name, value in final.items():
+        loss = loss + (value * own(tensors["weights of state"][name].sum(0), -1)).sum()
+    loss.backward()
+    result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
+    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state}.items()}
+    others = {name: tensor for name, tensor in named.items() if name != "x"}
+    with pytest.raises(BadInput) as refused:
+        wing.recurrence(kernel, named["x"].detach().float(), **others, head_group=asked)
+    return {**result, "refusal": str(refused.value)}
+
+
 def full_runs(group: Any, rank: int, *, pieces: Sequence[int], **arguments: Any) -> tuple[int, int]:
     """Return how often the kernel runs over all steps of the piece, forward and backward, in a correction."""
     counted = [0, 0]
@@ -459,6 +487,7 @@ CASES = {
     "in_mesh": in_mesh,
     "cell": cell,
     "full_runs": full_runs,
+    "own_heads": own_heads,
     "scan": scan,
     "layers": layers,
     "refusal": refusal,

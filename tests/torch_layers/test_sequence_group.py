@@ -403,6 +403,45 @@ def test_heads_over_ranks_are_the_whole(group: ranks.Ranks, call: dict[str, Any]
             assert_like(values, expected, expected, 1e-12, name, scale=1.0)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": "lstm", "hidden_size": 8, "heads": 4, "precision": "fp64"},
+        {"model": "gru", "hidden_size": 8, "heads": 2, "precision": "fp64", "layout": "TBD"},
+        {"model": "lstm", "hidden_size": 8, "heads": 2, "precision": "fp64", "input_size": 3},
+        {"model": "min_gru", "hidden_size": 6, "precision": "fp64", "layout": "BDT"},
+    ],
+    ids=str,
+)
+def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.Ranks, spec: dict[str, Any]) -> None:
+    interface, generator = ranks.kernel_of(spec).interface, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, 5))}
+    tensors["state"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
+    if interface.recurrent_gates:
+        tensors["R"] = normal(*interface.R_shape)
+    if interface.input_size:
+        tensors["weight"] = normal(interface.weight_rows, interface.input_size)
+    tensors["weights of y"] = normal(*interface.y_shape(2, 5))
+    tensors["weights of state"] = {name: normal(3, *interface.state_shape(2)) for name in interface.states}
+    whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None)
+    parts = group.run(2, "own_heads", spec=spec, tensors=tensors)
+    y_axis, x_axis = spec.get("layout", "BTD").index("D"), interface.x_axes.find("h")
+    for name, expected in whole.items():
+        values = [part[name] for part in parts]
+        if name == "y" or (name == "dx" and not interface.input_size):
+            together = torch.cat(values, y_axis if name == "y" else x_axis)
+        elif name.startswith("final") or name[1:] in interface.states:
+            together = torch.cat(values, -1)
+        else:
+            together = values[0] if name == "dx" else sum(values)  # of weights each rank has its own share
+        assert_like(together, expected, expected, 1e-12, name, scale=1.0)
+    assert all("float32" in part["refusal"] for part in parts)
+
+
 def test_heads_that_no_ranks_divide_are_refused(group: ranks.Ranks) -> None:
     x = _x(2, 3, 3)
     messages = group.run(3, "refusal", calls=[{"x": x, "model": "lstm", "over_heads": True}] * 3)

@@ -23,7 +23,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.functional import recurrence
 from minrnn_gen.torch.sequence_group.cells import ways_of
 from minrnn_gen.torch.sequence_group.exchange import watched
-from minrnn_gen.torch.sequence_group.group import SequenceGroup, member_of
+from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup, member_of
 
 # Runs that are watched: events around every exchange disturb, so that they are no rounds.
 WATCHED_RUNS = 3
@@ -101,7 +101,7 @@ def rows_of(
     alone, expected = _alone(problem, kernel_pass, inputs, records)
     contenders = [_Contender(*alone)]
     for row, asked in _asked(problem, kernel_pass, kernel, host):
-        run = inputs.run_of(inputs.whole() if "head_group" in asked else inputs.piece(host.rank), asked, records)
+        run = inputs.run_of(inputs.of(asked), asked, records)
         errors = _errors(run(), expected, "head_group" in asked, host)
         share, contributed = _exchange(run, host)
         row = row.model_copy(update={"errors": errors, "exchange_share": share, "bytes_contributed": contributed})
@@ -118,6 +118,7 @@ def _asked(
     if problem.is_dense:
         row = DistributedRow(problem=problem, kernel_pass=kernel_pass, contender="heads", passes=1.0)
         yield row, {"head_group": host.group}
+        yield row.model_copy(update={"contender": "own heads"}), {"head_group": HeadGroup(host.group, gathers=False)}
         groups = [("micro-batches", SequenceGroup(host.group, "pipeline", MICRO_BATCHES))]
     else:
         groups = [(way, SequenceGroup(host.group, way)) for way in ("summary", "correct", "pipeline")]
@@ -180,6 +181,8 @@ def _errors(results: dict[str, Any], expected: dict[str, Any], is_whole: bool, h
         own = results[name]
         if steps and value.shape != own.shape:
             value = value.narrow(1, begin, steps)
+        if value.shape[-1] != own.shape[-1]:
+            value = value.chunk(host.size, -1)[host.rank]
         # Piece by piece: a difference in float32 of all would take twice the memory of the results.
         pairs = list(zip(own.flatten().split(1 << 26), value.flatten().split(1 << 26), strict=True))
         difference = max(float((here.float() - there.float()).abs().max()) for here, there in pairs)
@@ -283,6 +286,19 @@ class _Inputs:
                     target.narrow(1, *self.place(rank)).copy_(part)
             self._kept["whole"] = (x, dy)
         return self._kept["whole"]
+
+    def of(self, asked: dict[str, Any]) -> tuple[Any, Any]:
+        """Return x and dy as a call takes them on this rank: its piece, all of them, or those of its own heads."""
+        heads = asked.get("head_group")
+        if heads is None:
+            return self.piece(self.host.rank)
+        x, dy = self.whole()
+        if not isinstance(heads, HeadGroup):
+            return x, dy
+        if "own heads" not in self._kept:
+            x, dy = (array.chunk(self.host.size, -1)[self.host.rank].contiguous() for array in (x, dy))
+            self._kept["own heads"] = (x, dy)
+        return self._kept["own heads"]
 
     def forget(self) -> None:
         """Let go of all arrays that were drawn."""

@@ -36,14 +36,35 @@ class SequenceGroup:
 
 
 @dataclass(frozen=True)
+class HeadGroup:
+    """A process group over whose ranks heads are split, with what a rank has of the arrays that have heads.
+
+    group: a process group or a device mesh of one axis. gathers: whether every rank is given all heads of pre-activations and
+    states, and gets all of y. If not, these are of the rank's own heads alone, going in and coming out, and no array passes
+    between ranks but the gradient of an x that is projected. Equal on all ranks.
+    """
+
+    group: Any
+    gathers: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gathers, bool):
+            raise BadInput(f"gathers is {shown(self.gathers)}; True or False is expected")
+
+
+@dataclass(frozen=True)
 class Member:
-    """This rank in a group of `size` ranks. `process_group` is torch's; `way` and `micro_batches` are as asked for."""
+    """This rank in a group of `size` ranks. `process_group` is torch's, the others are as asked for.
+
+    `way` and `micro_batches` are those of a `SequenceGroup`, `gathers` that of a `HeadGroup`.
+    """
 
     process_group: Any
     rank: int
     size: int
-    way: Way | None
-    micro_batches: int | None
+    way: Way | None = None
+    micro_batches: int | None = None
+    gathers: bool = True
 
     def position(self, reverse: bool) -> int:
         """Return the place of this rank's piece in the order of the recurrence, which starts at 0."""
@@ -54,11 +75,18 @@ class Member:
         return self.size - 1 - position if reverse else position
 
 
-def member_of(value: Any, name: str = "sequence_group") -> Member:
-    """Return this rank's place in a group; raises BadInput for what is none, and on a rank outside of it."""
+def member_of(value: Any) -> Member:
+    """Return this rank's place in a group over which time is split; raises BadInput for what is none, and outside of it."""
     asked = value if isinstance(value, SequenceGroup) else SequenceGroup(value)
-    group = process_group_of(asked.group, name)
+    group = process_group_of(asked.group, "sequence_group")
     return Member(group, group.rank(), group.size(), asked.way, asked.micro_batches)
+
+
+def head_member_of(value: Any) -> Member:
+    """Return this rank's place in a group over which heads are split; raises BadInput as `member_of` does."""
+    asked = value if isinstance(value, HeadGroup) else HeadGroup(value)
+    group = process_group_of(asked.group, "head_group")
+    return Member(group, group.rank(), group.size(), gathers=asked.gathers)
 
 
 def process_group_of(value: Any, name: str) -> Any:
@@ -76,5 +104,5 @@ def process_group_of(value: Any, name: str) -> Any:
         return value.get_group()
     raise BadInput(
         f"{name} is a {type(value).__name__}; a process group of torch.distributed, a device mesh of one axis or a "
-        f"SequenceGroup is expected"
+        f"{'SequenceGroup' if name == 'sequence_group' else 'HeadGroup'} is expected"
     )

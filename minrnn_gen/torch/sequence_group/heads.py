@@ -23,31 +23,31 @@ Run = Callable[[Kernel, tuple[Any, ...]], Any]
 
 
 def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_global: bool) -> None:
-    """Agree on a call of which every rank has all arrays; raises BadInput on every rank for what does not fit.
+    """Agree on a call; raises BadInput on every rank for what does not fit.
 
     `is_global`: lengths and boundaries are those of a sequence group.
     """
     refusal, form = None, {}
     try:
-        check_plain_call(kernel, tensors, is_global)
         _check_divides(kernel, member.size)
-        form = {**form_of(kernel, tensors), "shape of x": [*tensors[0].shape]}
+        check_plain_call(kernel, tensors if member.gathers else _as_of_all_heads(kernel.interface, tensors, member), is_global)
+        form = {**form_of(kernel, tensors), "shape of x": [*tensors[0].shape], "gathers": member.gathers}
     except BadInput as refused:
         refusal = refused
     agree(member, device_of(tensors[0]), form, time=0, records=records(tensors), refusal=refusal)
 
 
 def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run) -> list[Any]:
-    """Return what `run` returns for a call of which every rank has all arrays, each rank computing its share of the heads.
+    """Return what `run` returns for a call, each rank computing its share of the heads.
 
-    Gradients of x and of initial states are whole on every rank; those of weights and vectors are the rank's own share, zero
-    elsewhere.
+    Where the group gathers, every rank has all arrays and gets all results, and gradients of x and of initial states are whole
+    on every rank. Those of weights and vectors are the rank's own share, zero elsewhere.
     """
     if member.size == 1:
         return list(run(kernel, tensors))
     share = _Share(kernel.interface, member)
     results = run(kernel_by(recipe_of_heads(kernel, member.size)), share.of(tensors))
-    return share.joined(results, len(kernel.states))
+    return share.joined(results, len(kernel.states)) if member.gathers else list(results)
 
 
 def _check_divides(kernel: Kernel, ranks: int) -> None:
@@ -55,6 +55,22 @@ def _check_divides(kernel: Kernel, ranks: int) -> None:
     count, what = (interface.heads, "heads") if interface.recurrent_gates else (interface.hidden_size, "channels")
     if count % ranks:
         raise BadInput(f"head_group has {ranks} ranks, but the kernel has {count} {what}; a divisor of {count} is expected")
+
+
+def _as_of_all_heads(interface: Interface, tensors: tuple[Any, ...], member: Member) -> tuple[Any, ...]:
+    """Return a call as if its pre-activations and states were of all heads, in no memory, to be checked."""
+
+    def widened(tensor: Any, axis: int) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not -tensor.dim() <= axis < tensor.dim():
+            return tensor
+        shape = [*tensor.shape]
+        shape[axis] *= member.size
+        return tensor.new_empty(()).expand(shape)
+
+    x, *others = tensors
+    begin = len(tensors) - len(interface.states) - 1
+    x = x if interface.input_size else widened(x, interface.x_axes.index("h"))
+    return (x, *others[:begin], *(widened(state, -1) for state in others[begin:]))
 
 
 class _Share:
@@ -72,8 +88,10 @@ class _Share:
         runs = len(interface.runs_reversed)
         sequences, vectors = others[: PARAMETERS_FROM - 5], others[PARAMETERS_FROM - 5 :]
         parameters, states = vectors[: len(interface.parameters)], vectors[len(interface.parameters) :]
-        x = _shared(x, self.member)
-        if not interface.input_size:
+        gathers = self.member.gathers
+        if gathers or interface.input_size:
+            x = _shared(x, self.member)
+        if gathers and not interface.input_size:
             x = self._channels(x, interface.x_axes.index("h"))
         if weight is not None:
             rows = weight.reshape(runs * len(interface.gates), interface.hidden_size, -1)
@@ -94,7 +112,7 @@ class _Share:
             recurrent_bias,
             *sequences,
             *(self._channels(vector, -1) for vector in parameters),
-            *(None if state is None else self._channels(_shared(state, self.member), -1) for state in states),
+            *(state if state is None or not gathers else self._channels(_shared(state, self.member), -1) for state in states),
         )
 
     def joined(self, results: Any, states: int) -> list[Any]:

@@ -12,7 +12,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.sequence_group.agreement import RefusedEverywhere, refuse
 from minrnn_gen.torch.sequence_group.cells import run_pieces
-from minrnn_gen.torch.sequence_group.group import Member, member_of
+from minrnn_gen.torch.sequence_group.group import Member, head_member_of, member_of
 from minrnn_gen.torch.sequence_group.heads import agree_on_heads, run_heads
 
 
@@ -28,7 +28,7 @@ class Ranks:
         """Return the places in groups, of which one may be None; raises BadInput for what is none."""
         return cls(
             None if sequence_group is None else member_of(sequence_group),
-            None if head_group is None else member_of(head_group, "head_group"),
+            None if head_group is None else head_member_of(head_group),
         )
 
     @contextlib.contextmanager
