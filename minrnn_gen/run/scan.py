@@ -51,8 +51,9 @@ class ScanRun:
         """Run a call of one direction."""
         rows = (part.x, outputs.y, *outputs.kept)
         kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
-        workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
-        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
+        resident = kernel.resident_blocks() if kernel.plan.is_cooperative else None
+        workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part, resident))
+        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace, resident))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""

@@ -1,0 +1,160 @@
+"""The search space of the scans that all blocks of a GPU make together (layouts BTD and TBD): few channels over a long time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
+
+# Registers besides what the tiles take: addresses, strides, loop state and loads under way, read off compiled kernels.
+REGISTERS_FIXED = 44
+# Aggregates of other blocks that a warp has under way while it reduces a tile.
+READS_AT_ONCE = 2
+SHARED_ALIGNMENT = 16
+INSTRUCTIONS_PER_TILE = 300.0
+CYCLES_PER_TILE = 1500.0
+CYCLES_PER_READ = 150.0
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    return {
+        "channels_per_lane": (1, 2, 4),
+        "time_warps": (4, 8, 16),
+        "steps_per_lane": (4, 8, 12, 16, 20, 24, 32),
+        "stages": (2, 3, 4),
+        "lag": (1, 2),
+    }
+
+
+def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -> int:
+    cell = problem.cell
+    states = len(cell.states)
+    of_tile = steps * (2 * states + cell.carried_count) + 2 * states
+    once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
+    return REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
+
+
+def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, steps: int, stages: int) -> int:
+    row_bytes = limits.WARP_LANES * channels_per_lane * problem.precision.storage_bytes
+    return time_warps * stages * problem.cell.read_count * steps * row_bytes
+
+
+def _exchange_bytes(problem: Problem, channels_per_lane: int, time_warps: int, lag: int) -> int:
+    """Bytes of the aggregates in shared memory: of each warp its own and what it gathered, of two tiles; of the block's tiles."""
+    lane_bytes = channels_per_lane * len(problem.cell.states) * 2 * problem.precision.arithmetic_bytes
+    return (4 * time_warps + lag + 1) * limits.WARP_LANES * lane_bytes
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
+    alignment_bytes = problem.specialization.alignment_bytes
+    of_stages = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
+    return (
+        Constraint(
+            "asynchronous_copies",
+            "tiles are copied while others are reduced and scanned, which takes cp.async",
+            ("stages",),
+            lambda _: 0 if can_copy_asynchronously(problem) else 1,
+            lambda _: 0,
+            "copies through registers",
+        ),
+        Constraint(
+            "vector_divides_channels",
+            "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
+            ("channels_per_lane",),
+            lambda channels_per_lane: hidden_size % channels_per_lane,
+            lambda _: 0,
+            "channels left over",
+        ),
+        Constraint(
+            "vector_width",
+            "a lane's vector of channels is moved by one load or store, and copied as a whole",
+            ("channels_per_lane",),
+            lambda channels_per_lane: channels_per_lane * storage_bytes,
+            lambda _: alignment_bytes,
+            "bytes",
+        ),
+        Constraint(
+            "whole_copies",
+            "a copy instruction moves a piece per lane, of whole rows of a segment",
+            ("channels_per_lane", "steps_per_lane"),
+            lambda channels_per_lane, steps: steps * channels_per_lane * storage_bytes % alignment_bytes,
+            lambda *_: 0,
+            "bytes left over",
+        ),
+        *limits.hardware_constraints(
+            problem.gpu,
+            Quantity(("time_warps",), lambda time_warps: time_warps * limits.WARP_LANES),
+            Quantity(("channels_per_lane", "steps_per_lane", "lag"), lambda *values: _registers(problem, *values)),
+            Quantity(
+                (*of_stages, "lag"),
+                lambda channels_per_lane, time_warps, steps, stages, lag: (
+                    _stages_bytes(problem, channels_per_lane, time_warps, steps, stages)
+                    + _exchange_bytes(problem, channels_per_lane, time_warps, lag)
+                ),
+            ),
+        ),
+        limits.unrolled_constraint(
+            problem, Quantity(("channels_per_lane", "steps_per_lane"), lambda channels, steps: channels * steps)
+        ),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]
+    steps, stages, lag = candidate["steps_per_lane"], candidate["stages"], candidate["lag"]
+    return limits.resident(
+        problem,
+        threads=time_warps * limits.WARP_LANES,
+        channels_per_block=limits.WARP_LANES * channels_per_lane,
+        registers_estimated=_registers(problem, channels_per_lane, steps, lag),
+        shared_map={
+            "stages": _stages_bytes(problem, channels_per_lane, time_warps, steps, stages),
+            "exchange": _exchange_bytes(problem, channels_per_lane, time_warps, lag),
+        },
+        tile_steps=time_warps * steps,
+        partition={"reads_at_once": READS_AT_ONCE},
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    block, gpu = resources(problem, candidate), problem.gpu
+    cycles_per_us = gpu.sm_clock_hz / 1e6
+    resident = gpu.sm_count * block.blocks_per_sm
+    columns = problem.batch * -(-problem.hidden_size // block.channels_per_block)
+    column_blocks = maximum(1, resident // columns)
+    blocks = minimum(columns * column_blocks, resident)
+    rounds = ceil(columns / blocks)
+    tiles = ceil(problem.time / block.tile_steps)
+    iterations = rounds * (ceil(tiles / column_blocks) + candidate["lag"])
+    elements = candidate["steps_per_lane"] * candidate["channels_per_lane"]
+    instructions = elements * gpu_rates.operations_per_element(problem) + INSTRUCTIONS_PER_TILE
+    warps = candidate["time_warps"] * block.blocks_per_sm
+    special = elements * limits.WARP_LANES * problem.cell.transcendental_count
+    reads = column_blocks / candidate["time_warps"]
+    chain = instructions * 2 * maximum(1.0, warps / gpu.partitions_per_sm) + CYCLES_PER_TILE + reads * CYCLES_PER_READ
+    workspace_bytes = columns * tiles * block.channels_per_block * 2 * problem.precision.arithmetic_bytes
+    return {
+        "memory": (problem.traffic_bytes + 2 * workspace_bytes) / gpu.bandwidth_bytes_per_s * 1e6,
+        "busiest_sm": problem.traffic_bytes / minimum(blocks, gpu.sm_count) / gpu_rates.SM_BYTES_PER_CYCLE / cycles_per_us,
+        "issue": iterations * warps * instructions / gpu.partitions_per_sm / cycles_per_us,
+        "transcendental": iterations * warps * special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
+        "chain": iterations * chain / cycles_per_us,
+        "launch": 2 * gpu_rates.launch_us(gpu),
+    }
+
+
+FORWARD = Family(
+    name="scan_forward_cooperative",
+    entry="scan_forward",
+    strategy="cooperative",
+    copies=True,
+    variables=variables,
+    constraints=constraints,
+    resources=resources,
+    predicted_us=predicted_us,
+)
