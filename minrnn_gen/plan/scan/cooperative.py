@@ -33,7 +33,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -> int:
     cell = problem.cell
     states = len(cell.states)
-    of_tile = steps * (2 * states + cell.carried_count) + 2 * states
+    of_tile = steps * (2 * states + cell.carried_count)
     once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
     return REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
 
@@ -44,9 +44,9 @@ def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, ste
 
 
 def _exchange_bytes(problem: Problem, channels_per_lane: int, time_warps: int, lag: int) -> int:
-    """Bytes of the aggregates in shared memory: of each warp its own and what it gathered, of two tiles; of the block's tiles."""
+    """Bytes of the aggregates in shared memory: of each warp those of its own segments, and what it gathered for two tiles."""
     lane_bytes = channels_per_lane * len(problem.cell.states) * 2 * problem.precision.arithmetic_bytes
-    return (4 * time_warps + lag + 1) * limits.WARP_LANES * lane_bytes
+    return (lag + 4) * time_warps * limits.WARP_LANES * lane_bytes
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
