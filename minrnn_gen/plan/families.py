@@ -18,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     time.FORWARD,
     time.BACKWARD,
     cooperative.FORWARD,
+    cooperative.BACKWARD,
     pointwise.SCAN,
     large_batch.FORWARD,
     large_batch.BACKWARD,
@@ -115,7 +116,7 @@ def _scan_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
         return (pointwise.SCAN,)
     if problem.kernel_pass == "backward":
-        return (time.BACKWARD if problem.layout == "BDT" else channels.BACKWARD,)
+        return (time.BACKWARD,) if problem.layout == "BDT" else (channels.BACKWARD, cooperative.BACKWARD)
     return (time.FORWARD,) if problem.layout == "BDT" else (channels.FORWARD, cooperative.FORWARD)
 
 

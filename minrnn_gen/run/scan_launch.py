@@ -39,9 +39,11 @@ def alignment_of_call(*arrays: Array) -> int:
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
-def parts_of(plan: KernelPlan, time: int) -> int:
+def parts_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
     """Return into how many parts a scan divides the time of a column, each with sums of its own."""
-    return _tiles(plan, time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
+    if plan.strategy == "cooperative":
+        return _column_blocks(plan, call, resident_blocks)
+    return _tiles(plan, call.time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
 
 
 def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:

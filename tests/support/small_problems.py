@@ -320,7 +320,7 @@ CHANNELS = {
     "stages": 2, "lookback": 0, "cluster_blocks": 1, "time_warps": 1,
 }  # fmt: skip
 # All blocks on the same stretch of time.
-COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 2}
+COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
@@ -414,20 +414,20 @@ FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "cooperative": (
-        ("blocks", GRU, COOPERATIVE, "long resets bare", FORWARD),
-        ("lag", GRU, COOPERATIVE | {"lag": 2, "stages": 3}, "long", FORWARD),
-        ("columns one after another", GRU | {"hidden_size": 296}, COOPERATIVE, "long", FORWARD),
-        ("fp64", GRU | FP64 | {"hidden_size": 20}, COOPERATIVE, "long", FORWARD),
-        ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, COOPERATIVE, "long mixed bare", FORWARD),
+        ("blocks", GRU, COOPERATIVE, "long resets bare", BOTH),
+        ("lag", GRU, COOPERATIVE | {"lag": 2, "stages": 4}, "long", BOTH),
+        ("columns one after another", GRU | {"hidden_size": 296}, COOPERATIVE, "long", BOTH),
+        ("fp64", GRU | FP64 | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
+        ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, COOPERATIVE, "long mixed bare", BOTH),
         ("log", GRU | LOG | {"hidden_size": 33}, COOPERATIVE | {"channels_per_lane": 1}, "long resets", FORWARD),
-        ("packed", GRU, COOPERATIVE, "packed", FORWARD),
+        ("packed", GRU, COOPERATIVE, "packed", BOTH),
         ("log sum", GRU | SUM, COOPERATIVE, "resets", FORWARD),
-        ("reverse", GRU | REVERSE | {"model": "min_lstm"}, COOPERATIVE, "resets", FORWARD),
-        ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, COOPERATIVE, "resets", FORWARD),
+        ("reverse", GRU | REVERSE | {"model": "min_lstm"}, COOPERATIVE, "resets", BOTH),
+        ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, COOPERATIVE, "resets", BOTH),
         ("bf16", GRU | BF16, COOPERATIVE, "all nan nan-resets", FORWARD),
         ("nan", GRU, COOPERATIVE, "nan nan-resets", FORWARD),
-        ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long", FORWARD),
-        ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", FORWARD),
+        ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
+        ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
     ),
     "channels": (

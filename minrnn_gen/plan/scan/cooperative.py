@@ -12,6 +12,9 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can
 
 # Registers besides what the tiles take: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 44
+# The backward has pointers to four arrays instead of two.
+BACKWARD_REGISTERS_FIXED = 60
+REGISTERS_PER_GATE_AND_CHANNEL = 3
 # Aggregates of other blocks that a warp has under way while it reduces a tile.
 READS_AT_ONCE = 2
 SHARED_ALIGNMENT = 16
@@ -33,6 +36,11 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -> int:
     cell = problem.cell
     states = len(cell.states)
+    if problem.kernel_pass == "backward":
+        # Coefficients are computed again for every row and pass; what stays are the sums and a few rows under way.
+        sums = len(cell.gates) + len(cell.parameters)
+        per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + states * (2 + 2 * READS_AT_ONCE)
+        return BACKWARD_REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * (per_channel + sums)
     of_tile = steps * (2 * states + cell.carried_count)
     once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
     return REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
@@ -85,6 +93,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda channels_per_lane, steps: steps * channels_per_lane * storage_bytes % alignment_bytes,
             lambda *_: 0,
             "bytes left over",
+        ),
+        Constraint(
+            "tiles_kept",
+            "a backward keeps the tile that it scans and those that it reduced since, and one more is copied",
+            ("stages", "lag"),
+            lambda _, lag: lag + 2 if problem.kernel_pass == "backward" else 1,
+            lambda stages, _: stages,
+            "stages",
         ),
         *limits.hardware_constraints(
             problem.gpu,
@@ -148,13 +164,18 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     }
 
 
-FORWARD = Family(
-    name="scan_forward_cooperative",
-    entry="scan_forward",
-    strategy="cooperative",
-    copies=True,
-    variables=variables,
-    constraints=constraints,
-    resources=resources,
-    predicted_us=predicted_us,
-)
+def _family(name: str, entry: str) -> Family:
+    return Family(
+        name=name,
+        entry=entry,
+        strategy="cooperative",
+        copies=True,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+FORWARD = _family("scan_forward_cooperative", entry="scan_forward")
+BACKWARD = _family("scan_backward_cooperative", entry="scan_backward")
