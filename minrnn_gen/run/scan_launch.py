@@ -55,7 +55,8 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
     if plan.strategy == "cooperative":
         if _column_blocks(plan, call, resident_blocks) == 1:
             return 0
-        return 2 * plan.arithmetic_bytes * _tile_rows(plan, call) * -(-plan.hidden_size // plan.channels_per_block) * plan.packets_per_tile
+        tiles = _tile_rows(plan, call) * -(-plan.hidden_size // plan.channels_per_block)
+        return 2 * plan.arithmetic_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)

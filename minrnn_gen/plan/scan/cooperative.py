@@ -12,20 +12,23 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can
 
 # Registers besides what the tiles take: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 44
-# The backward has pointers to four arrays instead of two.
-BACKWARD_REGISTERS_FIXED = 60
-REGISTERS_PER_GATE_AND_CHANNEL = 3
+# The backward has pointers to four arrays instead of two, and of its tiles a few rows under way.
+BACKWARD_REGISTERS_FIXED, BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL = 58, 10
 # Aggregates of other blocks that a warp has under way while it reduces a tile.
 READS_AT_ONCE = 2
-SHARED_ALIGNMENT = 16
-INSTRUCTIONS_PER_TILE = 300.0
-CYCLES_PER_TILE = 1500.0
-CYCLES_PER_READ = 150.0
+# What follows was fitted to 73 forwards and 79 backwards on an H200 (docs/lab-notes.md), each to its pass. Of one warp, and of
+# the warps that share a partition's scheduler with it less than in turn, by a power of their number.
+CYCLES_PER_OPERATION = 1.31
+WARPS_POWER = {"forward": 0.856, "backward": 0.664}
+CYCLES_PER_TILE = {"forward": 0.0, "backward": 1560.0}  # of a block: its copies, and the barrier
+CYCLES_PER_FOLD = {"forward": 24.4, "backward": 35.4}  # a warp's aggregate of one state read from shared memory and applied
+CYCLES_PER_READ = {"forward": 494.0, "backward": 348.0}  # a tile's aggregate waited for through L2 and composed
+CYCLES_OF_ENDS = {"forward": 18_600.0, "backward": 24_600.0}  # the first tile from an idle memory, and the last one scanned
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     return {
-        "channels_per_lane": (1, 2, 4),
+        "channels_per_lane": (1, 2),
         "time_warps": (4, 8, 16),
         "steps_per_lane": (4, 8, 12, 16, 20, 24, 32),
         "stages": (2, 3, 4),
@@ -37,10 +40,10 @@ def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -
     cell = problem.cell
     states = len(cell.states)
     if problem.kernel_pass == "backward":
-        # Coefficients are computed again for every row and pass; what stays are the sums and a few rows under way.
-        sums = len(cell.gates) + len(cell.parameters)
-        per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + states * (2 + 2 * READS_AT_ONCE)
-        return BACKWARD_REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * (per_channel + sums)
+        # Coefficients are computed again for every row and pass; what stays are the sums.
+        gates = (BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL + 1) * len(cell.gates)
+        per_channel = gates + 2 * len(cell.parameters) + states * (2 + 2 * READS_AT_ONCE)
+        return BACKWARD_REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * per_channel
     of_tile = steps * (2 * states + cell.carried_count)
     once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
     return REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
@@ -138,29 +141,38 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    block, gpu = resources(problem, candidate), problem.gpu
+    """Return the cost model's terms in microseconds.
+
+    `chain`: the tiles of a block one after the other, each with what its warps execute and wait for. `launch`: also that of
+    the workspace's ones. `fill_and_drain`: what does not overlap at both ends.
+    """
+    block, gpu, kernel_pass = resources(problem, candidate), problem.gpu, problem.kernel_pass
+    channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]
     cycles_per_us = gpu.sm_clock_hz / 1e6
     resident = gpu.sm_count * block.blocks_per_sm
     columns = problem.batch * -(-problem.hidden_size // block.channels_per_block)
-    column_blocks = maximum(1, resident // columns)
-    blocks = minimum(columns * column_blocks, resident)
-    rounds = ceil(columns / blocks)
     tiles = ceil(problem.time / block.tile_steps)
+    column_blocks = maximum(1, minimum(resident // columns, tiles))
+    rounds = ceil(columns * column_blocks / resident)
+    elements = candidate["steps_per_lane"] * channels_per_lane
+    of_warp = (
+        elements * gpu_rates.operations_per_element(problem) * CYCLES_PER_OPERATION
+        + time_warps * channels_per_lane * len(problem.cell.states) * CYCLES_PER_FOLD[kernel_pass]
+    )
+    warps_per_scheduler = maximum(1.0, time_warps * block.blocks_per_sm / gpu.partitions_per_sm)
+    of_tile = (
+        CYCLES_PER_TILE[kernel_pass]
+        + of_warp * warps_per_scheduler ** WARPS_POWER[kernel_pass]
+        + (column_blocks - 1) / time_warps * CYCLES_PER_READ[kernel_pass]
+    )
     iterations = rounds * (ceil(tiles / column_blocks) + candidate["lag"])
-    elements = candidate["steps_per_lane"] * candidate["channels_per_lane"]
-    instructions = elements * gpu_rates.operations_per_element(problem) + INSTRUCTIONS_PER_TILE
-    warps = candidate["time_warps"] * block.blocks_per_sm
-    special = elements * limits.WARP_LANES * problem.cell.transcendental_count
-    reads = column_blocks / candidate["time_warps"]
-    chain = instructions * 2 * maximum(1.0, warps / gpu.partitions_per_sm) + CYCLES_PER_TILE + reads * CYCLES_PER_READ
-    workspace_bytes = columns * tiles * block.channels_per_block * 2 * problem.precision.arithmetic_bytes
+    state_bytes = 2 * problem.precision.arithmetic_bytes * len(problem.cell.states)
+    workspace_us = columns * tiles * block.channels_per_block * state_bytes / gpu.bandwidth_bytes_per_s * 1e6
     return {
-        "memory": (problem.traffic_bytes + 2 * workspace_bytes) / gpu.bandwidth_bytes_per_s * 1e6,
-        "busiest_sm": problem.traffic_bytes / minimum(blocks, gpu.sm_count) / gpu_rates.SM_BYTES_PER_CYCLE / cycles_per_us,
-        "issue": iterations * warps * instructions / gpu.partitions_per_sm / cycles_per_us,
-        "transcendental": iterations * warps * special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": iterations * chain / cycles_per_us,
-        "launch": 2 * gpu_rates.launch_us(gpu),
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 + 2 * workspace_us,
+        "chain": iterations * of_tile / cycles_per_us,
+        "fill_and_drain": CYCLES_OF_ENDS[kernel_pass] / cycles_per_us,
+        "launch": 2 * gpu_rates.launch_us(gpu) + workspace_us,
     }
 
 
