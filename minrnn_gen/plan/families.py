@@ -70,7 +70,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
-    """Return the solutions of families of which each may be the fastest, the best first; raises Infeasible where none serves."""
+    """Return the solutions of families of which any may be the fastest, the best first; raises Infeasible where there is none."""
     solved: list[Solution] = []
     refusals: list[Infeasible] = []
     for family in families:

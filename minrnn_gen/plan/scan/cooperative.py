@@ -16,17 +16,17 @@ REGISTERS_FIXED = 44
 BACKWARD_REGISTERS_FIXED, BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL = 58, 10
 # Aggregates of other blocks that a warp has under way while it reduces a tile.
 READS_AT_ONCE = 2
-# What follows was fitted to 73 forwards and 79 backwards on an H200 (docs/lab-notes.md), each to its pass. Of one warp, and of
-# the warps that share a partition's scheduler with it less than in turn, by a power of their number.
-CYCLES_PER_OPERATION = 1.31
-WARPS_POWER = {"forward": 0.856, "backward": 0.664}
-CYCLES_PER_TILE = {"forward": 0.0, "backward": 1560.0}  # of a block: its copies, and the barrier
-CYCLES_PER_FOLD = {"forward": 24.4, "backward": 35.4}  # a warp's aggregate of one state read from shared memory and applied
-CYCLES_PER_READ = {"forward": 494.0, "backward": 348.0}  # a tile's aggregate waited for through L2 and composed
-CYCLES_OF_ENDS = {"forward": 18_600.0, "backward": 24_600.0}  # the first tile from an idle memory, and the last one scanned
+# What follows was fitted to 122 forwards and 118 backwards on an H200 (docs/lab-notes.md), each to its pass. Warps that share a
+# partition's scheduler take less than one after the other, by a power of their number.
+CYCLES_PER_OPERATION = {"forward": 1.43, "backward": 1.35}
+WARPS_POWER = {"forward": 0.786, "backward": 0.574}
+CYCLES_PER_TILE = {"forward": 82.0, "backward": 1480.0}  # of a block: its copies, and the barrier
+CYCLES_PER_FOLD = {"forward": 26.1, "backward": 44.4}  # a warp's aggregate of one state read from shared memory and applied
+CYCLES_PER_READ = {"forward": 409.0, "backward": 343.0}  # a tile's aggregate waited for through L2 and composed
+CYCLES_OF_ENDS = {"forward": 18_500.0, "backward": 25_500.0}  # the first tile from an idle memory, and the last one scanned
 
 
-def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
     return {
         "channels_per_lane": (1, 2),
         "time_warps": (4, 8, 16),
@@ -156,7 +156,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     rounds = ceil(columns * column_blocks / resident)
     elements = candidate["steps_per_lane"] * channels_per_lane
     of_warp = (
-        elements * gpu_rates.operations_per_element(problem) * CYCLES_PER_OPERATION
+        elements * gpu_rates.operations_per_element(problem) * CYCLES_PER_OPERATION[kernel_pass]
         + time_warps * channels_per_lane * len(problem.cell.states) * CYCLES_PER_FOLD[kernel_pass]
     )
     warps_per_scheduler = maximum(1.0, time_warps * block.blocks_per_sm / gpu.partitions_per_sm)
@@ -171,7 +171,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     return {
         "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 + 2 * workspace_us,
         "chain": iterations * of_tile / cycles_per_us,
-        "fill_and_drain": CYCLES_OF_ENDS[kernel_pass] / cycles_per_us,
+        "fill_and_drain": rounds * CYCLES_OF_ENDS[kernel_pass] / cycles_per_us,
         "launch": 2 * gpu_rates.launch_us(gpu) + workspace_us,
     }
 
