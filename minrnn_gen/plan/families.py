@@ -10,7 +10,7 @@ from minrnn_gen.plan import diagonal, pointwise, vectors
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, cooperative, time
-from minrnn_gen.plan.solver import Family, Solution, solve
+from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
 
 FAMILIES: tuple[Family, ...] = (
     channels.FORWARD,
@@ -70,7 +70,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
-    """Return the solutions of families of which any may be the fastest, the best first; raises Infeasible where there is none."""
+    """Return the solutions of families any of which may be the fastest, the best first; raises Infeasible without any."""
     solved: list[Solution] = []
     refusals: list[Infeasible] = []
     for family in families:
@@ -115,9 +115,12 @@ def _refusal(problem: Problem) -> str:
 def _scan_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
         return (pointwise.SCAN,)
-    if problem.kernel_pass == "backward":
-        return (time.BACKWARD,) if problem.layout == "BDT" else (channels.BACKWARD, cooperative.BACKWARD)
-    return (time.FORWARD,) if problem.layout == "BDT" else (channels.FORWARD, cooperative.FORWARD)
+    backward = problem.kernel_pass == "backward"
+    if problem.layout == "BDT":
+        return (time.BACKWARD if backward else time.FORWARD,)
+    by_columns, by_time = (channels.BACKWARD, cooperative.BACKWARD) if backward else (channels.FORWARD, cooperative.FORWARD)
+    # Tiles are copied while others are reduced and scanned.
+    return (by_columns, by_time) if can_copy_asynchronously(problem) else (by_columns,)
 
 
 def _diagonal_family(problem: Problem) -> Family:

@@ -416,7 +416,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "cooperative": (
         ("blocks", GRU, COOPERATIVE, "long resets bare", BOTH),
         ("lag", GRU, COOPERATIVE | {"lag": 2, "stages": 4}, "long", BOTH),
-        ("columns one after another", GRU | {"hidden_size": 296}, COOPERATIVE, "long", BOTH),
+        ("columns one after another", GRU | {"hidden_size": 488}, COOPERATIVE, "long whole", BOTH),
         ("fp64", GRU | FP64 | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
         ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, COOPERATIVE, "long mixed bare", BOTH),
         ("log", GRU | LOG | {"hidden_size": 33}, COOPERATIVE | {"channels_per_lane": 1}, "long resets", FORWARD),
@@ -426,7 +426,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, COOPERATIVE, "resets", BOTH),
         ("bf16", GRU | BF16, COOPERATIVE, "all nan nan-resets", FORWARD),
         ("nan", GRU, COOPERATIVE, "nan nan-resets", FORWARD),
-        ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
+        ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long resets", BOTH),
         ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
     ),

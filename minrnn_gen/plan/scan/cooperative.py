@@ -8,7 +8,7 @@ from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 # Registers besides what the tiles take: addresses, strides, loop state and loads under way, read off compiled kernels.
 REGISTERS_FIXED = 44
@@ -65,14 +65,6 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     alignment_bytes = problem.specialization.alignment_bytes
     of_stages = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
     return (
-        Constraint(
-            "asynchronous_copies",
-            "tiles are copied while others are reduced and scanned, which takes cp.async",
-            ("stages",),
-            lambda _: 0 if can_copy_asynchronously(problem) else 1,
-            lambda _: 0,
-            "copies through registers",
-        ),
         Constraint(
             "vector_divides_channels",
             "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
