@@ -72,9 +72,15 @@ class ExportedKernel:
         return int(bool(self.plan.variables.get("lookback")))
 
     @property
+    def is_cooperative(self) -> int:
+        """Whether all blocks of a launch have to be resident."""
+        return int(self.plan.is_cooperative)
+
+    @property
     def tile_state_bytes(self) -> int:
-        """Bytes of a tile's state in a look-back's workspace."""
-        return 2 * self.plan.arithmetic_bytes * self.plan.packets_per_tile if self.lookback else 0
+        """Bytes of a tile's state in the workspace of a look-back, or of a scan all of whose blocks are resident."""
+        hands_on = self.lookback or self.plan.strategy == "cooperative"
+        return 2 * self.plan.arithmetic_bytes * self.plan.packets_per_tile if hands_on else 0
 
     @property
     def alignment(self) -> int:

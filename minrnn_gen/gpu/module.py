@@ -105,5 +105,5 @@ def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKerne
         plan.arch,
         plan.shared_bytes,
         variables.get("cluster_blocks", 1),
-        is_cooperative=plan.group_exchange_bytes > 0,
+        is_cooperative=plan.is_cooperative,
     )

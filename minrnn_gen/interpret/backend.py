@@ -34,6 +34,8 @@ GAP_BYTES = 256
 POISON = 0xFF
 # Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2
+# Blocks of a scan that are all resident: several of a column where there are few, and others that begin a column anew.
+COOPERATIVE_BLOCKS = 6
 # The bits of a float32 that tf32 does not have, and half of the last that it has.
 TF32_IGNORED, TF32_HALF_UNIT = 0x1FFF, 0x1000
 # Seeds of launches from one seed of a kernel to the next.
@@ -262,7 +264,7 @@ class WatchedKernel:
 
     def resident_blocks(self) -> int:
         """Return how many blocks are launched at once where they wait for each other."""
-        return GROUPS_AT_ONCE * self.plan.grid_blocks
+        return COOPERATIVE_BLOCKS if self.plan.strategy == "cooperative" else GROUPS_AT_ONCE * self.plan.grid_blocks
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -60,7 +60,7 @@ class EmulatedKernel:
                 blocks,
                 self.plan.threads,
                 variables.get("cluster_blocks", 1),
-                self.plan.group_exchange_bytes > 0,
+                self.plan.is_cooperative,
                 self.plan.shared_bytes,
                 words,
                 seed,

@@ -9,14 +9,16 @@ from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import diagonal, pointwise, vectors
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import channels, time
-from minrnn_gen.plan.solver import Family, Solution, solve
+from minrnn_gen.plan.scan import channels, cooperative, time
+from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
 
 FAMILIES: tuple[Family, ...] = (
     channels.FORWARD,
     channels.BACKWARD,
     time.FORWARD,
     time.BACKWARD,
+    cooperative.FORWARD,
+    cooperative.BACKWARD,
     pointwise.SCAN,
     large_batch.FORWARD,
     large_batch.BACKWARD,
@@ -39,6 +41,9 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
     The one for any size says why the others were passed over.
     """
+    if problem.family == "scan":
+        yield from _ranked(problem, families_of(problem))
+        return
     *preferred, last = families_of(problem)
     passed_over = _refusal(problem)
     at_last = solve(problem, last)
@@ -64,13 +69,27 @@ def solutions(problem: Problem) -> Iterator[Solution]:
     yield replace(at_last, passed_over="no candidate kept its promise when it was compiled")
 
 
+def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
+    """Return the solutions of families any of which may be the fastest, the best first; raises Infeasible without any."""
+    solved: list[Solution] = []
+    refusals: list[Infeasible] = []
+    for family in families:
+        try:
+            solved.append(solve(problem, family))
+        except Infeasible as why:
+            refusals.append(why)
+    if not solved:
+        raise refusals[0]
+    return sorted(solved, key=lambda solution: solution.plan().predicted_total_us)
+
+
 def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.state_size:
         return ({"forward": vectors.FORWARD, "backward": vectors.BACKWARD, "step": vectors.STEP}[problem.kernel_pass],)
     match problem.cell.kind:
         case "affine-diagonal":
-            return (_scan_family(problem),)
+            return _scan_families(problem)
         case "diagonal":
             return (_diagonal_family(problem),)
         case "dense":
@@ -93,12 +112,15 @@ def _refusal(problem: Problem) -> str:
     return persistent.refusal(problem) if is_over_time else ""
 
 
-def _scan_family(problem: Problem) -> Family:
+def _scan_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
-        return pointwise.SCAN
-    if problem.kernel_pass == "backward":
-        return time.BACKWARD if problem.layout == "BDT" else channels.BACKWARD
-    return time.FORWARD if problem.layout == "BDT" else channels.FORWARD
+        return (pointwise.SCAN,)
+    backward = problem.kernel_pass == "backward"
+    if problem.layout == "BDT":
+        return (time.BACKWARD if backward else time.FORWARD,)
+    by_columns, by_time = (channels.BACKWARD, cooperative.BACKWARD) if backward else (channels.FORWARD, cooperative.FORWARD)
+    # Tiles are copied while others are reduced and scanned.
+    return (by_columns, by_time) if can_copy_asynchronously(problem) else (by_columns,)
 
 
 def _diagonal_family(problem: Problem) -> Family:

@@ -26,7 +26,7 @@ FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
 # channels, time: a scan with lanes along that axis. serial: a thread takes all steps of its channels. elementwise: a thread
 # takes one step of a channel. persistent: all steps of a dense cell in one launch, with R on the chip. decode: one step of it,
 # with R read once. stepwise: a pointwise kernel for each step, between products by cuBLAS.
-Strategy = Literal["channels", "time", "serial", "elementwise", "persistent", "decode", "stepwise"]
+Strategy = Literal["channels", "time", "cooperative", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
 Value = TypeVar("Value")
 _Readers = Mapping[str, Callable[[Any], Any]]
@@ -292,6 +292,11 @@ class KernelPlan:
     def is_persistent(self) -> bool:
         """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
         return self.strategy == "persistent"
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether blocks wait for others whatever their order, so that all of a launch have to be resident."""
+        return self.strategy == "cooperative" or self.group_exchange_bytes > 0
 
     @property
     def grid_blocks(self) -> int:

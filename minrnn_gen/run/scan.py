@@ -51,8 +51,9 @@ class ScanRun:
         """Run a call of one direction."""
         rows = (part.x, outputs.y, *outputs.kept)
         kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
-        workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part))
-        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace))
+        resident = resident_blocks_of(kernel)
+        workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part, resident))
+        kernel.launch(forward_launch_of(kernel.plan, self.names, part, outputs, workspace, resident))
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
@@ -65,15 +66,15 @@ class ScanRun:
         runs = list(self._runs_back(recorder, forward, incoming, gradients)) if call.batch else []
         sums = None
         if call.bias is not None or call.parameters:
-            parts = {parts_of(run.kernel.plan, call.time) for run in runs} or {1}
+            parts = {parts_of(run.kernel.plan, run.call, run.resident_blocks) for run in runs} or {1}
             shape = (len(interface.runs_reversed), max(parts), interface.summed_count, call.batch, interface.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             sums = recorder.new_array(shape, interface.precision.arithmetic_dtype, fill=0 if len(parts) > 1 else None)
         written = Gradients(gradients.dx, gradients.dinitial, sums)
         for index, run in enumerate(runs):
             plan, part = run.kernel.plan, gradients_of_run(interface, forward.projected.x_axes, written, index)
-            workspace = recorder.workspace(workspace_bytes_of(plan, run.call))
-            arrays = (run.call, run.read_states, run.incoming, part, workspace)
+            workspace = recorder.workspace(workspace_bytes_of(plan, run.call, run.resident_blocks))
+            arrays = (run.call, run.read_states, run.incoming, part, workspace, run.resident_blocks)
             run.kernel.launch(backward_launch_of(plan, self.names_backward, *arrays))
         return WideGradients(sums)
 
@@ -87,17 +88,27 @@ class ScanRun:
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
             dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
             kernel = choose(recorder, "backward", part, "none", part.x, arriving.dy, dx, *states_of_run)
-            yield _RunBack(part, states_of_run, arriving, recorder.load(kernel))
+            loaded = recorder.load(kernel)
+            yield _RunBack(part, states_of_run, arriving, loaded, resident_blocks_of(loaded))
 
 
 @dataclass(frozen=True, slots=True)
 class _RunBack:
-    """One run of a backward: its part of the call, of the states that are read and of what arrives, and the kernel for it."""
+    """One run of a backward: its part of the call, of the states that are read and of what arrives, and the kernel for it.
+
+    `resident_blocks` is of a kernel whose blocks wait for each other.
+    """
 
     call: Call
     read_states: tuple[Array, ...]
     incoming: IncomingGradient
     kernel: Launchable
+    resident_blocks: int | None
+
+
+def resident_blocks_of(kernel: Launchable) -> int | None:
+    """Return how many blocks of a kernel whose blocks wait for each other the device holds at once; None of others."""
+    return kernel.resident_blocks() if kernel.plan.is_cooperative else None
 
 
 def sizes_of(call: Call) -> Sizes:

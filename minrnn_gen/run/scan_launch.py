@@ -39,16 +39,24 @@ def alignment_of_call(*arrays: Array) -> int:
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
-def parts_of(plan: KernelPlan, time: int) -> int:
+def parts_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
     """Return into how many parts a scan divides the time of a column, each with sums of its own."""
-    return _tiles(plan, time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
+    if plan.strategy == "cooperative":
+        return _column_blocks(plan, call, resident_blocks)
+    return _tiles(plan, call.time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
 
 
-def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
+def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
     """Return the bytes, all ones before the launch, through which blocks hand states on; 0 where none do.
 
-    A head with the counter of tiles taken, then a composition for each tile and each group of tiles.
+    A head with the counter of tiles taken, then a composition for each tile and each group of tiles; of blocks that are all
+    resident a composition for each tile.
     """
+    if plan.strategy == "cooperative":
+        if _column_blocks(plan, call, resident_blocks) == 1:
+            return 0
+        tiles = _tile_rows(plan, call) * -(-plan.hidden_size // plan.channels_per_block)
+        return 2 * plan.arithmetic_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
@@ -57,11 +65,17 @@ def workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
 
 
 def forward_launch_of(
-    plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs, workspace: Array | None = None
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    outputs: Outputs,
+    workspace: Array | None = None,
+    resident_blocks: int | None = None,
 ) -> Launch:
     """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`.
 
-    `workspace` has the bytes that `workspace_bytes_of` asks for.
+    `workspace` has the bytes that `workspace_bytes_of` asks for. Where blocks wait for others, the device holds
+    `resident_blocks` of them, by default as many as the plan expects.
     """
     values = {
         **inputs_of(plan, names, call),
@@ -73,7 +87,7 @@ def forward_launch_of(
         "batch": call.batch,
         "time": call.time,
     }
-    return launch_in_grid(_blocks(plan, call), pack(signature(plan, names), values))
+    return launch_in_grid(_blocks(plan, call, resident_blocks), pack(signature(plan, names), values))
 
 
 def backward_launch_of(
@@ -84,8 +98,9 @@ def backward_launch_of(
     incoming: IncomingGradient,
     gradients: Gradients,
     workspace: Array | None = None,
+    resident_blocks: int | None = None,
 ) -> Launch:
-    """Return the launch of a backward of one direction, writing `gradients`.
+    """Return the launch of a backward of one direction, writing `gradients`; the last two as of a forward.
 
     `read_states` are the states after each step that the backward reads, in the cell's order, y where it is one of them.
     """
@@ -103,7 +118,7 @@ def backward_launch_of(
         "batch": call.batch,
         "time": call.time,
     }
-    return launch_in_grid(_blocks(plan, call), pack(signature(plan, names), values))
+    return launch_in_grid(_blocks(plan, call, resident_blocks), pack(signature(plan, names), values))
 
 
 def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
@@ -152,7 +167,23 @@ def _tiles(plan: KernelPlan, time: int) -> int:
     return max(1, -(-time // plan.tile_steps))
 
 
-def _blocks(plan: KernelPlan, call: Call) -> int:
+def _tile_rows(plan: KernelPlan, call: Call) -> int:
+    """How many tiles all sequences of a cooperative scan have together, at most."""
+    if call.sequences.cu_seqlens is not None:
+        return call.time // plan.tile_steps + call.batch
+    return call.batch * -(-call.time // plan.tile_steps)
+
+
+def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
+    """How many blocks of a cooperative scan share a column."""
+    at_once = plan.resident_blocks if resident_blocks is None else min(plan.resident_blocks, resident_blocks)
+    return max(1, min(at_once // _columns(plan, call), _tiles(plan, call.time)))
+
+
+def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
+    if plan.strategy == "cooperative":
+        at_once = plan.resident_blocks if resident_blocks is None else min(plan.resident_blocks, resident_blocks)
+        return min(at_once, _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
     columns_per_block = plan.channels_per_block if plan.layout == "BDT" else 1
     if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
@@ -161,7 +192,8 @@ def _blocks(plan: KernelPlan, call: Call) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
-    return {"workspace_bytes": address_or_null(workspace)} if plan.variables.get("lookback") else {}
+    hands_on = plan.variables.get("lookback") or plan.strategy == "cooperative"
+    return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}
 
 
 def x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:

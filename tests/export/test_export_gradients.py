@@ -28,7 +28,7 @@ def kernel_of(folder: Path, entry: str, storage: str, real: str) -> EmulatedKern
     threads = template.lanes * template.rows if entry == "add_up" else THREADS
     shared_bytes = threads * np.dtype(real).itemsize if entry == "add_up" else 0
     plan: Any = SimpleNamespace(
-        entry=entry, storage_dtype=storage, threads=threads, shared_bytes=shared_bytes, variables={}, group_exchange_bytes=0
+        entry=entry, storage_dtype=storage, threads=threads, shared_bytes=shared_bytes, variables={}, is_cooperative=False
     )
     return emulated_kernel(render_gradients(template), plan, Store(folder))
 

@@ -18,7 +18,8 @@ from support.small_problems import FAMILIES, Prepared, prepare, problems_of
 
 # Whole families first.
 FIRST = (
-    "scan_forward_channels", "parts/channels", "parts/tile_state",
+    "scan_forward_channels", "parts/channels", "parts/columns", "parts/tile_state",
+    "scan_forward_cooperative", "scan_backward_cooperative", "parts/cooperative",
     "persistent_forward", "parts/persistent", "parts/exchange", "parts/grid", "ptx/",
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward", "large_batch", "parts/large_batch",

@@ -37,6 +37,7 @@ REMOVED = {
     "store_operand": "no store",
     "store_piece": "no store",
     "publish": "no store",
+    "publish_lane": "no store",
     "store_unit": "no store",
     "st_async": "no store",
     "bulk_copy": "no copy",

@@ -72,7 +72,9 @@ class Plan:
     threads: int = 32
     channels_per_block: int = 8
     variables: dict[str, int] = field(default_factory=dict)
+    strategy: str = "channels"
     group_exchange_bytes: int = 0
+    is_cooperative: bool = False
 
 
 @dataclass(frozen=True)

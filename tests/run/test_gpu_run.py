@@ -107,7 +107,9 @@ def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_cal
             layout="BTD",
             specialization=specialization,
             variables={},
+            strategy="channels",
             group_exchange_bytes=0,
+            is_cooperative=False,
             **sizes,
         )
         return SimpleNamespace(launch=lambda *_: None), plan

@@ -121,7 +121,7 @@ def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str,
     def plan_of(entry: str) -> Any:
         return SimpleNamespace(
             entry=entry, layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2},
-            group_exchange_bytes=0,
+            strategy="channels", group_exchange_bytes=0,
             specialization=Specialization(16, resets=sequences == "resets", states_out="storage" if kept else "none"),
         )  # fmt: skip
 
@@ -183,6 +183,7 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(
         variables={"cluster_blocks": 1},
         grid_blocks=grid_blocks,
         group_sequences=batch_tile,
+        strategy="persistent",
         group_exchange_bytes=1024,
         resident_blocks=at_once * grid_blocks + planned_spare,
     )

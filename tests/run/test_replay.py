@@ -256,7 +256,9 @@ def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: s
         threads=32,
         specialization=Specialization(16),
         variables={},
+        strategy="channels",
         group_exchange_bytes=0,
+        is_cooperative=False,
     )
     seen = []
     for seed in range(2):
@@ -537,7 +539,14 @@ def test_a_call_costs_the_host_little() -> None:
     sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
     loaded = Launched()
     plan = SimpleNamespace(
-        entry="scan_forward", layout="BTD", specialization=Specialization(16), variables={}, group_exchange_bytes=0, **sizes
+        entry="scan_forward",
+        layout="BTD",
+        specialization=Specialization(16),
+        variables={},
+        strategy="channels",
+        group_exchange_bytes=0,
+        is_cooperative=False,
+        **sizes,
     )
     with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")

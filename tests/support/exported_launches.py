@@ -362,7 +362,7 @@ class PlannedKernel:
     def launch(self, launch: Launch) -> None:
         plan, slots = self.plan, packed(plain_numbers(launch.arguments))
         arguments = struct.unpack(f"<{len(slots) // 8}Q", slots)
-        is_cooperative = plan.group_exchange_bytes > 0
+        is_cooperative = plan.is_cooperative
         seen = SeenLaunch(
             self.image, f"{plan.entry}{self.part}", launch.blocks, plan.threads, plan.shared_bytes, is_cooperative, arguments
         )

@@ -232,7 +232,9 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
             specialization=specialization,
             threads=32,
             variables={"cluster_blocks": 2 if specialization.reverse else 1},
+            strategy="channels",
             group_exchange_bytes=0,
+            is_cooperative=False,
         )
         cell = SimpleNamespace(
             parsed=reference_loops.cell_named(spec.model),

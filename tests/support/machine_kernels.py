@@ -64,7 +64,7 @@ def shape(threads: int, shared_bytes: int, variables: dict[str, int]) -> SimpleN
         threads=threads,
         shared_bytes=shared_bytes,
         variables=variables,
-        group_exchange_bytes=int(variables.get("grid_blocks", 1) > 1),
+        is_cooperative=variables.get("grid_blocks", 1) > 1,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ class Strategy:
 
     @property
     def takes_tickets(self) -> bool:
-        return bool(self.variables["lookback"])
+        return bool(self.variables.get("lookback"))
 
     def __str__(self) -> str:
         return self.name
@@ -45,6 +45,7 @@ _OF_CHANNELS = (
     _strategy("cluster_of_8", cluster_blocks=8, time_warps=2),
     _strategy("cluster_of_16", cluster_blocks=16, time_warps=2),
     _strategy("tickets", lookback=1, time_warps=4),
+    Strategy("cooperative", {"lag": 1, "time_warps": 4, "steps_per_lane": 8, "channels_per_lane": 1}),
 )
 _OF_TIME = (
     _strategy("one_warp", time_warps=1),
@@ -55,7 +56,10 @@ _OF_TIME = (
 STRATEGIES = {"BTD": _OF_CHANNELS, "TBD": _OF_CHANNELS, "BDT": _OF_TIME}
 # (layout, strategy), for `parametrize`; and those in which no block waits for another.
 EVERY_WAY = tuple((layout, strategy) for layout, strategies in STRATEGIES.items() for strategy in strategies)
-SERIAL = tuple((layout, one) for layout, one in EVERY_WAY if "cluster" not in one.name and not one.takes_tickets)
+_SERIAL = ("one_warp", "warps")
+SERIAL = tuple((layout, one) for layout, one in EVERY_WAY if one.name in _SERIAL)
+# Columns, at most, of the calls that are made of a cooperative kernel.
+COLUMNS_MOST = 16
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,18 @@ class StrategyBuilder(HintedBuilder):
         solutions = super().solutions(key)
         if key.kernel_pass == "step":
             return solutions
-        return iter(having(next(solutions), self.strategy.variables))
+        return iter(having(solution_of(solutions, self.strategy.variables), self.strategy.variables))
 
     def request_key(self, key: KernelKey) -> str:
         return digest(super().request_key(key), json.dumps(dict(self.strategy.variables)))
+
+
+def solution_of(solutions: Iterable[Solution], variables: Mapping[str, int]) -> Solution:
+    """Return the candidates of the family that has these variables; raises Infeasible where there are none."""
+    for solution in solutions:
+        if variables.keys() <= solution.candidates[0].keys():
+            return solution
+    raise Infeasible(f"no family has the variables {dict(variables)}")
 
 
 def having(solution: Solution, variables: Mapping[str, int]) -> tuple[Solution]:
@@ -98,6 +110,8 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
 
 def round_steps(plan: KernelPlan) -> int:
     """Return how many steps of a column are walked between two exchanges."""
+    if plan.strategy == "cooperative":
+        return plan.tile_steps * max(1, plan.resident_blocks // COLUMNS_MOST)
     return plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
 
 

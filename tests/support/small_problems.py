@@ -218,6 +218,7 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         plan.tile_steps
         * max(plan.group_tiles, 1)
         * plan.variables.get("cluster_blocks", 1)
+        * (2 if plan.strategy == "cooperative" else 1)  # some blocks have one tile more than others
         * max(1, plan.variables.get("time_warps_walked", 1))
     )
     whole = max(tiles, 2)
@@ -318,6 +319,8 @@ CHANNELS = {
     "steps_per_lane": 2, "channel_lanes": 16, "channels_per_lane": 2,
     "stages": 2, "lookback": 0, "cluster_blocks": 1, "time_warps": 1,
 }  # fmt: skip
+# All blocks on the same stretch of time.
+COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
@@ -410,6 +413,23 @@ BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
+    "cooperative": (
+        ("blocks", GRU, COOPERATIVE, "long resets bare", BOTH),
+        ("lag", GRU, COOPERATIVE | {"lag": 2, "stages": 4}, "long", BOTH),
+        ("columns one after another", GRU | {"hidden_size": 488}, COOPERATIVE, "long whole", BOTH),
+        ("fp64", GRU | FP64 | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
+        ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, COOPERATIVE, "long mixed bare", BOTH),
+        ("log", GRU | LOG | {"hidden_size": 33}, COOPERATIVE | {"channels_per_lane": 1}, "long resets", FORWARD),
+        ("packed", GRU, COOPERATIVE, "packed", BOTH),
+        ("log sum", GRU | SUM, COOPERATIVE, "resets", FORWARD),
+        ("reverse", GRU | REVERSE | {"model": "min_lstm"}, COOPERATIVE, "resets", BOTH),
+        ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, COOPERATIVE, "resets", BOTH),
+        ("bf16", GRU | BF16, COOPERATIVE, "all nan nan-resets", FORWARD),
+        ("nan", GRU, COOPERATIVE, "nan nan-resets", FORWARD),
+        ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long resets", BOTH),
+        ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", BOTH),
+        ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
+    ),
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
         ("two warps", GRU, CHANNELS | TWO_WARPS, "long resets", BOTH),
