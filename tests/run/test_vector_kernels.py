@@ -170,6 +170,26 @@ def test_a_step_is_a_sequence_of_one(name: str, precision: str) -> None:
         assert share_of(after[label], values, slack) <= 1, label
 
 
+@pytest.mark.parametrize(("state_size", "lanes"), [(16, 4), (12, 2), (40, 8)])
+def test_lanes_take_several_sequences_of_a_step_and_arrays_at_any_address(state_size: int, lanes: int) -> None:
+    wanted = (("sequences", 4), ("lanes", lanes), ("threads", 32))
+    kernel, exact = kernels_of("selective", wanted, precision="fp32", state_size=state_size)
+    arguments = VectorCall(6, 1).arguments(kernel.interface)
+    arguments["shared"] = {label: values[:, 0] for label, values in arguments["shared"].items()}
+    x = arguments.pop("x")[:, 0]
+    expected, after = exact.step(x.astype(np.float64), **in_float64(arguments))
+    slack = error_allowed(kernel.interface.precision)
+    moved = np.empty(arguments["state"]["h"].size + 1, np.float32)[1:].reshape(arguments["state"]["h"].shape)
+    moved[:] = arguments["state"]["h"]
+    for state in (arguments["state"]["h"], moved):
+        found, states = kernel.step(x, **arguments | {"state": {"h": state}})
+        assert share_of(found, expected, slack) <= 1
+        assert share_of(states["h"], after["h"], slack) <= 1
+    (plan,) = (plan for key, plan in kernel.plans.items() if key.kernel_pass == "step")
+    assert plan.variables["sequences"] == wanted[0][1]
+    assert plan.variables["lanes"] == lanes
+
+
 def test_the_same_call_gives_the_same_bits() -> None:
     """Whatever the order in which threads run: sums over channels and lanes have one of their own."""
     kernel, _ = kernels_of("selective", (("lanes", 2), ("threads", 64)), hidden_size=70, precision="fp32")
