@@ -18,6 +18,8 @@ REGISTERS_OF_SEQUENCE = 6
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
+# Of copies in bulk addresses and lengths are multiples of this (PTX ISA, cp.async.bulk); each buffer has an mbarrier.
+COPIED_BYTES, MBARRIER_BYTES = 16, 8
 # What a part makes of each state: a product and a sum, and for gradients another sum.
 PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
@@ -61,6 +63,13 @@ class Block:
         if problem.layout == "BDT":
             return min(aligned, self.tile_steps)
         return math.gcd(aligned, self.group_channels, self.channels)
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether rows of gates are copied in bulk, all of which are aligned."""
+        problem = self.problem
+        is_step = problem.kernel_pass == "step"
+        return not is_step and problem.gpu.has_bulk_copy and self.vector * problem.precision.storage_bytes == COPIED_BYTES
 
     @property
     def chunk(self) -> int:
@@ -115,11 +124,17 @@ class Block:
         row = self.tile_steps * pitch * precision.storage_bytes
         is_backward = self.problem.kernel_pass == "backward"
         gates = _aligned(len(cell.gates) * row)
+        gate_rows = gates
+        if self.copies_rows and self.problem.layout == "BDT":
+            # Rows of steps of a channel, each with a copy's unit behind it.
+            gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + COPIED_BYTES)
         arithmetic = precision.arithmetic_bytes
         inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
-        parts = {"gates": 2 * gates, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
+        parts = {"gates": 2 * gate_rows, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
         parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
         parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
+        if self.copies_rows:
+            parts["mbarriers"] = 2 * MBARRIER_BYTES
         if is_backward:
             warps = self.threads // limits.WARP_LANES
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
@@ -139,7 +154,7 @@ class Block:
         under_way = 0
         if problem.kernel_pass != "step":
             of_lane = -(-self.tile_steps // self.lanes) * precision.storage_bytes
-            tile = -(-len(cell.gates) * of_lane // REGISTER_BYTES)
+            tile = 0 if self.copies_rows else -(-len(cell.gates) * of_lane // REGISTER_BYTES)
             of_step = 1 << (self.lanes * self.values - 1).bit_length()
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
             # In parts of time two loops have them, which the compiler does not always let share registers.
@@ -170,6 +185,7 @@ class Block:
             "vector": self.vector,
             "row_alignment": self.row_alignment,
             "chunk": self.chunk,
+            "copied_bytes": COPIED_BYTES if self.copies_rows else 0,
             "prepared_alignment": self.prepared_alignment,
             "prepared_padding": self.prepared_padding,
             "steps_at_once": self.steps_at_once,
