@@ -69,6 +69,8 @@ WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
     ({"layout": "BDT", "direction": "reverse"}, {"threads": 32, "lanes": 8, "tile_steps": 4}),
     ({"direction": "bidirectional", "groups": 2, "hidden_size": 32}, {"threads": 32, "lanes": 2, "tile_steps": 8}),
     ({"hidden_size": 40, "state_size": 16}, {"threads": 64, "lanes": 4, "tile_steps": 8}),
+    ({"hidden_size": 64, "state_size": 16, "precision": "fp32"}, {"threads": 64, "lanes": 2, "tile_steps": 8}),
+    ({"layout": "BDT", "hidden_size": 32, "state_size": 16}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 3, "state_size": 1}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 2, "state_size": 40}, {"threads": 32, "lanes": 32, "tile_steps": 4}),
 )

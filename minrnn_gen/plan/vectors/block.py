@@ -72,6 +72,13 @@ class Block:
         return not is_step and problem.gpu.has_bulk_copy and self.vector * problem.precision.storage_bytes == COPIED_BYTES
 
     @property
+    def swaps_halves(self) -> bool:
+        """Whether a lane's halves change places in every other channel of a backward: both are read by whole loads."""
+        half_bytes = self.values // 2 * self.problem.precision.arithmetic_bytes
+        is_even = self.values % 2 == 0 and half_bytes % WIDEST_COPY_BYTES == 0
+        return self.problem.kernel_pass == "backward" and is_even and self.lanes < limits.WARP_LANES
+
+    @property
     def chunk(self) -> int:
         """Values of a state that a lane of a step moves at once."""
         widest = WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes
@@ -185,6 +192,8 @@ class Block:
             "vector": self.vector,
             "row_alignment": self.row_alignment,
             "chunk": self.chunk,
+            "swaps_halves": int(self.swaps_halves),
+            "half_alignment": WIDEST_COPY_BYTES if self.swaps_halves else self.problem.precision.arithmetic_bytes,
             "copied_bytes": COPIED_BYTES if self.copies_rows else 0,
             "prepared_alignment": self.prepared_alignment,
             "prepared_padding": self.prepared_padding,
