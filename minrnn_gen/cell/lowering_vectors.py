@@ -97,7 +97,8 @@ class LoweredVectorsBackward(_EveryStep):
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`, and the states after the step. Of a scan `whole` gives `coefficient_<state>`, too, as the step of the forward does.
+    reads what is prepared of `advance`, and the states after the step. Of a scan `whole` gives `coefficient_<state>`, too, as
+    the step of the forward does.
     """
 
     name: str
@@ -148,9 +149,7 @@ class LoweredVectorsBackward(_EveryStep):
     @cached_property
     def summed(self) -> SummedProgram:
         """`whole`, and what is left to do with the sums over steps of the gradients of parameters."""
-        return summed(
-            self.whole, {f"gradient_parameter_{name}": name in self.vectors.parameters for name in self.parameters}
-        )
+        return summed(self.whole, {f"gradient_parameter_{name}": name in self.vectors.parameters for name in self.parameters})
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:

@@ -162,7 +162,8 @@ def summed(program: StagedProgram, labels: Mapping[str, bool]) -> SummedProgram:
         finished[label] = Statement(f"finished_{label}", total)
         return Statement(statement.name, expression)
 
-    steps = tuple(Stage(*(tuple(map(rest, part)) for part in (stage.narrow, stage.wide, stage.sums))) for stage in program.steps)
+    parts = ((stage.narrow, stage.wide, stage.sums) for stage in program.steps)
+    steps = tuple(Stage(*(tuple(map(rest, part)) for part in of_stage)) for of_stage in parts)
     wide = {label for label, is_wide in labels.items() if is_wide}
     finish = StagedProgram(
         inputs=tuple(total.name for total in totals.values()),
