@@ -14,7 +14,7 @@ from support.emulated_calls import kernel_of as emulated_kernel_of
 from support.emulated_code import HAS_COMPILER
 from support.examples import examples
 from support.uncompiled_kernels import nothing_compiled
-from support.vector_calls import VectorCall, in_float64, results_of
+from support.vector_calls import VectorCall, in_float64, results_of, with_decays
 
 import minrnn_gen
 from minrnn_gen.cell.files import vector_library_names
@@ -49,10 +49,15 @@ def kernels_of(name: str, wanted: tuple[tuple[str, int], ...] = (), **keys: Any)
 def check(name: str, call: VectorCall, all_states: bool = False, wanted: Mapping[str, int] | None = None, **keys: Any) -> None:
     """Hold every result of a forward and its backward against float64."""
     kernel, exact = kernels_of(name, tuple((wanted or {}).items()), **keys)
-    arguments = call.arguments(kernel.interface)
+    compare(kernel, exact, call.arguments(kernel.interface), name, all_states)
+
+
+def compare(
+    kernel: InterpretedKernel, exact: Kernel, arguments: Mapping[str, Any], name: str, all_states: bool = False
+) -> None:
     found = results_of(kernel, arguments, all_states)
     with np.errstate(all="ignore"):
-        expected = results_of(exact, in_float64(arguments), all_states)
+        expected = results_of(exact, in_float64(dict(arguments)), all_states)
     precision = kernel.interface.precision
     slack = error_allowed(precision) + remembered_error(precision, "linear")
     for of_pass, exact_of_pass in zip(found, expected, strict=True):
@@ -170,6 +175,15 @@ def test_a_step_is_a_sequence_of_one(name: str, precision: str) -> None:
     assert share_of(found, y[:, 0], max(slack, kernel.interface.precision.storage_roundoff)) <= 1
     for label, values in state.items():
         assert share_of(after[label], values, slack) <= 1, label
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_values_decay_at_any_rate(precision: str) -> None:
+    """From one that a million steps do not forget to one that is gone after the next."""
+    kernel, exact = kernels_of("selective", (("lanes", 2), ("tile_steps", 8)), precision=precision, state_size=16)
+    call = VectorCall(2, 40, has_resets=True, has_bias=False)
+    arguments = with_decays(call.arguments(kernel.interface), kernel.interface, 1e-6, 50)
+    compare(kernel, exact, arguments, "selective")
 
 
 @pytest.mark.parametrize(("state_size", "lanes"), [(16, 4), (12, 2), (40, 8)])

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import limits
 from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
-from minrnn_gen.plan.solver import Candidate
+from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
+
+import os
+COPIES = not os.environ.get('NO_COPIES')
 
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
@@ -18,8 +21,6 @@ REGISTERS_OF_SEQUENCE = 6
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
-# Of copies in bulk addresses and lengths are multiples of this (PTX ISA, cp.async.bulk); each buffer has an mbarrier.
-COPIED_BYTES, MBARRIER_BYTES = 16, 8
 # What a part makes of each state: a product and a sum, and for gradients another sum.
 PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
@@ -66,10 +67,10 @@ class Block:
 
     @property
     def copies_rows(self) -> bool:
-        """Whether rows of gates are copied in bulk, all of which are aligned."""
+        """Whether gates are copied asynchronously, in pieces as wide as one copy."""
         problem = self.problem
-        is_step = problem.kernel_pass == "step"
-        return not is_step and problem.gpu.has_bulk_copy and self.vector * problem.precision.storage_bytes == COPIED_BYTES
+        is_widest = self.vector * problem.precision.storage_bytes == WIDEST_COPY_BYTES
+        return problem.kernel_pass != "step" and COPIES and is_widest and can_copy_asynchronously(problem)
 
     @property
     def swaps_halves(self) -> bool:
@@ -133,15 +134,13 @@ class Block:
         gates = _aligned(len(cell.gates) * row)
         gate_rows = gates
         if self.copies_rows and self.problem.layout == "BDT":
-            # Rows of steps of a channel, each with a copy's unit behind it.
-            gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + COPIED_BYTES)
+            # Rows of steps of a channel, each with a piece behind it.
+            gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + WIDEST_COPY_BYTES)
         arithmetic = precision.arithmetic_bytes
         inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
         parts = {"gates": 2 * gate_rows, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
         parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
         parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
-        if self.copies_rows:
-            parts["mbarriers"] = 2 * MBARRIER_BYTES
         if is_backward:
             warps = self.threads // limits.WARP_LANES
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
@@ -194,7 +193,7 @@ class Block:
             "chunk": self.chunk,
             "swaps_halves": int(self.swaps_halves),
             "half_alignment": WIDEST_COPY_BYTES if self.swaps_halves else self.problem.precision.arithmetic_bytes,
-            "copied_bytes": COPIED_BYTES if self.copies_rows else 0,
+            "copied_bytes": WIDEST_COPY_BYTES if self.copies_rows else 0,
             "prepared_alignment": self.prepared_alignment,
             "prepared_padding": self.prepared_padding,
             "steps_at_once": self.steps_at_once,

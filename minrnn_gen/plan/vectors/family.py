@@ -25,7 +25,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         return {**threads, "sequences": (1, 2, 4, 8)}
     # Of packed sequences each has few steps, or one of them many.
     is_divided = problem.cell.divides_time and not problem.specialization.packed
-    return {**threads, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
+    return {**threads, "tile_steps": (4, 8, 16, 32, 64), "time_parts": TIME_PARTS if is_divided else (1,)}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -91,7 +91,7 @@ def _family(name: str) -> Family:
         name=name,
         entry=name,
         strategy="elementwise" if name == "vector_step" else "serial",
-        copies=False,
+        copies=name != "vector_step",
         variables=variables,
         constraints=constraints,
         resources=resources,
