@@ -95,10 +95,11 @@ def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _specialization(plan: KernelPlan) -> str:
     specialization = plan.specialization
+    copies = plan.copies_are_asynchronous and plan.partition.get("copied_bytes", 1) > 0
     words = {
         f"rows aligned to {specialization.alignment_bytes} bytes": True,
-        "asynchronous copies": plan.copies_are_asynchronous,
-        "plain copies": plan.shared_bytes > 0 and not plan.copies_are_asynchronous,
+        "asynchronous copies": copies,
+        "plain copies": plan.shared_bytes > 0 and not copies,
         "reverse": specialization.reverse,
         "resets": specialization.resets,
         f"states out in {specialization.states_out} dtype": specialization.states_out != "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,11 +16,14 @@ from minrnn_gen.cell.stages import (
     FinishedProgram,
     PreparedProgram,
     StagedProgram,
+    SummedProgram,
     finished,
     operation_counts,
     prepared,
     restricted,
     staged,
+    statements_of,
+    summed,
 )
 
 
@@ -93,7 +97,8 @@ class LoweredVectorsBackward(_EveryStep):
     `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
     next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`. Of a scan `whole` gives `coefficient_<state>`, too, as the step of the forward does.
+    reads what is prepared of `advance`, and the states after the step. Of a scan `whole` gives `coefficient_<state>`, too, as
+    the step of the forward does.
     """
 
     name: str
@@ -128,11 +133,23 @@ class LoweredVectorsBackward(_EveryStep):
         is_scan = all(f"coefficient_{name}" in labels for name in self.states)
         return is_scan and not any(name.startswith("previous_") for name in self.arrivals.inputs)
 
+    @property
+    def computed_states(self) -> Mapping[str, str]:
+        """The name of each state after a step, {state: name}, of those that a step computes."""
+        computed = {statement.name for stage in self.whole.steps for statement in statements_of(stage)}
+        names = {state: dict(self.whole.results)[f"state_{state}"] for state in self.states}
+        return {state: name for state, name in names.items() if name in computed}
+
     @cached_property
     def backward(self) -> StagedProgram:
-        """The gradients of a step."""
+        """The gradients of a step, with the states after it as inputs, since the way to the end of a tile has them."""
         labels = {label for label, _ in self.whole.results if label.startswith("gradient_")}
-        return restricted(self.whole, labels, self.prepared.values)
+        return restricted(self.summed.steps, labels, (*self.prepared.values, *self.computed_states.values()))
+
+    @cached_property
+    def summed(self) -> SummedProgram:
+        """`whole`, and what is left to do with the sums over steps of the gradients of parameters."""
+        return summed(self.whole, {f"gradient_parameter_{name}": name in self.vectors.parameters for name in self.parameters})
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:

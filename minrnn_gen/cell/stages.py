@@ -132,6 +132,66 @@ def finished(program: PreparedProgram, label: str) -> FinishedProgram:
     return FinishedProgram(restricted(shares, {*others, *added_up}), finish, added_up)
 
 
+@dataclass(frozen=True)
+class SummedProgram:
+    """A program in two parts: `steps` gives results that are summed over steps, and `finish` takes what is left of the totals.
+
+    Factors of such a result that are the same at every step are left to `finish`, whose inputs are `total_<label>`.
+    """
+
+    steps: StagedProgram
+    finish: StagedProgram
+
+
+def summed(program: StagedProgram, labels: Mapping[str, bool]) -> SummedProgram:
+    """Return `program` without the constant factors of the results of these labels, and the program of these factors.
+
+    `labels` says of each whether its total has the axis n.
+    """
+    results = dict(program.results)
+    read = [name for stage in program.steps for statement in statements_of(stage) for name in names_in(statement.expression)]
+    totals = {results[label]: ex.named(f"total_{label}") for label in labels}
+    is_alone = {name for name in totals if name not in read and [*results.values()].count(name) == 1}
+    finished = {label: Statement(f"finished_{label}", totals[results[label]]) for label in labels}
+
+    def rest(statement: Statement) -> Statement:
+        if statement.name not in is_alone:
+            return statement
+        expression, total = _without_factors(statement.expression, totals[statement.name], program.constant_names)
+        (label,) = (label for label in labels if results[label] == statement.name)
+        finished[label] = Statement(f"finished_{label}", total)
+        return Statement(statement.name, expression)
+
+    parts = ((stage.narrow, stage.wide, stage.sums) for stage in program.steps)
+    steps = tuple(Stage(*(tuple(map(rest, part)) for part in of_stage)) for of_stage in parts)
+    wide = {label for label, is_wide in labels.items() if is_wide}
+    finish = StagedProgram(
+        inputs=tuple(total.name for total in totals.values()),
+        constants=program.constants,
+        steps=(
+            Stage(
+                narrow=tuple(finished[label] for label in labels if label not in wide),
+                wide=tuple(finished[label] for label in labels if label in wide),
+            ),
+        ),
+        results=tuple((label, finished[label].name) for label in labels),
+        wide=program.wide | {name for label in wide for name in (finished[label].name, totals[results[label]].name)},
+    )
+    return SummedProgram(replace(program, steps=steps), finish)
+
+
+def _without_factors(expression: Expr, total: Expr, constants: Collection[str]) -> tuple[Expr, Expr]:
+    """Return `expression` without its constant factors, and `total`, the sum of such, with them."""
+    name, operands = ex.operation(expression)
+    if name == "negate":
+        return _without_factors(operands[0], ex.negate(total), constants)
+    if name == "multiply":
+        for factor, other in (operands, reversed(operands)):
+            if set(names_in(factor)) <= set(constants):
+                return _without_factors(other, ex.multiply(total, factor), constants)
+    return expression, total
+
+
 class _Preparation:
     """The statements of a program's steps, in two parts."""
 

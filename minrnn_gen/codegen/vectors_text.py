@@ -275,6 +275,14 @@ class VectorsBackwardText(_VectorsNames):
         return self._prepared_step(self.lowered.arrivals, self._of_states("gradient_previous", ""))
 
     @property
+    def finish_lines(self) -> tuple[str, ...]:
+        """What is left to do with the sums of gradients of parameters over steps."""
+        gradients = {f"gradient_{label}": place for label, place in self._parameter_places.items()}
+        totals = {f"total_{label}": place.replace("parameter.", "total.") for label, place in gradients.items()}
+        results = ((label, place.removeprefix("parameter.")) for label, place in gradients.items())
+        return self._lines(self.lowered.summed.finish, results, self._places | totals)
+
+    @property
     def backward_lines(self) -> tuple[str, ...]:
         """One step back."""
         results = (
@@ -283,4 +291,5 @@ class VectorsBackwardText(_VectorsNames):
             *((f"gradient_S_{name}", f"shared.at[{place}].at[k]") for place, name in enumerate(self.shared)),
             *((f"gradient_{label}", place) for label, place in self._parameter_places.items()),
         )
-        return self._prepared_step(self.lowered.backward, results)
+        after = {name: f"after.{self._state_place(state)}" for state, name in self.lowered.computed_states.items()}
+        return self._lines(self.lowered.backward, results, self._places | self._prepared_places | after)

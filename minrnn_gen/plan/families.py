@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import diagonal, pointwise, vectors
+from minrnn_gen.plan import diagonal, pointwise
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, cooperative, time
 from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
+from minrnn_gen.plan.vectors import family as vectors
 
 FAMILIES: tuple[Family, ...] = (
     channels.FORWARD,

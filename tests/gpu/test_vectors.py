@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.scan_strategies import Strategy, kernel_taking
 from support.uncompiled_kernels import nothing_compiled
-from support.vector_calls import VectorCall, in_float64, results_of
+from support.vector_calls import VectorCall, in_float64, results_of, with_decays
 
 import minrnn_gen
 from minrnn_gen.build.store import Store, cache_folder
@@ -51,7 +51,7 @@ def kernels_of(name: str, strategy: Strategy | None = None, **keys: Any) -> tupl
 
 def gradients_on_gpu(kernel: Kernel, arguments: dict[str, Any], results: Any) -> Any:
     """Return the results of a call and its gradients, of the same incoming gradients as `results_of` draws."""
-    y, state, saved = kernel.forward(**on_gpu(arguments))
+    y, state, saved = kernel.forward(**on_gpu({name: given for name, given in arguments.items() if given is not None}))
     random = np.random.default_rng(tuple(y.shape))
     dy = random.normal(size=tuple(y.shape))
     dstate = {name: random.normal(size=tuple(value.shape)) for name, value in state.items()}
@@ -71,7 +71,10 @@ def gradients_on_gpu(kernel: Kernel, arguments: dict[str, Any], results: Any) ->
 
 def check(name: str, call: VectorCall, strategy: Strategy | None = None, **keys: Any) -> None:
     kernel, exact = kernels_of(name, strategy, **keys)
-    arguments = call.arguments(kernel.interface)
+    compare(kernel, exact, call.arguments(kernel.interface), name)
+
+
+def compare(kernel: Kernel, exact: Kernel, arguments: dict[str, Any], name: str) -> None:
     if name == "delta rule":  # it is stable for keys of length one
         keys = arguments["shared"]["k"]
         arguments["shared"]["k"] = (keys.astype(np.float64) / np.sqrt(keys.shape[-1])).astype(keys.dtype)
@@ -93,15 +96,24 @@ def test_results_and_gradients(name: str, layout: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("state_size", [1, 4, 16, 64, 128, 256])
-def test_every_state_size_and_direction(state_size: int, direction: str) -> None:
+@pytest.mark.parametrize(("state_size", "groups"), [(1, 4), (4, 1), (16, 4), (16, 1), (64, 4), (128, 1), (256, 4)])
+def test_every_state_size_and_direction(state_size: int, groups: int, direction: str) -> None:
     call = VectorCall(2, 77, has_resets=True, has_lengths=True)
-    check("selective", call, hidden_size=48, state_size=state_size, groups=4, precision="fp32", direction=direction)
+    check("selective", call, hidden_size=48, state_size=state_size, groups=groups, precision="fp32", direction=direction)
 
 
-@pytest.mark.parametrize("time", [0, 1, 31, 1000, 1 << 14])
+@pytest.mark.parametrize("time", [0, 1, 31, 1000, 1 << 14, 1 << 17])
 def test_every_length(time: int) -> None:
-    check("selective", VectorCall(1, time), hidden_size=64, state_size=16, precision="fp32")
+    # Of the longest few channels, for the reference in host memory.
+    check("selective", VectorCall(1, time), hidden_size=64 if time < 1 << 17 else 16, state_size=16, precision="fp32")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_values_decay_at_any_rate(precision: str) -> None:
+    """From one that a million steps do not forget to one that is gone after the next."""
+    kernel, exact = kernels_of("selective", hidden_size=64, state_size=16, precision=precision)
+    arguments = with_decays(VectorCall(2, 500, has_bias=False).arguments(kernel.interface), kernel.interface, 1e-6, 50)
+    compare(kernel, exact, arguments, "selective")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -14,7 +14,7 @@ from support.emulated_calls import kernel_of as emulated_kernel_of
 from support.emulated_code import HAS_COMPILER
 from support.examples import examples
 from support.uncompiled_kernels import nothing_compiled
-from support.vector_calls import VectorCall, in_float64, results_of
+from support.vector_calls import VectorCall, in_float64, results_of, with_decays
 
 import minrnn_gen
 from minrnn_gen.cell.files import vector_library_names
@@ -49,10 +49,15 @@ def kernels_of(name: str, wanted: tuple[tuple[str, int], ...] = (), **keys: Any)
 def check(name: str, call: VectorCall, all_states: bool = False, wanted: Mapping[str, int] | None = None, **keys: Any) -> None:
     """Hold every result of a forward and its backward against float64."""
     kernel, exact = kernels_of(name, tuple((wanted or {}).items()), **keys)
-    arguments = call.arguments(kernel.interface)
+    compare(kernel, exact, call.arguments(kernel.interface), name, all_states)
+
+
+def compare(
+    kernel: InterpretedKernel, exact: Kernel, arguments: Mapping[str, Any], name: str, all_states: bool = False
+) -> None:
     found = results_of(kernel, arguments, all_states)
     with np.errstate(all="ignore"):
-        expected = results_of(exact, in_float64(arguments), all_states)
+        expected = results_of(exact, in_float64(dict(arguments)), all_states)
     precision = kernel.interface.precision
     slack = error_allowed(precision) + remembered_error(precision, "linear")
     for of_pass, exact_of_pass in zip(found, expected, strict=True):
@@ -69,6 +74,8 @@ WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
     ({"layout": "BDT", "direction": "reverse"}, {"threads": 32, "lanes": 8, "tile_steps": 4}),
     ({"direction": "bidirectional", "groups": 2, "hidden_size": 32}, {"threads": 32, "lanes": 2, "tile_steps": 8}),
     ({"hidden_size": 40, "state_size": 16}, {"threads": 64, "lanes": 4, "tile_steps": 8}),
+    ({"hidden_size": 64, "state_size": 16, "precision": "fp32"}, {"threads": 64, "lanes": 2, "tile_steps": 8}),
+    ({"layout": "BDT", "hidden_size": 32, "state_size": 16}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 3, "state_size": 1}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 2, "state_size": 40}, {"threads": 32, "lanes": 32, "tile_steps": 4}),
 )
@@ -168,6 +175,35 @@ def test_a_step_is_a_sequence_of_one(name: str, precision: str) -> None:
     assert share_of(found, y[:, 0], max(slack, kernel.interface.precision.storage_roundoff)) <= 1
     for label, values in state.items():
         assert share_of(after[label], values, slack) <= 1, label
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_values_decay_at_any_rate(precision: str) -> None:
+    """From one that a million steps do not forget to one that is gone after the next."""
+    kernel, exact = kernels_of("selective", (("lanes", 2), ("tile_steps", 8)), precision=precision, state_size=16)
+    call = VectorCall(2, 40, has_resets=True, has_bias=False)
+    arguments = with_decays(call.arguments(kernel.interface), kernel.interface, 1e-6, 50)
+    compare(kernel, exact, arguments, "selective")
+
+
+@pytest.mark.parametrize(("state_size", "lanes"), [(16, 4), (12, 2), (40, 8)])
+def test_lanes_take_several_sequences_of_a_step_and_arrays_at_any_address(state_size: int, lanes: int) -> None:
+    wanted = (("sequences", 4), ("lanes", lanes), ("threads", 32))
+    kernel, exact = kernels_of("selective", wanted, precision="fp32", state_size=state_size)
+    arguments = VectorCall(6, 1).arguments(kernel.interface)
+    arguments["shared"] = {label: values[:, 0] for label, values in arguments["shared"].items()}
+    x = arguments.pop("x")[:, 0]
+    expected, after = exact.step(x.astype(np.float64), **in_float64(arguments))
+    slack = error_allowed(kernel.interface.precision)
+    moved = np.empty(arguments["state"]["h"].size + 1, np.float32)[1:].reshape(arguments["state"]["h"].shape)
+    moved[:] = arguments["state"]["h"]
+    for state in (arguments["state"]["h"], moved):
+        found, states = kernel.step(x, **arguments | {"state": {"h": state}})
+        assert share_of(found, expected, slack) <= 1
+        assert share_of(states["h"], after["h"], slack) <= 1
+    (plan,) = (plan for key, plan in kernel.plans.items() if key.kernel_pass == "step")
+    assert plan.variables["sequences"] == wanted[0][1]
+    assert plan.variables["lanes"] == lanes
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

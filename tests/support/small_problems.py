@@ -374,6 +374,9 @@ TWO_PRODUCTS: dict[str, Any] = {
 
 # Cells with n values per channel: of one state, and of a state with n and one without, coupled by a sum.
 SELECTIVE = {"model": "selective", "hidden_size": 20, "state_size": 6}
+WHOLE_TIME = {"time_parts": 1}
+# Rows of 16 bytes, and halves of a lane's values that are.
+COPYING = {"model": "selective", "hidden_size": 32, "state_size": 16}
 BOTH_KINDS: dict[str, Any] = {
     "model": {
         "name": "both_kinds",
@@ -478,13 +481,53 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "vectors": (
-        ("channels", SELECTIVE | BF16, {"lanes": 2, "tile_steps": 4, "threads": 32}, "long resets bare mixed", BOTH),
-        ("all", SELECTIVE | BF16, {"lanes": 4, "tile_steps": 4}, "all nan-resets", FORWARD),
-        ("time", BDT | SELECTIVE | {"groups": 2}, {"lanes": 2, "tile_steps": 8}, "long resets bare pieces", BOTH),
-        ("lanes", SELECTIVE | REVERSE | FP64 | {"state_size": 11}, {"lanes": 8, "tile_steps": 4}, "long resets", BOTH),
-        ("warps", SELECTIVE | {"hidden_size": 70}, {"lanes": 1, "tile_steps": 4, "threads": 64}, "long packed", BOTH),
-        ("no input that is shared", {"model": "s4d", "hidden_size": 6, "state_size": 4}, {"tile_steps": 4}, "long bare", BOTH),
-        ("both kinds of states", BOTH_KINDS | {"hidden_size": 10}, {"lanes": 2, "tile_steps": 4}, "long all resets", BOTH),
+        (
+            "channels",
+            SELECTIVE | BF16,
+            {"lanes": 2, "tile_steps": 4, "threads": 32} | WHOLE_TIME,
+            "long resets bare mixed",
+            BOTH,
+        ),
+        ("all", SELECTIVE | BF16, {"lanes": 4, "tile_steps": 4} | WHOLE_TIME, "all nan-resets", FORWARD),
+        ("time", BDT | SELECTIVE | {"groups": 2}, {"lanes": 2, "tile_steps": 8} | WHOLE_TIME, "long resets bare pieces", BOTH),
+        (
+            "lanes",
+            SELECTIVE | REVERSE | FP64 | {"state_size": 11},
+            {"lanes": 8, "tile_steps": 4} | WHOLE_TIME,
+            "long resets",
+            BOTH,
+        ),
+        (
+            "warps",
+            SELECTIVE | {"hidden_size": 70},
+            {"lanes": 1, "tile_steps": 4, "threads": 64} | WHOLE_TIME,
+            "long packed",
+            BOTH,
+        ),
+        (
+            "no input that is shared",
+            {"model": "s4d", "hidden_size": 6, "state_size": 4},
+            {"tile_steps": 4} | WHOLE_TIME,
+            "long bare",
+            BOTH,
+        ),
+        (
+            "both kinds of states",
+            BOTH_KINDS | {"hidden_size": 10},
+            {"lanes": 2, "tile_steps": 4} | WHOLE_TIME,
+            "long all resets",
+            BOTH,
+        ),
+        ("copies", COPYING, {"lanes": 2, "tile_steps": 4, "threads": 32} | WHOLE_TIME, "long resets", BOTH),
+        (
+            "copies of time",
+            BDT | SELECTIVE | {"hidden_size": 16},
+            {"lanes": 2, "tile_steps": 8} | WHOLE_TIME,
+            "pieces pieces-resets",
+            BOTH,
+        ),
+        ("parts", SELECTIVE, {"lanes": 2, "tile_steps": 4, "time_parts": 4}, "long resets", BOTH),
+        ("parts that copy", COPYING, {"lanes": 2, "tile_steps": 4, "threads": 32, "time_parts": 2}, "long resets", BOTH),
     ),
     "recurrent": (
         ("block", LSTM | {"hidden_size": 24}, DENSE, "long resets bare mixed cut-resets", BOTH),
@@ -643,6 +686,7 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
     ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
     ("step of n values", SELECTIVE | {"precision": "bf16"}, {"lanes": 4}),
+    ("step of several sequences", SELECTIVE | {"state_size": 16}, {"lanes": 2, "sequences": 2}),
     ("step of both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}),
     ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),

@@ -68,11 +68,20 @@ class VectorCall:
         return given
 
 
+def with_decays(given: Mapping[str, Any], interface: Interface, least: float, most: float) -> dict[str, Any]:
+    """Return the arguments of a call of `selective` with steps of about 1, and rates of decay between the two numbers."""
+    x, a = given["x"].copy(), given["parameters"]["a"]
+    dt = x[(slice(None),) * interface.x_axes.index("g") + (interface.gates.index("dt"),)]
+    dt[...] = np.log(np.expm1(1 + 0.05 * np.tanh(dt.astype(np.float64))))
+    rates = np.geomspace(least, most, a.size).reshape(a.shape)
+    return {**given, "x": x, "bias": None, "parameters": given["parameters"] | {"a": np.log(rates).astype(a.dtype)}}
+
+
 def in_float64(given: Any) -> Any:
     """Return the same numbers in float64."""
     if isinstance(given, dict):
         return {name: in_float64(value) for name, value in given.items()}
-    return given if given.dtype.kind in "bi" else given.astype(np.float64)
+    return given if given is None or given.dtype.kind in "bi" else given.astype(np.float64)
 
 
 def results_of(kernel: Kernel, given: Mapping[str, Any], all_states: bool = False) -> tuple[Arrays, Arrays]:

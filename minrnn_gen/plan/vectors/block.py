@@ -1,0 +1,217 @@
+"""What a block of a kernel for n values per channel has: channels, values of a lane, registers, shared memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from minrnn_gen.plan import limits
+from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
+from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
+
+# Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
+REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
+# More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
+REGISTERS_IN_PARTS = 52
+# Addresses of one more sequence that a lane takes.
+REGISTERS_OF_SEQUENCE = 6
+# Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
+TEMPORARIES_MAX = 16
+SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
+# What a part makes of each state: a product and a sum, and for gradients another sum.
+PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
+# Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
+# 16 values take 13 % less on an H200.
+STEPS_AT_ONCE_MAX, VALUES_AT_ONCE = 4, 32
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block has by a candidate's variables."""
+
+    problem: Problem
+    threads: int
+    lanes: int
+    tile_steps: int = 1
+    time_parts: int = 1
+    sequences: int = 1
+
+    @property
+    def values(self) -> int:
+        """Values of a lane, of the n of a channel."""
+        return -(-self.problem.state_size // self.lanes)
+
+    @property
+    def channels(self) -> int:
+        return self.threads // self.lanes
+
+    @property
+    def group_channels(self) -> int:
+        return self.problem.hidden_size // self.problem.groups
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        return self.problem.groups * -(-self.group_channels // self.channels)
+
+    @property
+    def vector(self) -> int:
+        """Values of x and y that one load or store moves."""
+        problem = self.problem
+        aligned = problem.specialization.alignment_bytes // problem.precision.storage_bytes
+        if problem.layout == "BDT":
+            return min(aligned, self.tile_steps)
+        return math.gcd(aligned, self.group_channels, self.channels)
+
+    @property
+    def copies_gates(self) -> bool:
+        """Whether gates are copied asynchronously, in pieces as wide as one copy.
+
+        On an H200 forwards of selective scans take up to 8 % less than through registers. Backwards take 1 to 12 % more, but of
+        one long sequence in fp32 a fifth less: in parts of time two loops need the registers.
+        """
+        problem = self.problem
+        is_widest = self.vector * problem.precision.storage_bytes == WIDEST_COPY_BYTES
+        in_parts = self.time_parts > 1 and problem.layout != "BDT"
+        of_pass = {"forward": True, "backward": in_parts, "step": False}[problem.kernel_pass]
+        return of_pass and is_widest and can_copy_asynchronously(problem)
+
+    @property
+    def swaps_halves(self) -> bool:
+        """Whether a lane's halves change places in every other channel of a backward: both are read by whole loads."""
+        half_bytes = self.values // 2 * self.problem.precision.arithmetic_bytes
+        is_even = self.values % 2 == 0 and half_bytes % WIDEST_COPY_BYTES == 0
+        return self.problem.kernel_pass == "backward" and is_even and self.lanes < limits.WARP_LANES
+
+    @property
+    def chunk(self) -> int:
+        """Values of a state that a lane of a step moves at once."""
+        widest = WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes
+        return math.gcd(self.values, self.problem.state_size, widest)
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps of a tile without a loop around each, so that they overlap but for the states."""
+        return max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // self.values))
+
+    @property
+    def gradients_at_once(self) -> int:
+        """The same of steps back, which have several times as many values under way."""
+        return max(1, self.steps_at_once // 2)
+
+    @property
+    def prepared_alignment(self) -> int:
+        """Bytes that what is prepared of one step and channel is aligned to: those of one load if there are so many."""
+        size_bytes = max(1, self.problem.cell.prepared_count) * self.problem.precision.arithmetic_bytes
+        return min(1 << (size_bytes - 1).bit_length(), WIDEST_COPY_BYTES)
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of what is prepared of one step and channel."""
+        size_bytes = max(1, self.problem.cell.prepared_count) * self.problem.precision.arithmetic_bytes
+        return -(-size_bytes // self.prepared_alignment) * self.prepared_alignment
+
+    @property
+    def prepared_padding(self) -> int:
+        """Channels between the rows of what is prepared, so that lanes that write several rows do so in different banks."""
+        return max(1, BANKS_BYTES // self.prepared_bytes // self.lanes) if self.lanes > 1 else 0
+
+    @property
+    def state_rows(self) -> int:
+        """Values of a lane of all states."""
+        wide = len(self.problem.cell.vector_states)
+        return wide * self.values + len(self.problem.cell.states) - wide
+
+    @property
+    def row_alignment(self) -> int:
+        """Bytes that a lane's values of an input S.* are aligned to."""
+        return math.gcd(self.values * self.problem.precision.arithmetic_bytes, WIDEST_COPY_BYTES)
+
+    def shared_map(self) -> dict[str, int]:
+        """The parts of the block's shared memory: both buffers of each."""
+        cell, precision = self.problem.cell, self.problem.precision
+        if self.problem.kernel_pass == "step":
+            return {}
+        pitch = self.channels + (self.problem.layout == "BDT")
+        row = self.tile_steps * pitch * precision.storage_bytes
+        is_backward = self.problem.kernel_pass == "backward"
+        gates = _aligned(len(cell.gates) * row)
+        gate_rows = gates
+        if self.copies_gates and self.problem.layout == "BDT":
+            # Rows of steps of a channel, each with a piece behind it.
+            gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + WIDEST_COPY_BYTES)
+        arithmetic = precision.arithmetic_bytes
+        inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
+        parts = {"gates": 2 * gate_rows, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
+        parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
+        parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
+        if is_backward:
+            warps = self.threads // limits.WARP_LANES
+            of_warp = max(1, len(cell.shared) * self.values) * self.lanes
+            parts["gradients"] = gates
+            parts["shared_gradients"] = _aligned(self.tile_steps * warps * of_warp * arithmetic)
+            parts["states"] = _aligned(self.tile_steps * self.state_rows * self.threads * arithmetic)
+        return parts
+
+    def registers(self) -> int:
+        """Return an estimate: the tile under way, what is carried on, and one step's own values."""
+        problem, cell, precision = self.problem, self.problem.cell, self.problem.precision
+        words = problem.registers_per_value
+        wide_states, wide_parameters = len(cell.vector_states), len(cell.vector_parameters)
+        narrow_states = len(cell.states) - wide_states
+        narrow = narrow_states + len(cell.parameters) - wide_parameters + 2 * len(cell.gates)
+        of_value = 2 * wide_states + wide_parameters
+        under_way = 0
+        if problem.kernel_pass != "step":
+            of_lane = -(-self.tile_steps // self.lanes) * precision.storage_bytes
+            tile = 0 if self.copies_gates else -(-len(cell.gates) * of_lane // REGISTER_BYTES)
+            of_step = 1 << (self.lanes * self.values - 1).bit_length()
+            inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
+            # In parts of time two loops have them, which the compiler does not always let share registers.
+            under_way = tile + inputs * (2 if self.time_parts > 1 else 1)
+            # Of the other steps at once, what they read.
+            is_forward = problem.kernel_pass == "forward"
+            others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
+            narrow += others * (cell.prepared_count + (0 if is_forward else len(cell.gates)))
+            of_value += others * (len(cell.shared) + (0 if is_forward else 2 * wide_states))
+        if problem.kernel_pass == "backward":
+            of_value += wide_states + wide_parameters + len(cell.shared)
+            narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
+            under_way += -(-of_lane // REGISTER_BYTES)
+            under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
+        else:
+            # Of the other sequences, what they read.
+            narrow += (self.sequences - 1) * (len(cell.gates) + narrow_states + REGISTERS_OF_SEQUENCE)
+            of_value += (self.sequences - 1) * (wide_states + len(cell.shared))
+        temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
+        return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
+
+    def partition(self) -> dict[str, int]:
+        """What the templates need to know beside the variables."""
+        problem = self.problem
+        return {
+            "state_size": problem.state_size,
+            "groups": problem.groups,
+            "vector": self.vector,
+            "row_alignment": self.row_alignment,
+            "chunk": self.chunk,
+            "swaps_halves": int(self.swaps_halves),
+            "half_alignment": WIDEST_COPY_BYTES if self.swaps_halves else self.problem.precision.arithmetic_bytes,
+            "copied_bytes": WIDEST_COPY_BYTES if self.copies_gates else 0,
+            "prepared_alignment": self.prepared_alignment,
+            "prepared_padding": self.prepared_padding,
+            "steps_at_once": self.steps_at_once,
+            "gradients_at_once": self.gradients_at_once,
+            "state_rows": self.state_rows,
+            "blocks_per_sequence": self.blocks_per_sequence,
+            "group_blocks": self.blocks_per_sequence // problem.groups,
+            "part_values": PART_ENDS[problem.kernel_pass] * self.state_rows * self.threads if self.time_parts > 1 else 0,
+        }
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+
+def block_of(problem: Problem, candidate: Candidate) -> Block:
+    """Return the block of a candidate."""
+    return Block(problem, **candidate)

@@ -1,0 +1,187 @@
+"""The cost of kernels for n values per channel: bytes, instructions, special functions, and the chain of steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.occupancy import shared_bytes_allocated
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Resources
+from minrnn_gen.plan.vectors.block import Block
+
+# Of a result that the next instruction waits for (arXiv 1804.06826), of a special function with what prepares its argument, of
+# a shuffle, and of a value read from shared memory.
+CYCLES_PER_OPERATION, CYCLES_PER_TRANSCENDENTAL, CYCLES_PER_SHUFFLE, CYCLES_PER_SHARED = 4.0, 24.0, 25.0, 30.0
+# Of operations on the values of a lane, which are independent: fitted to selective scans on an H200, as is the share of issue
+# slots that their warps fill, two on each scheduler.
+CYCLES_PER_WIDE_OPERATION = {"forward": 4.0, "backward": 1.2, "step": 4.0}
+ISSUE_SHARE = {"forward": 0.84, "backward": 0.67}
+# Of operations on n values products and sums are fused, and exponentials are powers of 2: counted in the machine code of
+# selective, as are all counts of instructions here.
+INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
+# Per step: its loop, and per value moved through shared memory its address and access.
+INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
+# Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
+INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 200.0, 8.0, 20.0
+# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on. Each warp of a backward waits for
+# the states at its begin, from memory.
+CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 600.0}, 800.0
+# Around steps at once: what they read of what was prepared, the first exponential behind it, and the sums of the steps before.
+CYCLES_PER_STEPS_AT_ONCE = 180.0
+# Loads to registers under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared
+# memory can take, which takes them in steps of some 32 KiB (CUDA C++ Programming Guide, compute capabilities 8.0 to 9.0). Where
+# there is too little room, the rest of a tile waits for its first part to come.
+L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
+# What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
+SECTOR_BYTES, NARROW_SHARE = 32, 0.25
+# A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other.
+STEP_LATENCIES = 3.0
+# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums, no y, but products.
+ENDS_SHARE = {"forward": 0.85, "backward": 0.3}
+# Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
+# blocks have written.
+CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
+
+
+@dataclass(frozen=True)
+class _StepOfLane:
+    """What a lane does at a step: instructions, results of the special-function unit, cycles until its results are there."""
+
+    instructions: float
+    functions: float
+    latency: float
+
+
+def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
+    cell = problem.cell
+    is_backward, is_step = problem.kernel_pass == "backward", problem.kernel_pass == "step"
+    # What is prepared is shared out among the lanes of a channel.
+    share = 1 / block.lanes if problem.kernel_pass == "forward" else 1.0
+    operations = share * (cell.operation_count - cell.wide_operation_count)
+    functions = share * (cell.transcendental_count - cell.wide_transcendental_count)
+    shuffles = cell.sum_count * math.log2(block.lanes)
+    accesses = share * (len(cell.gates) + cell.prepared_count) + 1 + block.values * len(cell.shared) / 4
+    if is_backward:
+        accesses += 2 * block.state_rows + len(cell.gates)
+        shuffles += block.values * len(cell.shared) + math.log2(limits.WARP_LANES / block.lanes)
+    instructions = (
+        operations
+        + functions * gpu_rates.INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+        + block.values * cell.wide_operation_count * INSTRUCTIONS_PER_WIDE_OPERATION
+        + 2 * shuffles
+        + accesses * INSTRUCTIONS_PER_ACCESS
+        + INSTRUCTIONS_PER_STEP
+    )
+    if not is_step:
+        times = 2 if is_backward else 1
+        vectors = (times * len(cell.gates) + 1) / block.lanes / block.vector
+        values = len(cell.shared) * block.lanes * block.values / block.threads
+        instructions += INSTRUCTIONS_PER_TILE / block.tile_steps
+        instructions += times * (vectors * INSTRUCTIONS_PER_VECTOR + values * INSTRUCTIONS_PER_SHARED_VALUE)
+    latency = (
+        CYCLES_PER_SHARED
+        + CYCLES_PER_OPERATION * operations
+        + CYCLES_PER_WIDE_OPERATION[problem.kernel_pass] * block.values * cell.wide_operation_count
+        + CYCLES_PER_TRANSCENDENTAL * (functions + cell.wide_transcendental_count)
+        + CYCLES_PER_SHUFFLE * shuffles
+        + (0.0 if is_step else CYCLES_PER_STEPS_AT_ONCE)
+    )
+    # Steps at once wait together.
+    at_once = 1 if is_step else block.gradients_at_once if is_backward else block.steps_at_once
+    return _StepOfLane(instructions, functions + block.values * cell.wide_transcendental_count, latency / at_once)
+
+
+def predicted_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Amount]:
+    """Whichever is longest: bytes moved, instructions or special functions of the busiest SM, the chain of steps."""
+    return _step_us(problem, block, held) if problem.kernel_pass == "step" else _walk_us(problem, block, held)
+
+
+def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Amount]:
+    """The cost of a single step, whose lanes take some sequences each."""
+    cell, gpu, step = problem.cell, problem.gpu, _step_of_lane(problem, block)
+    cycles_per_us = gpu.sm_clock_hz / 1e6
+    of_sequences = ceil(problem.batch / block.sequences)
+    blocks = ceil(of_sequences * problem.hidden_size * block.lanes / block.threads)
+    of_busiest_sm = ceil(blocks / gpu.sm_count)
+    warps = of_busiest_sm * block.threads / limits.WARP_LANES
+    rounds = ceil(of_busiest_sm / held.blocks_per_sm)
+    wide_parameters = len(cell.vector_parameters)
+    instructions = block.sequences * step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
+    special = warps * block.sequences * step.functions * limits.WARP_LANES
+    state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
+    # Of a step whose lanes read less than a sector of memory at once, some is read again.
+    read_at_once = block.lanes * block.chunk * problem.precision.arithmetic_bytes
+    narrow = 1 + NARROW_SHARE * max(0.0, math.log2(SECTOR_BYTES / read_at_once))
+    # Parameters are read for each time that lanes take sequences, from L2.
+    parameters = of_sequences * problem.hidden_size * problem.state_size * wide_parameters * problem.precision.arithmetic_bytes
+    traffic = problem.traffic_bytes + 2 * _state_bytes(problem) * narrow + parameters / gpu_rates.L2_BANDWIDTH_FACTOR
+    resident = minimum(held.blocks_per_sm, of_busiest_sm) * (block.threads * block.sequences * max(1, state_bytes))
+    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / resident)
+    waiting = STEP_LATENCIES * gpu.memory_latency_ns * 1e-3
+    return {
+        "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
+        "issue": warps * instructions / gpu.partitions_per_sm / cycles_per_us,
+        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
+        "chain": rounds * ((step.latency + block.sequences * step.instructions) / cycles_per_us + waiting),
+        "launch": gpu_rates.launch_us(gpu),
+    }
+
+
+def _sums_bytes(problem: Problem, block: Block) -> Amount:
+    of_block = problem.batch * problem.time * problem.state_size * len(problem.cell.shared) * problem.precision.arithmetic_bytes
+    return block.blocks_per_sequence * of_block
+
+
+def _state_bytes(problem: Problem) -> Amount:
+    states = problem.batch * problem.hidden_size * problem.state_size * len(problem.cell.vector_states)
+    return states * problem.precision.arithmetic_bytes
+
+
+def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Amount]:
+    """The cost of a walk over time."""
+    cell, gpu, step = problem.cell, problem.gpu, _step_of_lane(problem, block)
+    cycles_per_us = gpu.sm_clock_hz / 1e6
+    time: Amount = problem.time
+    blocks = problem.batch * block.blocks_per_sequence * block.time_parts
+    if block.time_parts > 1:
+        # Twice through all tiles of a part: to its end, and again from where it begins.
+        time = (
+            ceil(problem.time / block.tile_steps / block.time_parts) * block.tile_steps * (1 + ENDS_SHARE[problem.kernel_pass])
+        )
+    warps = block.threads / limits.WARP_LANES
+    of_busiest_sm = ceil(blocks / gpu.sm_count)
+    rounds = ceil(of_busiest_sm / held.blocks_per_sm)
+    warp_steps = of_busiest_sm * warps * time
+    special = warp_steps * step.functions * limits.WARP_LANES
+    together = maximum(1.0, minimum(held.blocks_per_sm, of_busiest_sm))
+    # What a block has under way is a tile; the memory's latency passes while another is computed.
+    in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
+    carved_out = ceil(together * shared_bytes_allocated(gpu, held.shared_bytes) / CARVEOUT_BYTES) * CARVEOUT_BYTES
+    room = maximum(L1_BYTES_LEAST, gpu.shared_bytes_per_sm + L1_BYTES_LEAST - carved_out)
+    loads = 1.0 if block.copies_gates else maximum(1.0, together * in_flight / room)
+    waiting = (CYCLES_PER_TILE[problem.kernel_pass] + CYCLES_PER_LOAD * (loads - 1.0)) / block.tile_steps / together
+    if problem.kernel_pass == "backward":
+        waiting = waiting + CYCLES_PER_CHECKPOINT / block.tile_steps / maximum(1.0, together * warps / gpu.partitions_per_sm)
+    traffic = problem.traffic_bytes + 2 * _state_bytes(problem)
+    if problem.kernel_pass == "backward":
+        traffic = traffic + 2 * _state_bytes(problem) * problem.time / block.tile_steps
+    if block.time_parts > 1:
+        traffic = traffic + problem.element_count * len(cell.gates) * problem.precision.storage_bytes
+    parts_us: Amount = (CYCLES_OF_PARTS + CYCLES_PER_PART * block.time_parts) / cycles_per_us if block.time_parts > 1 else 0.0
+    if problem.kernel_pass == "backward":
+        # Gradients of S.* of every block are added up by another launch.
+        parts_us = parts_us + _sums_bytes(problem, block) / gpu.bandwidth_bytes_per_s * 1e6
+    issued = warp_steps * step.instructions / gpu.partitions_per_sm / ISSUE_SHARE[problem.kernel_pass]
+    resident = held.blocks_per_sm * in_flight
+    starved = max(1.0, gpu.bytes_in_flight_per_sm / resident)
+    return {
+        "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6 + parts_us,
+        "issue": (issued + rounds * time * waiting) / cycles_per_us + parts_us,
+        "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us + parts_us,
+        "chain": rounds * time * (max(step.latency, step.instructions) + waiting) / cycles_per_us + parts_us,
+        "launch": gpu_rates.launch_us(gpu),
+    }
