@@ -92,6 +92,7 @@ KINDS = (
 # Those of the everyday suite, and whether their calls have resets: each family, strategy, scope and product, every precision,
 # layout and direction. The others are their like, or take long to compile or to run.
 EVERYDAY = {
+    "cooperative blocks": True, "cooperative bf16 parameters": False,
     "channels one warp": True, "channels two warps": False, "channels cluster": True, "channels tickets": True,
     "channels log": True, "time two columns": True, "time two warps": False, "time tickets": True, "time vectors": False,
     "time reverse": False, "diagonal channels": True, "diagonal time": False, "recurrent block": True,
