@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense.warpgroup_partition import SWIZZLED_ROW_BYTES, TILE_COLUMNS, TILE_ROWS, WarpgroupPartition
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
-from minrnn_gen.plan.limits import WARP_LANES, Quantity
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, minimum, where
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
@@ -19,8 +19,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
-# Flags that a warp reads at once.
-CHUNKS_MOST = WARP_LANES
+# Chunks of a warpgroup, whose products are unrolled.
+CHUNKS_MOST = 64
 # Warpgroups that multiply: more have too few registers for a part of R.
 CONSUMERS_MOST = 4
 
@@ -50,7 +50,8 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
         "column_groups": (1, 2),
-        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128),
+        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 176, 192, 256),
+        "streams_matrix": (0, 1),
     }
 
 
@@ -91,10 +92,19 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "sequences",
         ),
         Constraint(
-            "chunks_of_head",
-            "a warp reads the flags of all chunks of a head's units at once",
+            "whole_flags",
+            "flags are of as many chunks each, and no more of them than a warp reads at once",
             every[:5],
-            lambda *values: partition_at(*values, TILE_COLUMNS).unit_chunks,
+            lambda *values: partition_at(*values, TILE_COLUMNS).unit_chunks % partition_at(*values, TILE_COLUMNS).flag_chunks,
+            lambda *_: 0,
+            "chunks",
+            "split the hidden size into more heads",
+        ),
+        Constraint(
+            "unrolled_chunks",
+            "the chunks that a warpgroup multiplies are unrolled, so that those of R in registers have names",
+            every[:5],
+            lambda *values: partition_at(*values, TILE_COLUMNS).warpgroup_chunks,
             lambda *_: CHUNKS_MOST,
             "chunks",
             "split the hidden size into more heads",

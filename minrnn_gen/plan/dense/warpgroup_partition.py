@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,10 @@ REGISTER_UNIT = 8  # of setmaxnreg
 # Registers of a thread that fetches, where warpgroups divide the registers anew: fewer beside more than two that multiply.
 PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
 REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
+# Flags that a warp reads at once, of chunks of outputs that are complete.
+FLAGS_MOST = WARP_LANES
+# Bytes of the ring where R is streamed through it: a microsecond of L2 at what one SM draws from it, and as much that is multiplied.
+STREAM_RING_BYTES = 128 << 10
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
@@ -36,6 +41,7 @@ class WarpgroupPartition:
     split_k_warpgroups: int
     column_groups: int
     batch_tile: int
+    streams_matrix: int = 0
 
     @property
     def is_backward(self) -> bool:
@@ -83,6 +89,11 @@ class WarpgroupPartition:
         of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, self.operand_width))
         together = max(of_shares, self.tile_units * self.row_tiles)
         return -(-self.problem.head_dim // together) * together // self.chunk_units
+
+    @property
+    def flag_chunks(self) -> int:
+        """Chunks of units with a flag of their own: a power of two, so that units of tiles and of flags are multiples."""
+        return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
 
     @property
     def chunks(self) -> int:
@@ -171,22 +182,34 @@ class WarpgroupPartition:
     def register_chunks(self) -> int:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
         room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
-        return max(0, min(self.warpgroup_chunks, room))
+        return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
         return self.registers_beside_matrix + REGISTERS_PER_CHUNK * self.register_chunks
 
-    @property
+    @cached_property
     def shared_chunks(self) -> int:
-        """Chunks of a warpgroup's part of R in shared memory."""
-        return self.warpgroup_chunks - self.register_chunks
+        """Chunks of a warpgroup's part of R in shared memory: what registers leave; of R that is streamed, what the ring leaves."""
+        left = self.warpgroup_chunks - self.register_chunks - self.streams_matrix
+        if not self.streams_matrix:
+            return left
+        room = self.most_shared_bytes - sum(self.parts_beside_matrix.values()) - self.ring_bytes(self._stream_slots)
+        chunk_bytes = self.row_tiles * self.split_k_warpgroups * TILE_ROWS * SWIZZLED_ROW_BYTES
+        return max(0, min(left, room // chunk_bytes))
+
+    @property
+    def streamed_chunks(self) -> int:
+        """Chunks of a warpgroup's part of R that come through the ring in every step."""
+        return self.warpgroup_chunks - self.register_chunks - self.shared_chunks
 
     @cached_property
     def producer_warps(self) -> int:
-        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly."""
+        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly, slots of a ring suffice."""
         most = PRODUCER_WARPS // self.column_groups
+        if self.streams_matrix:
+            most = max(1, min(most, self._slots_beside(self.parts_beside_matrix)))
         return max(warps for warps in (1, 2, 4) if warps <= most and self.block_chunks % warps == 0)
 
     @property
@@ -204,13 +227,22 @@ class WarpgroupPartition:
         """Bytes of a chunk of an operand."""
         return self.batch_tile * SWIZZLED_ROW_BYTES
 
+    @property
+    def streamed_slot_bytes(self) -> int:
+        """Bytes of a chunk of R in the ring, for all rows of the block."""
+        return self.streams_matrix * self.row_tiles * TILE_ROWS * SWIZZLED_ROW_BYTES
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """Bytes of shared memory that the parts may take."""
+        return self.problem.gpu.shared_bytes_per_block_max - SWIZZLE_BYTES
+
     @cached_property
-    def fixed_map(self) -> dict[str, int]:
-        """The parts of shared memory beside the ring."""
+    def parts_beside_matrix(self) -> dict[str, int]:
+        """The parts of shared memory beside R and the ring."""
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
         consumers, columns = self.consumers, self.finished_columns
         parts = {
-            "matrix": self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES,
             "stages": consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
@@ -220,17 +252,37 @@ class WarpgroupPartition:
         return {name: size for name, size in parts.items() if size}
 
     @cached_property
+    def fixed_map(self) -> dict[str, int]:
+        """The parts of shared memory beside the ring."""
+        matrix_bytes = self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
+        return ({"matrix": matrix_bytes} if matrix_bytes else {}) | self.parts_beside_matrix
+
+    def ring_bytes(self, slots: int) -> int:
+        """Bytes of a ring of so many slots for each group of sequences, with their mbarriers."""
+        return self.column_groups * slots * (self.slot_bytes + self.streamed_slot_bytes + 2 * MBARRIER_BYTES)
+
+    @property
+    def _stream_slots(self) -> int:
+        """Slots of the ring where R is streamed, if there is room."""
+        slots = max(self.producer_warps, -(-STREAM_RING_BYTES // self.ring_bytes(1)))
+        return -(-slots // self.split_k_warpgroups) * self.split_k_warpgroups
+
+    @cached_property
     def ring_slots(self) -> int:
-        """Chunks of operands that fit: as many as fill shared memory, at most those of two steps."""
-        most = self.problem.gpu.shared_bytes_per_block_max - SWIZZLE_BYTES - sum(self.fixed_map.values())
-        slots = most // (self.column_groups * (self.slot_bytes + 2 * MBARRIER_BYTES))
-        return max(0, min(slots, 2 * self.block_chunks)) // self.split_k_warpgroups * self.split_k_warpgroups
+        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps."""
+        slots = max(0, min(self._slots_beside(self.fixed_map), 2 * self.block_chunks))
+        return slots // self.split_k_warpgroups * self.split_k_warpgroups
+
+    def _slots_beside(self, parts: Mapping[str, int]) -> int:
+        """Slots that fit beside other parts of shared memory."""
+        return (self.most_shared_bytes - sum(parts.values())) // self.ring_bytes(1)
 
     @cached_property
     def shared_map(self) -> dict[str, int]:
         """The parts of shared memory."""
         slots = self.column_groups * self.ring_slots
-        parts = self.fixed_map | {"ring": slots * self.slot_bytes, "mbarrier": 2 * slots * MBARRIER_BYTES}
+        ring = {"ring": slots * (self.slot_bytes + self.streamed_slot_bytes), "mbarrier": 2 * slots * MBARRIER_BYTES}
+        parts = self.fixed_map | ring
         return parts | {"padding": -sum(parts.values()) % SWIZZLE_BYTES}
 
     @property
@@ -244,9 +296,16 @@ class WarpgroupPartition:
 
         Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup.
         """
-        flags_bytes = -(-4 * self.unit_chunks // LINE_BYTES) * LINE_BYTES
+        flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
         return 2 * self.chunks * self.slot_bytes + flags_bytes + sums_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory with a head of R as the ring takes it, and a line for the flag of each block; 0 where R stays on the chip."""
+        if not self.streams_matrix:
+            return 0
+        return self.tiles * self.chunks * TILE_ROWS * SWIZZLED_ROW_BYTES + self.grid_blocks * LINE_BYTES
 
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
@@ -257,6 +316,7 @@ class WarpgroupPartition:
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
             "unit_chunks": self.unit_chunks,
+            "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
             "register_chunks": self.register_chunks,
             "shared_chunks": self.shared_chunks,
@@ -266,4 +326,5 @@ class WarpgroupPartition:
             "producer_registers": self.producer_registers,
             "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
             "exchange_bytes": self.exchange_bytes,
+            "packed_bytes": self.packed_bytes,
         }
