@@ -627,6 +627,14 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("streamed halves", ONCE | {"model": "elman", "hidden_size": 72}, STREAMED | HALVES | {"batch_tile": 16}, "resets", BOTH),
         ("streamed groups", LSTM, STREAMED | {"column_groups": 2}, "resets", BOTH),
         ("streamed heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, STREAMED, "resets", BOTH),
+        ("streamed together", LSTM | {"hidden_size": 72}, STREAMED | {"cluster_blocks": 2}, "long resets", BOTH),
+        (
+            "streamed together in sums",
+            BF16 | {"model": "elman", "hidden_size": 136},
+            STREAMED | {"cluster_blocks": 2, "split_k_blocks": 4, "batch_tile": 32},
+            "resets",
+            BACKWARD,
+        ),
         ("streamed cluster", BF16 | {"model": "elman", "hidden_size": 136}, STREAMED | TWO_THAT_SUM | {"batch_tile": 16}, "long", BACKWARD),
     ),
     "alternating": (
