@@ -21,6 +21,7 @@ ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 PRODUCTS_MOST = 4
 # Chunks of a warpgroup, whose products are unrolled.
 CHUNKS_MOST = 64
+REGISTER_BITS = 32
 # Warpgroups that multiply: more have too few registers for a part of R.
 CONSUMERS_MOST = 4
 
@@ -128,6 +129,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda cluster_blocks, *_: cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, 1),
             "blocks",
             "split the hidden size into more heads",
+        ),
+        Constraint(
+            "cells_of_lane",
+            "a lane remembers in the bits of a register which of its cells were reset",
+            every,
+            of(lambda partition: partition.cells if backward else 0),
+            lambda *_: REGISTER_BITS,
+            "cells",
         ),
         Constraint(
             "registers_of_warpgroup",

@@ -25,8 +25,11 @@ REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
 FLAGS_MOST = WARP_LANES
 # Bytes of the ring where R is streamed through it: a microsecond of L2 at what one SM draws from it, and as much that is multiplied.
 STREAM_RING_BYTES = 128 << 10
+# Slots of such a ring: a chunk that is multiplied, and of what is under way no less.
+STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
+ROUNDS_REGISTERS = 16  # of a backward in rounds
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -140,6 +143,20 @@ class WarpgroupPartition:
         """Sequences whose cells a warpgroup computes."""
         return self.batch_tile // self.shares
 
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds in which a warpgroup computes its cells: more than one only where R is streamed and the ring would have no room.
+
+        Two rounds take as much memory as one, since the values of the next one are copied meanwhile.
+        """
+        tiles = self.finished_columns // TILE_COLUMNS
+        if not self.streams_matrix or tiles < 1:
+            return 1
+        for rounds in (1, *range(3, tiles)):
+            if tiles % rounds == 0 and self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST:
+                return rounds
+        return tiles if tiles > 2 else 1
+
     @property
     def cells(self) -> int:
         """Cells of a lane."""
@@ -183,7 +200,8 @@ class WarpgroupPartition:
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
-            return BACKWARD_REGISTERS_FIXED + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
+            fixed = BACKWARD_REGISTERS_FIXED + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
+            return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
         of_resets = self.cells // 4 if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
         return REGISTERS_FIXED + sums + carried + of_units + gates + products + of_resets
@@ -250,10 +268,13 @@ class WarpgroupPartition:
     @cached_property
     def parts_beside_matrix(self) -> dict[str, int]:
         """The parts of shared memory beside R and the ring."""
+        return self._parts_beside_matrix(self.rounds)
+
+    def _parts_beside_matrix(self, rounds: int) -> dict[str, int]:
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
-        consumers, columns = self.consumers, self.finished_columns
+        consumers, columns = self.consumers, self.finished_columns // rounds
         parts = {
-            "stages": consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "stages": min(rounds, 2) * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
@@ -330,6 +351,7 @@ class WarpgroupPartition:
             "unit_chunks": self.unit_chunks,
             "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
+            "rounds": self.rounds,
             "register_chunks": self.register_chunks,
             "shared_chunks": self.shared_chunks,
             "ring_slots": self.ring_slots,
