@@ -624,12 +624,30 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             FORWARD,
         ),
         ("streamed sums", LSTM | {"hidden_size": 72}, STREAMED | BLOCKS_THAT_SUM | {"batch_tile": 16}, "resets", BOTH),
-        ("streamed halves", ONCE | {"model": "elman", "hidden_size": 72}, STREAMED | HALVES | {"batch_tile": 16}, "resets", BOTH),
+        (
+            "streamed halves",
+            ONCE | {"model": "elman", "hidden_size": 72},
+            STREAMED | HALVES | {"batch_tile": 16},
+            "resets",
+            BOTH,
+        ),
         ("streamed groups", LSTM, STREAMED | {"column_groups": 2}, "resets", BOTH),
         ("streamed heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, STREAMED, "resets", BOTH),
         # Shared memory has no room for the values of all sequences.
-        ("streamed in rounds", ONCE | {"model": "lstm", "hidden_size": 24}, STREAMED | {"row_tiles": 2, "batch_tile": 176}, "long resets", FORWARD),
-        ("streamed in rounds, backward", BF16 | {"model": "gru", "hidden_size": 72}, STREAMED | {"row_tiles": 2, "batch_tile": 64}, "long resets", BACKWARD),
+        (
+            "streamed in rounds",
+            ONCE | {"model": "lstm", "hidden_size": 24},
+            STREAMED | {"row_tiles": 2, "batch_tile": 176},
+            "long resets",
+            FORWARD,
+        ),
+        (
+            "streamed in rounds, backward",
+            BF16 | {"model": "gru", "hidden_size": 72},
+            STREAMED | {"row_tiles": 2, "batch_tile": 64},
+            "long resets",
+            BACKWARD,
+        ),
         ("streamed together", LSTM | {"hidden_size": 72}, STREAMED | {"cluster_blocks": 2}, "long resets", BOTH),
         (
             "streamed together in sums",
@@ -638,7 +656,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             BACKWARD,
         ),
-        ("streamed cluster", BF16 | {"model": "elman", "hidden_size": 136}, STREAMED | TWO_THAT_SUM | {"batch_tile": 16}, "long", BACKWARD),
+        (
+            "streamed cluster",
+            BF16 | {"model": "elman", "hidden_size": 136},
+            STREAMED | TWO_THAT_SUM | {"batch_tile": 16},
+            "long",
+            BACKWARD,
+        ),
     ),
     "alternating": (
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),

@@ -91,7 +91,11 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "operand_blocks",
             "blocks of a cluster that fetch an operand together have other rows of the same head, and as many bytes of it each",
             every,
-            of(lambda partition: partition.blocks_of_rows % partition.operand_blocks + partition.batch_tile % partition.operand_blocks),
+            of(
+                lambda partition: (
+                    partition.blocks_of_rows % partition.operand_blocks + partition.batch_tile % partition.operand_blocks
+                )
+            ),
             lambda *_: 0,
             "blocks",
         ),

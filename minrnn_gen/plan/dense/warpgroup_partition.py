@@ -23,7 +23,7 @@ PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
 REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
 # Flags that a warp reads at once, of chunks of outputs that are complete.
 FLAGS_MOST = WARP_LANES
-# Bytes of the ring where R is streamed through it: a microsecond of L2 at what one SM draws from it, and as much that is multiplied.
+# Bytes of the ring where R is streamed through it: what an SM draws from L2 in a microsecond, and as much that is multiplied.
 STREAM_RING_BYTES = 128 << 10
 # Slots of such a ring: a chunk that is multiplied, and of what is under way no less.
 STREAM_SLOTS_LEAST = 4
@@ -120,7 +120,7 @@ class WarpgroupPartition:
 
     @property
     def operand_blocks(self) -> int:
-        """Blocks of a cluster that have other rows and the same columns, so that each fetches a part of their operand for all."""
+        """Blocks of a cluster that have other rows and the same columns: each fetches a part of their operand for all."""
         return self.cluster_blocks if self.cluster_blocks != self.split_k_blocks else 1
 
     @property
@@ -145,17 +145,16 @@ class WarpgroupPartition:
 
     @cached_property
     def rounds(self) -> int:
-        """Rounds in which a warpgroup computes its cells: more than one only where R is streamed and the ring would have no room.
+        """Rounds in which a warpgroup computes its cells: several where R is streamed and the ring had no room otherwise.
 
         Two rounds take as much memory as one, since the values of the next one are copied meanwhile.
         """
         tiles = self.finished_columns // TILE_COLUMNS
         if not self.streams_matrix or tiles < 1:
             return 1
-        for rounds in (1, *range(3, tiles)):
-            if tiles % rounds == 0 and self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST:
-                return rounds
-        return tiles if tiles > 2 else 1
+        possible = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
+        fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
+        return next(fitting, possible[-1])
 
     @property
     def cells(self) -> int:
@@ -219,7 +218,7 @@ class WarpgroupPartition:
 
     @cached_property
     def shared_chunks(self) -> int:
-        """Chunks of a warpgroup's part of R in shared memory: what registers leave; of R that is streamed, what the ring leaves."""
+        """Chunks of a warpgroup's part of R in shared memory: what registers leave, and where R is streamed the ring."""
         left = self.warpgroup_chunks - self.register_chunks - self.streams_matrix
         if not self.streams_matrix:
             return left
@@ -234,7 +233,7 @@ class WarpgroupPartition:
 
     @cached_property
     def producer_warps(self) -> int:
-        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly, slots of a ring suffice."""
+        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly, and each has a slot."""
         most = PRODUCER_WARPS // self.column_groups
         if self.streams_matrix:
             most = max(1, min(most, self._slots_beside(self.parts_beside_matrix)))
@@ -306,7 +305,8 @@ class WarpgroupPartition:
 
     def _slots_beside(self, parts: Mapping[str, int]) -> int:
         """Slots that fit beside other parts of shared memory."""
-        return (self.most_shared_bytes - sum(parts.values())) // self.ring_bytes(1)
+        left_bytes: int = self.most_shared_bytes - sum(parts.values())
+        return left_bytes // self.ring_bytes(1)
 
     @cached_property
     def shared_map(self) -> dict[str, int]:
@@ -333,7 +333,7 @@ class WarpgroupPartition:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of memory with a head of R as the ring takes it, and a line for the flag of each block; 0 where R stays on the chip."""
+        """Bytes of memory with a head of R as the ring takes it, and a line for each block's flag; 0 where none is streamed."""
         if not self.streams_matrix:
             return 0
         return self.tiles * self.chunks * TILE_ROWS * SWIZZLED_ROW_BYTES + self.grid_blocks * LINE_BYTES
