@@ -57,8 +57,6 @@ void mbarrier_arrive_expect_tx(void* mbarrier, unsigned bytes);
 void mbarrier_wait(void* mbarrier, int phase);
 void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes);
 void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier);
-void bulk_copy_multicast(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier, unsigned blocks);
-void mbarrier_arrive_at(void* mbarrier, unsigned rank);
 void fence_async_proxy();
 void copy_async(void* to, const void* from, int bytes);
 void copy_async_commit();

@@ -88,45 +88,6 @@ __device__ void product(int element, bool is_shared, int columns, int slice, con
     minrnn_host::wait_multiplications(0);
     for (int n = 0; n < columns / 2; ++n) y[(row + n / 2 % 2 * 8) * columns + n / 4 * 8 + pair * 2 + n % 2] = sum[n] - n;
 }
-// Rows of words that the blocks of a cluster fetch together, each a half of every row for both, and add up: y[block, word].
-__device__ void multicast(int fault, int rows, const unsigned char* h, float* y) {
-    extern __shared__ unsigned char shared_bytes[];
-    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
-    const int thread = threadIdx.x, rank = int(cluster_rank());
-    constexpr int ROW_BYTES = 128 * 4, HALF_BYTES = ROW_BYTES / 2;
-    if (thread == 0) {
-        for (int n = 0; n < 2; ++n) {
-            mbarrier_init(&shared.full[n]);
-            mbarrier_init(&shared.empty[n], 2);
-        }
-    }
-    __syncthreads();
-    if (fault != 1) cluster_sync();                                                     // 1: mbarriers that may be uninitialized
-    if (thread >= 128) {
-        for (int t = 0; t < rows && thread == 128; ++t) {
-            const int slot = t % 2, first = rank * HALF_BYTES;
-            if (fault != 2) mbarrier_wait(&shared.empty[slot], t / 2 - 1);              // 2: no wait for room
-            mbarrier_arrive_expect_tx(&shared.full[slot], ROW_BYTES);
-            if (fault == 3) bulk_copy(shared.slot[slot] + first, h + t * ROW_BYTES + first, HALF_BYTES, &shared.full[slot]);    // 3: for one block
-            else bulk_copy_multicast(shared.slot[slot] + first, h + t * ROW_BYTES + first, HALF_BYTES, &shared.full[slot], fault == 4 ? 3 : 2);     // 4: for more than there are
-        }
-        __syncwarp();
-        if (fault != 5) cluster_sync();
-        return;
-    }
-    float sum = 0;
-    for (int t = 0; t < rows; ++t) {
-        const int slot = t % 2;
-        mbarrier_wait(&shared.full[slot], t / 2);
-        sum += reinterpret_cast<const float*>(shared.slot[slot])[thread];
-        sync_some(1, 128);
-        if (fault == 6) {                                                               // 6: room in one block
-            if (thread < 2) mbarrier_arrive(&shared.empty[slot]);
-        } else if (thread < 2) mbarrier_arrive_at(&shared.empty[slot], fault == 7 ? 2 : thread);    // 7: at a block that is none
-    }
-    y[rank * 128 + thread] = sum;
-    if (fault != 5) cluster_sync();                                                     // 5: a block ends before others have told it so
-}
 // Ways to use one instruction wrongly.
 __device__ void misuse(int fault, unsigned char* h, unsigned* counter, float* y) {
     extern __shared__ unsigned char shared_bytes[];
@@ -198,5 +159,4 @@ __global__ void machine_case(long which, int fault, int flag, int size, int more
     if (which == 0) recurrence(fault, flag, size, h, counter, reinterpret_cast<const unsigned*>(left), y);
     if (which == 1) product(fault, flag, size, more, left, h, y);
     if (which == 2) misuse(fault, h, counter, y);
-    if (which == 3) multicast(fault, size, h, y);
 }

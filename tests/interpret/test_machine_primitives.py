@@ -15,7 +15,7 @@ from minrnn_gen.interpret.toolchain import has_compiler
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 TEXT = Path(__file__).with_name("machine_cases.cu")
-RECURRENCE, PRODUCT, MISUSE, MULTICAST = 0, 1, 2, 3
+RECURRENCE, PRODUCT, MISUSE = 0, 1, 2
 STEPS, BATCH, UNITS, SLOT_BYTES = 5, 16, 64, 2048
 SEEDS = 20
 
@@ -57,28 +57,6 @@ RECURRENCE_FAULTS = {
 def test_a_fault_in_the_recurrence_is_found(kernel: MachineKernel, fault: int, kind: str) -> None:
     runs = (recurrence(kernel, fault, True, seed) for seed in range(SEEDS))
     assert any(not is_right if not kind else kind in {finding.kind for finding in found} for found, is_right in runs)
-
-
-def multicast(kernel: MachineKernel, fault: int, seed: int) -> tuple[tuple[Finding, ...], bool]:
-    """Return what is found where two blocks of a cluster fetch together, and whether their results are right."""
-    rows = np.random.default_rng(seed).integers(-9, 10, (STEPS, 128)).astype(np.float32)
-    y, unused = np.full((2, 128), np.nan, np.float32), np.zeros(1, np.uint32)
-    arguments = (MULTICAST, fault, 0, STEPS, 0, rows.view(np.uint8), unused, unused, y)
-    found = kernel.launch(arguments, seed, threads=160, blocks=2, cluster=2)
-    return found, np.array_equal(y, np.broadcast_to(rows.sum(0), (2, 128)))
-
-
-def test_blocks_of_a_cluster_fetch_together_in_every_order(kernel: MachineKernel) -> None:
-    assert [multicast(kernel, 0, seed) for seed in range(SEEDS)] == [((), True)] * SEEDS
-
-
-MULTICAST_FAULTS = {1: "race", 2: "mbarrier", 3: "deadlock", 4: "out of bounds", 5: "mbarrier", 6: "race", 7: "out of bounds"}
-
-
-@pytest.mark.parametrize(("fault", "kind"), MULTICAST_FAULTS.items())
-def test_a_fault_in_fetching_together_is_found(kernel: MachineKernel, fault: int, kind: str) -> None:
-    kinds = [{finding.kind for finding in multicast(kernel, fault, seed)[0]} for seed in range(SEEDS)]
-    assert any(kind in of_seed for of_seed in kinds), kinds
 
 
 MISUSES = {

@@ -18,7 +18,7 @@ ENTRY = "machine_case"
 
 
 def wrappers(batch_tile: int) -> str:
-    """Return the text of the wrappers of clusters, mbarriers, bulk copies and warpgroups, for products of bf16."""
+    """Return the text of the wrappers of mbarriers, bulk copies and warpgroups, for products of bf16."""
     plan = SimpleNamespace(
         variables={"batch_tile": batch_tile},
         sums_of_lane=range(batch_tile // 2),
@@ -26,7 +26,7 @@ def wrappers(batch_tile: int) -> str:
         storage_bytes=2,
         waits_are_bounded=False,
     )
-    names = ("cluster", "bulk_copy", "multicast", "warpgroup")
+    names = ("mbarrier", "bulk_copy", "warpgroup")
     return "".join(environment().get_template(f"ptx/{name}.cuh.j2").render(plan=plan) for name in names)
 
 

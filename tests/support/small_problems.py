@@ -648,14 +648,6 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets",
             BACKWARD,
         ),
-        ("streamed together", LSTM | {"hidden_size": 72}, STREAMED | {"cluster_blocks": 2}, "long resets", BOTH),
-        (
-            "streamed together in sums",
-            BF16 | {"model": "elman", "hidden_size": 136},
-            STREAMED | {"cluster_blocks": 2, "split_k_blocks": 4, "batch_tile": 32},
-            "resets",
-            BACKWARD,
-        ),
         (
             "streamed cluster",
             BF16 | {"model": "elman", "hidden_size": 136},

@@ -1,6 +1,6 @@
 // Bulk copies (cp.async.bulk) from global to shared memory, by the asynchronous proxy: each arrives whole, and late.
 #pragma once
-#include "clusters.h"
+#include "mbarriers.h"
 
 namespace minrnn_host {
 constexpr std::size_t BULK_UNIT_BYTES = 16;
@@ -17,10 +17,12 @@ static void check_bulk(const unsigned char* address, std::size_t bytes, const Re
         abort_launch();
     }
 }
-static void issue_bulk_copy(Block& block, unsigned char* to_shared, const void* from_global, unsigned bytes, void* mbarrier, const void* caller) {
-    const uint64_t pc = code_offset(caller);
-    BulkCopy copy = {&block, to_shared, static_cast<const unsigned char*>(from_global), bytes, mbarrier, current, pc, {}};
-    mbarrier_of(block, mbarrier, "copies in bulk for", caller);
+void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier) {
+    ++steps;
+    Block& block = *current->block;
+    const uint64_t pc = code_offset(CALLER);
+    BulkCopy copy = {&block, static_cast<unsigned char*>(to_shared), static_cast<const unsigned char*>(from_global), bytes, mbarrier, current, pc, {}};
+    own_mbarrier(mbarrier, "copies in bulk for", CALLER);
     if (!bytes) return;
     check_bulk(copy.to, bytes, block.region.get(), "writes", pc);
     if (watches_arrays) check_bulk(copy.from, bytes, region_of(copy.from), "reads", pc);
@@ -30,17 +32,6 @@ static void issue_bulk_copy(Block& block, unsigned char* to_shared, const void* 
     check_cells(*block.region, copy.to, bytes, PROXY_WRITE, pc);
     copy.released = release(*current);
     bulk_copies.push_back(copy);
-}
-void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier) {
-    ++steps;
-    issue_bulk_copy(*current->block, static_cast<unsigned char*>(to_shared), from_global, bytes, mbarrier, CALLER);
-}
-void bulk_copy_multicast(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier, unsigned blocks) {
-    ++steps;
-    for (unsigned rank = 0; rank < blocks; ++rank) {
-        Block& block = block_of_cluster(rank, "copies in bulk to", CALLER);
-        issue_bulk_copy(block, static_cast<unsigned char*>(at_same_place(block, to_shared)), from_global, bytes, at_same_place(block, mbarrier), CALLER);
-    }
 }
 void fence_async_proxy() {
     current->fence_tick = ++current->tick;

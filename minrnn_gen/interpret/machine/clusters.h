@@ -15,29 +15,14 @@ void cluster_sync() {
     wake_all(cluster.barrier);
     yield();
 }
-// Block `rank` of the cluster, to whose shared memory somebody `does` something.
-static Block& block_of_cluster(unsigned rank, const char* does, const void* caller) {
-    Cluster& cluster = *current->block->cluster;
-    if (rank >= cluster.blocks.size()) {
-        report("out of bounds", code_offset(caller), 0, current, "%s block %u of a cluster of %zu", does, rank, cluster.blocks.size());
-        abort_launch();
-    }
-    return *cluster.blocks[rank];
-}
-// The place in another block's shared memory that `place` is in this block's.
-static unsigned char* at_same_place(Block& block, void* place) { return block.shared + (static_cast<unsigned char*>(place) - current->block->shared); }
-void mbarrier_arrive_at(void* mbarrier, unsigned rank) {
-    Block& block = block_of_cluster(rank, "arrives on an mbarrier of", CALLER);
-    if (!block.fibers_left) {
-        report("mbarrier", code_offset(CALLER), 0, current, "arrives on an mbarrier of block %u, which has ended", block.number);
-        abort_launch();
-    }
-    arrive(block, at_same_place(block, mbarrier), 0, CALLER);
-}
 void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes) {
     ++steps;
     Block& sender = *current->block;
-    Block& receiver = block_of_cluster(rank, "stores asynchronously to", CALLER);
+    if (rank >= sender.cluster->blocks.size()) {
+        report("out of bounds", code_offset(CALLER), 0, current, "stores asynchronously to block %u of a cluster of %zu", rank, sender.cluster->blocks.size());
+        abort_launch();
+    }
+    Block& receiver = *sender.cluster->blocks[rank];
     const long long offset = static_cast<unsigned char*>(to) - sender.shared;
     if (offset < 0 || offset + bytes > (long long)(shared_size) || offset % bytes) {
         report("out of bounds", code_offset(CALLER), 0, current, "stores %d bytes asynchronously at %s", bytes, near_region(to).c_str());

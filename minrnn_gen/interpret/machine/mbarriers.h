@@ -11,7 +11,8 @@ static void check_initialization(const Block& block, const void* address, const 
         report_race(does, "initializes", *block.region, address, initialization.id, pc, initialization.pc);
     }
 }
-static Mbarrier& mbarrier_of(Block& block, void* address, const char* does, const void* caller) {
+static Mbarrier& own_mbarrier(void* address, const char* does, const void* caller) {
+    Block& block = *current->block;
     Mbarrier& mbarrier = block.mbarriers[address];
     if (!mbarrier.is_initialized()) {
         report("mbarrier", code_offset(caller), 0, current, "%s an uninitialized mbarrier of block %u", does, block.number);
@@ -20,7 +21,6 @@ static Mbarrier& mbarrier_of(Block& block, void* address, const char* does, cons
     check_initialization(block, address, mbarrier, does, code_offset(caller));
     return mbarrier;
 }
-static Mbarrier& own_mbarrier(void* address, const char* does, const void* caller) { return mbarrier_of(*current->block, address, does, caller); }
 static void complete_phase(Mbarrier& mbarrier) {
     if (mbarrier.pending_arrivals || mbarrier.tx_count) return;
     mbarrier.pending_arrivals = mbarrier.arrivals;
@@ -52,9 +52,9 @@ void mbarrier_init(void* address, unsigned arrivals) {
     constexpr int OPAQUE_BYTE = 0x5a;
     std::memset(address, OPAQUE_BYTE, sizeof(uint64_t));
 }
-static void arrive(Block& block, void* address, unsigned bytes, const void* caller) {
+static void arrive(void* address, unsigned bytes, const void* caller) {
     ++steps;
-    Mbarrier& mbarrier = mbarrier_of(block, address, "arrives on", caller);
+    Mbarrier& mbarrier = own_mbarrier(address, "arrives on", caller);
     if (!mbarrier.pending_arrivals) {
         if (mbarrier.arrivals == 1) report("mbarrier", code_offset(caller), 0, current, "arrives twice on an mbarrier in one phase");
         else report("mbarrier", code_offset(caller), 0, current, "arrives on an mbarrier, whose phase has its %d arrivals", mbarrier.arrivals);
@@ -65,8 +65,8 @@ static void arrive(Block& block, void* address, unsigned bytes, const void* call
     release_into(mbarrier, release(*current));
     complete_phase(mbarrier);
 }
-void mbarrier_arrive(void* address) { arrive(*current->block, address, 0, CALLER); }
-void mbarrier_arrive_expect_tx(void* address, unsigned bytes) { arrive(*current->block, address, bytes, CALLER); }
+void mbarrier_arrive(void* address) { arrive(address, 0, CALLER); }
+void mbarrier_arrive_expect_tx(void* address, unsigned bytes) { arrive(address, bytes, CALLER); }
 void mbarrier_wait(void* address, int phase) {
     ++steps;
     yield();

@@ -46,7 +46,7 @@ def refusal(problem: Problem) -> str:
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     backward = problem.kernel_pass == "backward"
     return {
-        "cluster_blocks": (1, 2, 4, 8) if backward else (1, 2),
+        "cluster_blocks": (1, 2, 4, 8) if backward else (1,),
         "split_k_blocks": (1, 2, 4, 8) if backward else (1, 2, 4),
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
@@ -78,25 +78,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "blocks_that_sum",
-            "blocks that split the columns of the same rows are anywhere, or in a backward a cluster; where R is streamed, a "
-            "cluster may be of blocks with other rows",
-            ("cluster_blocks", "split_k_blocks", "streams_matrix"),
-            lambda cluster_blocks, *_: cluster_blocks,
-            lambda cluster_blocks, split_k_blocks, streams: (
-                cluster_blocks if (backward if cluster_blocks == split_k_blocks else streams) else 1
-            ),
-            "blocks",
-        ),
-        Constraint(
-            "operand_blocks",
-            "blocks of a cluster that fetch an operand together have other rows of the same head, and as many bytes of it each",
-            every,
-            of(
-                lambda partition: (
-                    partition.blocks_of_rows % partition.operand_blocks + partition.batch_tile % partition.operand_blocks
-                )
-            ),
-            lambda *_: 0,
+            "blocks that split the columns of the same rows are a cluster, or anywhere",
+            ("cluster_blocks", "split_k_blocks"),
+            lambda cluster_blocks, split_k_blocks: cluster_blocks if cluster_blocks != split_k_blocks else 1,
+            lambda *_: 1,
             "blocks",
         ),
         Constraint(
@@ -238,7 +223,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     if partition.sums_over_grid:
         sum_ns = (model.grid + partials * column_groups * model.grid_partial) * scales.grid
     else:
-        sum_ns = ((partition.split_k_blocks > 1) * model.cluster + partials * model.partial) * scales.cluster
+        sum_ns = ((partition.cluster_blocks > 1) * model.cluster + partials * model.partial) * scales.cluster
     terms_ns = {
         "step": (model.step + (storage_bytes == 4) * model.wide) * scales.grid,
         "products": thousands * model.product * scales.product + partition.warpgroup_chunks * model.chunk * scales.instruction,

@@ -106,12 +106,7 @@ class WarpgroupPartition:
     @property
     def grid_blocks(self) -> int:
         """Blocks that share the units of a head."""
-        return self.split_k_blocks * self.blocks_of_rows
-
-    @property
-    def blocks_of_rows(self) -> int:
-        """Blocks with rows of their own."""
-        return self.tiles // self.row_tiles
+        return self.split_k_blocks * self.tiles // self.row_tiles
 
     @property
     def tiles(self) -> int:
@@ -119,14 +114,9 @@ class WarpgroupPartition:
         return self.unit_chunks * self.chunk_units // self.tile_units
 
     @property
-    def operand_blocks(self) -> int:
-        """Blocks of a cluster that have other rows and the same columns: each fetches a part of their operand for all."""
-        return self.cluster_blocks if self.cluster_blocks != self.split_k_blocks else 1
-
-    @property
     def sums_over_grid(self) -> bool:
         """Whether blocks that split the columns of the same rows are anywhere on the GPU, rather than in a cluster."""
-        return self.split_k_blocks not in (1, self.cluster_blocks)
+        return self.split_k_blocks > self.cluster_blocks
 
     @property
     def block_chunks(self) -> int:
@@ -152,7 +142,7 @@ class WarpgroupPartition:
         tiles = self.finished_columns // TILE_COLUMNS
         if not self.streams_matrix or tiles < 1:
             return 1
-        possible = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
+        possible: list[int] = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
         fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
         return next(fitting, possible[-1])
 
@@ -277,7 +267,7 @@ class WarpgroupPartition:
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
-            "summed": 2 * consumers * MBARRIER_BYTES if self.split_k_blocks == self.cluster_blocks > 1 else 0,
+            "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
         }
         return {name: size for name, size in parts.items() if size}
 
@@ -344,8 +334,6 @@ class WarpgroupPartition:
         divides_anew = self.consumers > 1
         return {
             "grid_blocks": self.grid_blocks,
-            "operand_blocks": self.operand_blocks,
-            "sums_over_grid": int(self.sums_over_grid),
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
             "unit_chunks": self.unit_chunks,
