@@ -637,7 +637,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         (
             "streamed in rounds",
             ONCE | {"model": "lstm", "hidden_size": 24},
-            STREAMED | {"row_tiles": 2, "batch_tile": 176},
+            STREAMED | {"row_tiles": 2, "batch_tile": 192},
             "long resets",
             FORWARD,
         ),

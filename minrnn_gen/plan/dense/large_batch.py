@@ -19,8 +19,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
-# Chunks of a warpgroup, whose products are unrolled.
-CHUNKS_MOST = 64
+# Rounds of cells.
+ROUNDS_MOST = 8
 REGISTER_BITS = 32
 # Warpgroups that multiply: more have too few registers for a part of R.
 CONSUMERS_MOST = 4
@@ -51,7 +51,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
         "column_groups": (1, 2),
-        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 176, 192, 256),
+        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 160, 176, 192, 256),
         "streams_matrix": (0, 1),
     }
 
@@ -102,13 +102,12 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "split the hidden size into more heads",
         ),
         Constraint(
-            "unrolled_chunks",
-            "the chunks that a warpgroup multiplies are unrolled, so that those of R in registers have names",
-            every[:5],
-            lambda *values: partition_at(*values, TILE_COLUMNS).warpgroup_chunks,
-            lambda *_: CHUNKS_MOST,
-            "chunks",
-            "split the hidden size into more heads",
+            "rounds",
+            "the rounds in which cells are computed are unrolled, so that states have names; more take the compiler too long",
+            every,
+            of(lambda partition: partition.rounds),
+            lambda *_: ROUNDS_MOST,
+            "rounds",
         ),
         Constraint(
             "blocks_of_group",

@@ -30,6 +30,9 @@ STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
+STREAM_REGISTERS = 12  # of a forward that streams R
+# Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
+UNROLLED_CHUNKS_MOST = 32
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -193,11 +196,14 @@ class WarpgroupPartition:
             return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
         of_resets = self.cells // 4 if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
-        return REGISTERS_FIXED + sums + carried + of_units + gates + products + of_resets
+        fixed = REGISTERS_FIXED + self.streams_matrix * STREAM_REGISTERS
+        return fixed + sums + carried + of_units + gates + products + of_resets
 
     @cached_property
     def register_chunks(self) -> int:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
+        if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
+            return 0
         room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
         return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
