@@ -134,7 +134,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "operands_in_flight",
-            "the ring has room for a chunk of each warp that fetches, and for those that are multiplied; where R is streamed for more",
+            "the ring has room for a chunk of each warp that fetches, for those that are multiplied, and of a streamed R for another",
             every,
             of(lambda partition: max(partition.producer_warps, (2 + partition.streams_matrix) * partition.split_k_warpgroups)),
             of(lambda partition: partition.ring_slots),

@@ -14,8 +14,10 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
 
 WIDE_BYTES = 4  # of a value in tf32
-# What each SM takes from L2 when all do, of what one alone takes (`gpu_rates.SM_BYTES_PER_CYCLE`; `matrix` and `operand` below).
+# Of the bytes that one SM draws from L2 alone (`gpu_rates.SM_BYTES_PER_CYCLE`), those that each draws when all do.
 SHARE_OF_ONE_SM = 0.6
+# What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
+STREAM_LEAST_NS = 100.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     column_groups = minimum(partition.column_groups, ceil(problem.batch / partition.batch_tile))
     terms_ns = _resident_ns(partition, column_groups, of_gpu)
     if partition.streams_matrix:
-        # Never less than with R on the chip.
-        terms_ns["exchange"] += maximum(_streamed_ns(partition, column_groups, of_gpu) - sum(terms_ns.values()), 0.0)
+        streamed_ns = _streamed_ns(partition, column_groups, of_gpu)
+        terms_ns["exchange"] += maximum(streamed_ns - sum(terms_ns.values()), STREAM_LEAST_NS)
     rounds_us = problem.time * ceil(groups / at_once) / 1e3
     return {name: rounds_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
 
@@ -128,10 +130,7 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         * model.operation
         * scales.instruction,
         "exchange": fetch_ns * scales.grid,
-        "shared_matrix": (partition.warpgroup_chunks - partition.register_chunks)
-        * consumers
-        * model.shared_chunk
-        * scales.instruction,
+        "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
         "reduce_split_k": split_k_ns + sum_ns,
     }
 
