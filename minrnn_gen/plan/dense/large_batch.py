@@ -134,9 +134,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "operands_in_flight",
-            "the ring has room for a chunk of each warp that fetches, for those that are multiplied, and of a streamed R for another",
+            "the ring has room for a chunk of each warp that fetches, those that are multiplied, and of a streamed R one more",
             every,
-            of(lambda partition: max(partition.producer_warps, (2 + partition.streams_matrix) * partition.split_k_warpgroups)),
+            of(lambda partition: max(partition.producer_warps, partition.slots_multiplied * partition.split_k_warpgroups)),
             of(lambda partition: partition.ring_slots),
             "chunks",
             "split the hidden size into more heads",

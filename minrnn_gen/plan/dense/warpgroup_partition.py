@@ -299,6 +299,11 @@ class WarpgroupPartition:
         slots = max(0, min(self._slots_beside(self.fixed_map), 2 * self.block_chunks))
         return slots // self.split_k_warpgroups * self.split_k_warpgroups
 
+    @property
+    def slots_multiplied(self) -> int:
+        """Chunks of a warpgroup that are multiplied at once; where R is streamed, which takes longer, one more."""
+        return 2 + self.streams_matrix
+
     def _slots_beside(self, parts: Mapping[str, int]) -> int:
         """Slots that fit beside other parts of shared memory."""
         left_bytes: int = self.most_shared_bytes - sum(parts.values())
