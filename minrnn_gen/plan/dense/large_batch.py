@@ -17,6 +17,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
+# Tiles that are no power of two, and not the largest that fit.
+TILES_BETWEEN = (24, 48, 96, 160)
 # Rounds of cells.
 ROUNDS_MOST = 8
 REGISTER_BITS = 32
@@ -100,6 +102,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "split the hidden size into more heads",
         ),
         Constraint(
+            "streamed_tiles",
+            "where R is streamed, tiles between the powers of two gain little but where they fill shared memory",
+            ("batch_tile", "streams_matrix"),
+            lambda batch_tile, streams: 1 if streams and batch_tile in TILES_BETWEEN else 0,
+            lambda *_: 0,
+            "sequences",
+            drops_dominated=True,
+        ),
+        Constraint(
             "rounds",
             "the rounds in which cells are computed are unrolled, so that states have names; more take the compiler too long",
             every,
@@ -136,7 +147,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "operands_in_flight",
             "the ring has room for a chunk of each warp that fetches, those that are multiplied, and of a streamed R one more",
             every,
-            of(lambda partition: max(partition.producer_warps, partition.slots_multiplied * partition.split_k_warpgroups)),
+            of(lambda partition: partition.slots_least),
             of(lambda partition: partition.ring_slots),
             "chunks",
             "split the hidden size into more heads",

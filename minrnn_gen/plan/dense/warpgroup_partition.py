@@ -300,9 +300,10 @@ class WarpgroupPartition:
         return slots // self.split_k_warpgroups * self.split_k_warpgroups
 
     @property
-    def slots_multiplied(self) -> int:
-        """Chunks of a warpgroup that are multiplied at once; where R is streamed, which takes longer, one more."""
-        return 2 + self.streams_matrix
+    def slots_least(self) -> int:
+        """Slots that a ring needs: of each warp that fetches, and of two chunks of a warpgroup; of a streamed R of three."""
+        of_warpgroups = (2 + self.streams_matrix) * self.split_k_warpgroups
+        return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
 
     def _slots_beside(self, parts: Mapping[str, int]) -> int:
         """Slots that fit beside other parts of shared memory."""
