@@ -119,6 +119,11 @@ class ExportedKernel:
         return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of all heads of R, behind those, in the order in which the blocks stream it."""
+        return self.plan.heads * self.plan.packed_bytes
+
+    @property
     def grid_blocks(self) -> int:
         """Blocks of such a group."""
         return self.plan.grid_blocks if self.plan.is_persistent and self.exchange_bytes else 0

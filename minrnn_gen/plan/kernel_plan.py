@@ -317,6 +317,11 @@ class KernelPlan:
         return 2 * self.shared_map["operand"] if self.grid_blocks > 1 else 0
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory with a head of R in the order in which blocks stream it, behind those exchanges; 0 where none do."""
+        return self.partition.get("packed_bytes", 0)
+
+    @property
     def head_dim(self) -> int:
         """Units of a head."""
         return self.problem.hidden_size // self.problem.heads

@@ -38,8 +38,8 @@ class NamedArguments:
 
 
 def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
-    """Return the bytes, all ones before the launch, through which the blocks of a grid hand outputs on; 0 where none do."""
-    return plan.group_exchange_bytes * _groups(plan, batch)
+    """Return the bytes, all ones before the launch, through which blocks of a grid hand outputs and R on; 0 where none do."""
+    return plan.group_exchange_bytes * _groups(plan, batch) + plan.packed_bytes * plan.heads
 
 
 def persistent_launches(

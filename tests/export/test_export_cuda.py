@@ -131,6 +131,7 @@ CASES: tuple[Any, ...] = (
     case("dense-of-many", {**DENSE, "input_size": 12}, (200, 2), without=WITHOUT),
     case("grid-gradients", {"model": "lstm", "hidden_size": 1024, "precision": "bf16"}, (2, 1024), without=WITHOUT),
     case("grid", {"model": "lstm", "hidden_size": 1024, "precision": "bf16", "training": False}, (2, 1024), (256, 128)),
+    case("streamed", {"model": "lstm", "hidden_size": 512, "fp32_product": "tf32", "training": False}, (1024, 2)),
     case("clusters", {"model": "gru", "hidden_size": 512, "precision": "bf16", "training": False}, (4, 1024)),
 )
 

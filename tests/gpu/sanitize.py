@@ -59,6 +59,7 @@ LARGE = (
     ("lstm", "bf16", 320, "BTD", 512),
     ("slstm", "fp16", 512, "BTD", 128),
 )
+STREAMED = Strategy("streamed", {"streams_matrix": 1})
 # With n values per channel: (cell, precision, hidden_size, state_size, groups).
 VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("gated_linear", "fp16", 64, 40, 1))
 IN_PARTS = Strategy("in parts", {"time_parts": 4})
@@ -148,6 +149,7 @@ def cases() -> Iterator[Case]:
         spec = {"model": cell, "hidden_size": head_dim, "precision": precision, "layout": layout, "recurrent_bias": True}
         case = _case(f"large {layout} {cell} {precision} {head_dim} x {batch}", spec, specialization)
         yield replace(case, batch=batch)
+        yield replace(case, name=f"{case.name} streamed", batch=batch, strategy=STREAMED)
     for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
         spec = {"model": cell, "hidden_size": channels, "state_size": n, "groups": groups, "precision": precision}
         name = f"vectors {layout} {cell} {precision} {channels} x {n}"

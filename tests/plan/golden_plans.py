@@ -38,6 +38,8 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "gru", "gpu": "rtx4090", "hidden_size": 512, "precision": "fp16", "kernel_pass": "backward", "heads": 8},
     {"model": "lstm", "gpu": "h200", "hidden_size": 512, "precision": "fp32", "fp32_product": "tf32"},
     {"model": "gru", "gpu": "a100", "hidden_size": 256, "fp32_product": "tf32", "kernel_pass": "backward"},
+    {"model": "lstm", "gpu": "h200", "hidden_size": 2048, "precision": "bf16", "batch": 1024},
+    {"model": "gru", "gpu": "h100", "hidden_size": 2048, "precision": "fp16", "kernel_pass": "backward", "batch": 256},
     {"model": "ind_rnn", "gpu": "h200", "hidden_size": 512, "precision": "fp32"},
     {"model": "ind_rnn", "gpu": "h200", "hidden_size": 1536, "precision": "bf16", "kernel_pass": "backward"},
     {"model": "ind_rnn", "gpu": "a100", "hidden_size": 512, "precision": "bf16", "layout": "BDT"},

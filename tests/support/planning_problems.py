@@ -14,7 +14,15 @@ from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_n
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.plan.families import solutions
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, CellShape, KernelPass, Problem
+from minrnn_gen.plan.problem import (
+    ASSUMED_BATCH,
+    ASSUMED_TIME,
+    WIDEST_COPY_BYTES,
+    CellShape,
+    KernelPass,
+    Problem,
+    Sizes,
+)
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
@@ -48,11 +56,11 @@ def real_solution(
     alignment_bytes: int | None = None,
     heads: int = 1,
     fp32_product: str = "tf32x3",
+    batch: int = ASSUMED_BATCH,
 ) -> Solution:
     builder = real_builder(model, gpu, hidden_size, precision, layout, heads, fp32_product)
-    return builder.solve(
-        builder.key_of(kernel_pass, Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization)
-    )
+    specialization = Specialization(alignment_bytes) if alignment_bytes else builder.hinted_specialization
+    return builder.solve(builder.key_of(kernel_pass, specialization, Sizes(batch, ASSUMED_TIME)))
 
 
 @functools.cache

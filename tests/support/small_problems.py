@@ -325,7 +325,11 @@ TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
 # Of products by warpgroups.
-LARGE = {"cluster_blocks": 1, "split_k_blocks": 1, "row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8}
+LARGE = {
+    "cluster_blocks": 1, "split_k_blocks": 1, "row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8,
+    "streams_matrix": 0,
+}  # fmt: skip
+STREAMED = LARGE | {"streams_matrix": 1}
 HALVES, FOUR_TILES, BLOCKS_THAT_SUM = {"split_k_warpgroups": 2}, {"row_tiles": 4}, {"split_k_blocks": 2}
 TWO_THAT_SUM, FOUR_THAT_SUM = {"cluster_blocks": 2, "split_k_blocks": 2}, {"cluster_blocks": 4, "split_k_blocks": 4}
 
@@ -672,6 +676,46 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
             LARGE,
             "long resets whole",
+            BACKWARD,
+        ),
+        ("streamed", LSTM, STREAMED | {"row_tiles": 2}, "long resets whole", BOTH),
+        (
+            "streamed in part",
+            ONCE | {"model": "elman", "hidden_size": 256},
+            STREAMED | FOUR_TILES | {"batch_tile": 32},
+            "long",
+            FORWARD,
+        ),
+        ("streamed sums", LSTM | {"hidden_size": 72}, STREAMED | BLOCKS_THAT_SUM | {"batch_tile": 16}, "resets", BOTH),
+        (
+            "streamed halves",
+            ONCE | {"model": "elman", "hidden_size": 72},
+            STREAMED | HALVES | {"batch_tile": 16},
+            "resets",
+            BOTH,
+        ),
+        ("streamed groups", LSTM, STREAMED | {"column_groups": 2}, "resets", BOTH),
+        ("streamed heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, STREAMED, "resets", BOTH),
+        # Shared memory has no room for the values of all sequences.
+        (
+            "streamed in rounds",
+            ONCE | {"model": "lstm", "hidden_size": 24},
+            STREAMED | {"row_tiles": 2, "batch_tile": 192},
+            "long resets",
+            FORWARD,
+        ),
+        (
+            "streamed in rounds, backward",
+            BF16 | {"model": "gru", "hidden_size": 72},
+            STREAMED | {"row_tiles": 2, "batch_tile": 64},
+            "long resets",
+            BACKWARD,
+        ),
+        (
+            "streamed cluster",
+            BF16 | {"model": "elman", "hidden_size": 136},
+            STREAMED | TWO_THAT_SUM | {"batch_tile": 16},
+            "long",
             BACKWARD,
         ),
     ),

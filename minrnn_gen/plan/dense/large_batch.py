@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from minrnn_gen.plan import gpu_rates, limits
-from minrnn_gen.plan.dense.warpgroup_partition import SWIZZLED_ROW_BYTES, TILE_COLUMNS, TILE_ROWS, WarpgroupPartition
-from minrnn_gen.plan.gpu_rates import launch_us, scales_of
-from minrnn_gen.plan.limits import WARP_LANES, Quantity
-from minrnn_gen.plan.many_sizes import Amount, ceil, minimum, where
+from minrnn_gen.plan import limits
+from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
+from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WarpgroupPartition
+from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -19,8 +17,11 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
-# Flags that a warp reads at once.
-CHUNKS_MOST = WARP_LANES
+# Tiles that are no power of two, and not the largest that fit.
+TILES_BETWEEN = (24, 48, 96, 160)
+# Rounds of cells.
+ROUNDS_MOST = 8
+REGISTER_BITS = 32
 # Warpgroups that multiply: more have too few registers for a part of R.
 CONSUMERS_MOST = 4
 
@@ -50,12 +51,13 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
         "column_groups": (1, 2),
-        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128),
+        "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 160, 176, 192, 256),
+        "streams_matrix": (0, 1),
     }
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    every = tuple(variables(problem))
+    every, backward = tuple(variables(problem)), problem.kernel_pass == "backward"
 
     @functools.cache
     def partition_at(*values: int) -> WarpgroupPartition:
@@ -91,13 +93,30 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "sequences",
         ),
         Constraint(
-            "chunks_of_head",
-            "a warp reads the flags of all chunks of a head's units at once",
+            "whole_flags",
+            "flags are of as many chunks each, and no more of them than a warp reads at once",
             every[:5],
-            lambda *values: partition_at(*values, TILE_COLUMNS).unit_chunks,
-            lambda *_: CHUNKS_MOST,
+            lambda *values: partition_at(*values, TILE_COLUMNS).unit_chunks % partition_at(*values, TILE_COLUMNS).flag_chunks,
+            lambda *_: 0,
             "chunks",
             "split the hidden size into more heads",
+        ),
+        Constraint(
+            "streamed_tiles",
+            "where R is streamed, tiles between the powers of two gain little but where they fill shared memory",
+            ("batch_tile", "streams_matrix"),
+            lambda batch_tile, streams: 1 if streams and batch_tile in TILES_BETWEEN else 0,
+            lambda *_: 0,
+            "sequences",
+            drops_dominated=True,
+        ),
+        Constraint(
+            "rounds",
+            "the rounds in which cells are computed are unrolled, so that states have names; more take the compiler too long",
+            every,
+            of(lambda partition: partition.rounds),
+            lambda *_: ROUNDS_MOST,
+            "rounds",
         ),
         Constraint(
             "blocks_of_group",
@@ -109,6 +128,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "split the hidden size into more heads",
         ),
         Constraint(
+            "cells_of_lane",
+            "a lane remembers in the bits of a register which of its cells were reset",
+            every,
+            of(lambda partition: partition.cells if backward else 0),
+            lambda *_: REGISTER_BITS,
+            "cells",
+        ),
+        Constraint(
             "registers_of_warpgroup",
             "sums, states and a cell that is computed live in registers",
             every,
@@ -118,9 +145,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "operands_in_flight",
-            "the ring has room for a chunk of each warp that fetches, and for those that are multiplied",
+            "the ring has room for a chunk of each warp that fetches, those that are multiplied, and of a streamed R one more",
             every,
-            of(lambda partition: max(partition.producer_warps, 2 * partition.split_k_warpgroups)),
+            of(lambda partition: partition.slots_least),
             of(lambda partition: partition.ring_slots),
             "chunks",
             "split the hidden size into more heads",
@@ -145,80 +172,6 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         blocks_per_sm=1,
         partition=partition.in_plan(),
     )
-
-
-@dataclass(frozen=True)
-class StepModel:
-    """What a step takes, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
-
-    `step`: of every step, most of it the way of operands through L2. `product`: of 1000 multiply-adds of an SM in 16 bits.
-    `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of a chunk, for each that a warp fetches in
-    turn, and `fetched`: of a KB of operands, `fetched_alone` more where no other group of columns computes meanwhile. `chunk`:
-    of a chunk that a warpgroup multiplies, and `shared_chunk`: of one of R that is in shared memory. `split_k`: of the sum over
-    two warpgroups of a block; `cluster`: of a sum over the blocks of a cluster, with `partial` for each result of a lane that
-    travels; `grid` and `grid_partial`: of a sum over blocks anywhere. `wide`: of values of 4 bytes.
-    """
-
-    step: float
-    product: float
-    operation: float
-    fetch: float
-    fetched: float
-    fetched_alone: float
-    chunk: float
-    shared_chunk: float
-    split_k: float
-    cluster: float
-    partial: float
-    grid: float
-    grid_partial: float
-    wide: float
-
-
-MODELS = {
-    "forward": StepModel(1680.0, 0.154, 1.901, 53.0, 4.15, 5.06, 42.1, 19.0, 266.0, 0.0, 0.0, 731.0, 60.9, 0.0),
-    "backward": StepModel(1634.0, 0.0, 2.774, 0.0, 14.24, 4.39, 82.2, 0.0, 0.0, 298.0, 98.3, 663.0, 40.4, 1252.0),
-}
-
-
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
-    partition, scales = WarpgroupPartition(problem, **candidate), scales_of(problem.gpu)
-    model, storage_bytes = MODELS[problem.kernel_pass], problem.precision.storage_bytes
-    groups = problem.heads * ceil(problem.batch / partition.group_sequences)
-    blocks_at_once = partition.cluster_blocks * clusters_at_once(problem.gpu, partition.cluster_blocks, 1)
-    at_once = max(1, blocks_at_once // partition.grid_blocks)
-    # Groups of columns without sequences end at once.
-    column_groups = minimum(partition.column_groups, ceil(problem.batch / partition.batch_tile))
-    consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
-    columns = partition.batch_tile * column_groups
-    # In tf32 a chunk has half the columns, at half the rate.
-    thousands = partition.row_tiles * TILE_ROWS * of_block * SWIZZLED_ROW_BYTES / 2 * columns / 1000
-    partials = (partition.shares - 1) * partition.finished_columns * partition.row_tiles * partition.split_k_warpgroups / 4
-    # L2 serves all blocks that run.
-    of_gpu = minimum(groups, at_once) * partition.grid_blocks / problem.gpu.sm_count
-    fetch_ns = of_block / partition.producer_warps * model.fetch
-    fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
-    fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
-    split_k_ns = (partition.split_k_warpgroups > 1) * model.split_k * scales.block
-    if partition.sums_over_grid:
-        sum_ns = (model.grid + partials * column_groups * model.grid_partial) * scales.grid
-    else:
-        sum_ns = ((partition.cluster_blocks > 1) * model.cluster + partials * model.partial) * scales.cluster
-    terms_ns = {
-        "step": (model.step + (storage_bytes == 4) * model.wide) * scales.grid,
-        "products": thousands * model.product * scales.product + partition.warpgroup_chunks * model.chunk * scales.instruction,
-        "cells": consumers
-        * partition.cells
-        * gpu_rates.operations_per_element(problem, 1.0)
-        * model.operation
-        * scales.instruction,
-        "exchange": fetch_ns * scales.grid,
-        "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
-        "reduce_split_k": split_k_ns + sum_ns,
-    }
-    rounds_us = problem.time * ceil(groups / at_once) / 1e3
-    return {name: rounds_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
 
 
 def _family(name: str) -> Family:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +21,18 @@ REGISTER_UNIT = 8  # of setmaxnreg
 # Registers of a thread that fetches, where warpgroups divide the registers anew: fewer beside more than two that multiply.
 PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
 REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
+# Flags that a warp reads at once, of chunks of outputs that are complete.
+FLAGS_MOST = WARP_LANES
+# Bytes of the ring where R is streamed through it: what an SM draws from L2 in a microsecond, and as much that is multiplied.
+STREAM_RING_BYTES = 128 << 10
+# Slots of such a ring: a chunk that is multiplied, and of what is under way no less.
+STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
+ROUNDS_REGISTERS = 16  # of a backward in rounds
+STREAM_REGISTERS = 12  # of a forward that streams R
+# Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
+UNROLLED_CHUNKS_MOST = 32
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -36,6 +47,7 @@ class WarpgroupPartition:
     split_k_warpgroups: int
     column_groups: int
     batch_tile: int
+    streams_matrix: int = 0
 
     @property
     def is_backward(self) -> bool:
@@ -85,6 +97,11 @@ class WarpgroupPartition:
         return -(-self.problem.head_dim // together) * together // self.chunk_units
 
     @property
+    def flag_chunks(self) -> int:
+        """Chunks of units with a flag of their own: a power of two, so that units of tiles and of flags are multiples."""
+        return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
+
+    @property
     def chunks(self) -> int:
         """Chunks of an operand."""
         return self.operand_width * self.unit_chunks
@@ -118,6 +135,19 @@ class WarpgroupPartition:
     def finished_columns(self) -> int:
         """Sequences whose cells a warpgroup computes."""
         return self.batch_tile // self.shares
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds in which a warpgroup computes its cells: several where R is streamed and the ring had no room otherwise.
+
+        Two rounds take as much memory as one, since the values of the next one are copied meanwhile.
+        """
+        tiles = self.finished_columns // TILE_COLUMNS
+        if not self.streams_matrix or tiles < 1:
+            return 1
+        possible: list[int] = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
+        fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
+        return next(fitting, possible[-1])
 
     @property
     def cells(self) -> int:
@@ -162,31 +192,47 @@ class WarpgroupPartition:
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
-            return BACKWARD_REGISTERS_FIXED + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
+            fixed = BACKWARD_REGISTERS_FIXED + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
+            return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
         of_resets = self.cells // 4 if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
-        return REGISTERS_FIXED + sums + carried + of_units + gates + products + of_resets
+        fixed = REGISTERS_FIXED + self.streams_matrix * STREAM_REGISTERS
+        return fixed + sums + carried + of_units + gates + products + of_resets
 
     @cached_property
     def register_chunks(self) -> int:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
+        if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
+            return 0
         room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
-        return max(0, min(self.warpgroup_chunks, room))
+        return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
         return self.registers_beside_matrix + REGISTERS_PER_CHUNK * self.register_chunks
 
-    @property
+    @cached_property
     def shared_chunks(self) -> int:
-        """Chunks of a warpgroup's part of R in shared memory."""
-        return self.warpgroup_chunks - self.register_chunks
+        """Chunks of a warpgroup's part of R in shared memory: what registers leave, and where R is streamed the ring."""
+        left = self.warpgroup_chunks - self.register_chunks - self.streams_matrix
+        if not self.streams_matrix:
+            return left
+        room = self.most_shared_bytes - sum(self.parts_beside_matrix.values()) - self.ring_bytes(self._stream_slots)
+        chunk_bytes = self.row_tiles * self.split_k_warpgroups * TILE_ROWS * SWIZZLED_ROW_BYTES
+        return max(0, min(left, room // chunk_bytes))
+
+    @property
+    def streamed_chunks(self) -> int:
+        """Chunks of a warpgroup's part of R that come through the ring in every step."""
+        return self.warpgroup_chunks - self.register_chunks - self.shared_chunks
 
     @cached_property
     def producer_warps(self) -> int:
-        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly."""
+        """Warps that fetch the operands of a group of sequences; chunks are divided among them evenly, and each has a slot."""
         most = PRODUCER_WARPS // self.column_groups
+        if self.streams_matrix:
+            most = max(1, min(most, self._slots_beside(self.parts_beside_matrix)))
         return max(warps for warps in (1, 2, 4) if warps <= most and self.block_chunks % warps == 0)
 
     @property
@@ -204,14 +250,26 @@ class WarpgroupPartition:
         """Bytes of a chunk of an operand."""
         return self.batch_tile * SWIZZLED_ROW_BYTES
 
+    @property
+    def streamed_slot_bytes(self) -> int:
+        """Bytes of a chunk of R in the ring, for all rows of the block."""
+        return self.streams_matrix * self.row_tiles * TILE_ROWS * SWIZZLED_ROW_BYTES
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """Bytes of shared memory that the parts may take."""
+        return self.problem.gpu.shared_bytes_per_block_max - SWIZZLE_BYTES
+
     @cached_property
-    def fixed_map(self) -> dict[str, int]:
-        """The parts of shared memory beside the ring."""
+    def parts_beside_matrix(self) -> dict[str, int]:
+        """The parts of shared memory beside R and the ring."""
+        return self._parts_beside_matrix(self.rounds)
+
+    def _parts_beside_matrix(self, rounds: int) -> dict[str, int]:
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
-        consumers, columns = self.consumers, self.finished_columns
+        consumers, columns = self.consumers, self.finished_columns // rounds
         parts = {
-            "matrix": self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES,
-            "stages": consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "stages": min(rounds, 2) * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
@@ -220,17 +278,44 @@ class WarpgroupPartition:
         return {name: size for name, size in parts.items() if size}
 
     @cached_property
+    def fixed_map(self) -> dict[str, int]:
+        """The parts of shared memory beside the ring."""
+        matrix_bytes = self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
+        return ({"matrix": matrix_bytes} if matrix_bytes else {}) | self.parts_beside_matrix
+
+    def ring_bytes(self, slots: int) -> int:
+        """Bytes of a ring of so many slots for each group of sequences, with their mbarriers."""
+        return self.column_groups * slots * (self.slot_bytes + self.streamed_slot_bytes + 2 * MBARRIER_BYTES)
+
+    @property
+    def _stream_slots(self) -> int:
+        """Slots of the ring where R is streamed, if there is room."""
+        slots = max(self.producer_warps, -(-STREAM_RING_BYTES // self.ring_bytes(1)))
+        return -(-slots // self.split_k_warpgroups) * self.split_k_warpgroups
+
+    @cached_property
     def ring_slots(self) -> int:
-        """Chunks of operands that fit: as many as fill shared memory, at most those of two steps."""
-        most = self.problem.gpu.shared_bytes_per_block_max - SWIZZLE_BYTES - sum(self.fixed_map.values())
-        slots = most // (self.column_groups * (self.slot_bytes + 2 * MBARRIER_BYTES))
-        return max(0, min(slots, 2 * self.block_chunks)) // self.split_k_warpgroups * self.split_k_warpgroups
+        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps."""
+        slots = max(0, min(self._slots_beside(self.fixed_map), 2 * self.block_chunks))
+        return slots // self.split_k_warpgroups * self.split_k_warpgroups
+
+    @property
+    def slots_least(self) -> int:
+        """Slots that a ring needs: of each warp that fetches, and of two chunks of a warpgroup; of a streamed R of three."""
+        of_warpgroups = (2 + self.streams_matrix) * self.split_k_warpgroups
+        return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
+
+    def _slots_beside(self, parts: Mapping[str, int]) -> int:
+        """Slots that fit beside other parts of shared memory."""
+        left_bytes: int = self.most_shared_bytes - sum(parts.values())
+        return left_bytes // self.ring_bytes(1)
 
     @cached_property
     def shared_map(self) -> dict[str, int]:
         """The parts of shared memory."""
         slots = self.column_groups * self.ring_slots
-        parts = self.fixed_map | {"ring": slots * self.slot_bytes, "mbarrier": 2 * slots * MBARRIER_BYTES}
+        ring = {"ring": slots * (self.slot_bytes + self.streamed_slot_bytes), "mbarrier": 2 * slots * MBARRIER_BYTES}
+        parts = self.fixed_map | ring
         return parts | {"padding": -sum(parts.values()) % SWIZZLE_BYTES}
 
     @property
@@ -244,9 +329,16 @@ class WarpgroupPartition:
 
         Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup.
         """
-        flags_bytes = -(-4 * self.unit_chunks // LINE_BYTES) * LINE_BYTES
+        flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
         return 2 * self.chunks * self.slot_bytes + flags_bytes + sums_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory with a head of R as the ring takes it, and a line for each block's flag; 0 where none is streamed."""
+        if not self.streams_matrix:
+            return 0
+        return self.tiles * self.chunks * TILE_ROWS * SWIZZLED_ROW_BYTES + self.grid_blocks * LINE_BYTES
 
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
@@ -257,7 +349,9 @@ class WarpgroupPartition:
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
             "unit_chunks": self.unit_chunks,
+            "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
+            "rounds": self.rounds,
             "register_chunks": self.register_chunks,
             "shared_chunks": self.shared_chunks,
             "ring_slots": self.ring_slots,
@@ -266,4 +360,5 @@ class WarpgroupPartition:
             "producer_registers": self.producer_registers,
             "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
             "exchange_bytes": self.exchange_bytes,
+            "packed_bytes": self.packed_bytes,
         }

@@ -1,0 +1,151 @@
+"""The cost of persistent kernels at large batch: what a step takes with R on the chip, and with R streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minrnn_gen.plan import gpu_rates
+from minrnn_gen.plan.dense.warpgroup_partition import SWIZZLED_ROW_BYTES, TILE_ROWS, WarpgroupPartition
+from minrnn_gen.plan.gpu_rates import launch_us, scales_of
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
+from minrnn_gen.plan.occupancy import clusters_at_once
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Candidate
+
+WIDE_BYTES = 4  # of a value in tf32
+# Of the bytes that one SM draws from L2 alone (`gpu_rates.SM_BYTES_PER_CYCLE`), those that each draws when all do.
+SHARE_OF_ONE_SM = 0.6
+# What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
+STREAM_LEAST_NS = 100.0
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a step takes, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
+
+    `step`: of every step, most of it the way of operands through L2. `product`: of 1000 multiply-adds of an SM in 16 bits.
+    `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of a chunk, for each that a warp fetches in
+    turn, and `fetched`: of a KB of operands, `fetched_alone` more where no other group of columns computes meanwhile. `chunk`:
+    of a chunk that a warpgroup multiplies, and `shared_chunk`: of one of R that is in shared memory. `split_k`: of the sum over
+    two warpgroups of a block; `cluster`: of a sum over the blocks of a cluster, with `partial` for each result of a lane that
+    travels; `grid` and `grid_partial`: of a sum over blocks anywhere. `wide`: of values of 4 bytes.
+    """
+
+    step: float
+    product: float
+    operation: float
+    fetch: float
+    fetched: float
+    fetched_alone: float
+    chunk: float
+    shared_chunk: float
+    split_k: float
+    cluster: float
+    partial: float
+    grid: float
+    grid_partial: float
+    wide: float
+
+
+MODELS = {
+    "forward": StepModel(1680.0, 0.154, 1.901, 53.0, 4.15, 5.06, 42.1, 19.0, 266.0, 0.0, 0.0, 731.0, 60.9, 0.0),
+    "backward": StepModel(1634.0, 0.0, 2.774, 0.0, 14.24, 4.39, 82.2, 0.0, 0.0, 298.0, 98.3, 663.0, 40.4, 1252.0),
+}
+
+
+@dataclass(frozen=True)
+class StreamModel:
+    """What a step takes where R is streamed, in nanoseconds, fitted to 71 forwards and 44 backwards on an H200.
+
+    `step`: of every step. The longer of `product`, of 1000 multiply-adds of an SM in 16 bits, and of what comes from L2:
+    `matrix`, of a KB of R, of values of 4 bytes `matrix_wide` more, and `operand`, of a KB of operands. `operation`: as in
+    `StepModel`, half of it where another group of columns computes meanwhile. `partial`: of each result of a lane that travels.
+    """
+
+    step: float
+    product: float
+    matrix: float
+    matrix_wide: float
+    operand: float
+    operation: float
+    partial: float
+
+
+STREAM_MODELS = {
+    "forward": StreamModel(1720.0, 0.368, 14.7, 1.2, 12.5, 1.12, 0.0),
+    "backward": StreamModel(1386.0, 0.513, 14.1, 8.5, 22.6, 1.1, 110.5),
+}
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
+    partition = WarpgroupPartition(problem, **candidate)
+    groups = problem.heads * ceil(problem.batch / partition.group_sequences)
+    blocks_at_once = partition.cluster_blocks * clusters_at_once(problem.gpu, partition.cluster_blocks, 1)
+    at_once = max(1, blocks_at_once // partition.grid_blocks)
+    # L2 serves all blocks that run.
+    of_gpu = minimum(groups, at_once) * partition.grid_blocks / problem.gpu.sm_count
+    # Groups of columns without sequences end at once.
+    column_groups = minimum(partition.column_groups, ceil(problem.batch / partition.batch_tile))
+    terms_ns = _resident_ns(partition, column_groups, of_gpu)
+    if partition.streams_matrix:
+        streamed_ns = _streamed_ns(partition, column_groups, of_gpu)
+        terms_ns["exchange"] += maximum(streamed_ns - sum(terms_ns.values()), STREAM_LEAST_NS)
+    rounds_us = problem.time * ceil(groups / at_once) / 1e3
+    return {name: rounds_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
+
+
+def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
+    """Return the thousands of multiply-adds of a block; in tf32, at half the rate, a chunk has half the columns."""
+    return partition.row_tiles * TILE_ROWS * partition.block_chunks * SWIZZLED_ROW_BYTES / 2 * columns / 1000
+
+
+def _partials(partition: WarpgroupPartition) -> float:
+    """Return the partial sums of a lane that travel, over the warpgroups of a group of columns."""
+    return (partition.shares - 1) * partition.finished_columns * partition.row_tiles * partition.split_k_warpgroups / 4
+
+
+def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: Amount) -> dict[str, Amount]:
+    """Return the terms of a step with R on the chip."""
+    problem, scales = partition.problem, scales_of(partition.problem.gpu)
+    model, is_wide = MODELS[problem.kernel_pass], problem.precision.storage_bytes == WIDE_BYTES
+    consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
+    columns = partition.batch_tile * column_groups
+    fetch_ns = of_block / partition.producer_warps * model.fetch
+    fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
+    fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
+    split_k_ns = (partition.split_k_warpgroups > 1) * model.split_k * scales.block
+    if partition.sums_over_grid:
+        sum_ns = (model.grid + _partials(partition) * column_groups * model.grid_partial) * scales.grid
+    else:
+        sum_ns = ((partition.cluster_blocks > 1) * model.cluster + _partials(partition) * model.partial) * scales.cluster
+    return {
+        "step": (model.step + is_wide * model.wide) * scales.grid,
+        "products": _thousands(partition, columns) * model.product * scales.product
+        + partition.warpgroup_chunks * model.chunk * scales.instruction,
+        "cells": consumers
+        * partition.cells
+        * gpu_rates.operations_per_element(problem, 1.0)
+        * model.operation
+        * scales.instruction,
+        "exchange": fetch_ns * scales.grid,
+        "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
+        "reduce_split_k": split_k_ns + sum_ns,
+    }
+
+
+def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: Amount) -> Amount:
+    """Return the time of a step with R streamed."""
+    problem, scales = partition.problem, scales_of(partition.problem.gpu)
+    model, is_wide = STREAM_MODELS[problem.kernel_pass], problem.precision.storage_bytes == WIDE_BYTES
+    tiles, kib_of_row = partition.row_tiles * partition.split_k_warpgroups * column_groups, SWIZZLED_ROW_BYTES / 1024
+    matrix_kib = tiles * partition.streamed_chunks * TILE_ROWS * kib_of_row
+    operand_kib = column_groups * partition.block_chunks * partition.batch_tile * kib_of_row
+    stream_ns = matrix_kib * (model.matrix + is_wide * model.matrix_wide) + operand_kib * model.operand
+    stream_ns *= maximum(of_gpu, SHARE_OF_ONE_SM) * scales.grid
+    product_ns = _thousands(partition, partition.batch_tile * column_groups) * model.product * scales.product
+    operations = gpu_rates.operations_per_element(problem, 1.0) * where(column_groups == 1, 1.0, 0.5)
+    cells_ns = tiles * partition.cells * operations * model.operation * scales.instruction
+    sums_ns = _partials(partition) * column_groups * model.partial * scales.grid
+    return model.step * scales.grid + maximum(product_ns, stream_ns) + cells_ns + sums_ns
