@@ -69,8 +69,8 @@ def _with_products(recipe: str) -> str:
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     cell = parse_cell(source)
-    taken = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
-    names = {state: _free_name(f"product_{state}", taken) for state in cell.states}
+    used_names = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
+    names = {state: _free_name(f"product_{state}", used_names) for state in cell.states}
     lines = [f"{names[state]}[t] = ({equation_text(a)}) * {names[state]}[t-1]" for state, a in classify(cell).a]
     # What no output reads is refused, and y is not looked at.
     output = " + ".join((equation_text(cell.output), *(f"{name}[t]" for name in names.values())))
@@ -86,8 +86,8 @@ def _with_products(recipe: str) -> str:
     return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _free_name(name: str, taken: Collection[str]) -> str:
-    while name in taken:
+def _free_name(name: str, used_names: Collection[str]) -> str:
+    while name in used_names:
         name += "_"
     return name
 

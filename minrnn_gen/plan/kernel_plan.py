@@ -12,8 +12,7 @@ from minrnn_gen.plan.summary import html_table, limit_in_words
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({
-    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "reduce_split_k", "prefetch",
-    "launch",
+    "fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix", "reduce_split_k", "prefetch", "launch",
 })  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
@@ -23,9 +22,8 @@ WORKSPACE_HEAD_BYTES = 128
 StatesOut = Literal["none", "storage", "arithmetic"]
 # By the class of the cell; those for n values per channel serve scans and diagonal cells.
 FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
-# channels, time: a scan with lanes along that axis. serial: a thread takes all steps of its channels. elementwise: a thread
-# takes one step of a channel. persistent: all steps of a dense cell in one launch, with R on the chip. decode: one step of it,
-# with R read once. stepwise: a pointwise kernel for each step, between products by cuBLAS.
+# channels, time, cooperative: a scan with lanes along that axis, or by all blocks at once. serial: a thread takes all steps,
+# elementwise: one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
 Strategy = Literal["channels", "time", "cooperative", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
 Value = TypeVar("Value")
@@ -318,7 +316,7 @@ class KernelPlan:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of memory with a head of R in the order in which blocks stream it, behind those exchanges; 0 where none do."""
+        """Bytes of memory with a head of R in the order in which blocks stream it, behind exchanges; 0 where none do."""
         return self.partition.get("packed_bytes", 0)
 
     @property

@@ -111,12 +111,13 @@ def test_a_training_step_is_judged_by_everything_that_it_returns(gpu: OnHost, sh
     rows = measured(problem_of(shape, kind, "forward + backward"), gpu)
     assert list(rows) == [OURS, TORCH_NN]
     for name, row in rows.items():
-        if name == TORCH_NN and shape.model == "lstm" and kind == ("fp16", True):
-            continue  # oneDNN has none on some processors
+        if name == TORCH_NN and "primitive" in (row.failure or ""):
+            assert shape.model == "lstm" and kind[0] != "fp32"
+            continue  # oneDNN has none of 16 bits on some processors
         assert set(row.errors) == {"y", "states", "dx", "dweights"}, row.failure
         assert row.worst_error is not None and row.worst_error < ALLOWED[kind[0]] * (1 if name == OURS else 2), row
         assert row.is_right and (row.clock, row.rounds) == ("host", 1)
-    if shape.model != "lstm" or kind != ("fp16", True):
+    if rows[TORCH_NN].failure is None:
         assert rows[OURS].facts == rows[TORCH_NN].facts, "both return the same dtype"
 
 

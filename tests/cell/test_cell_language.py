@@ -80,7 +80,7 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
         "silu": lambda: x * (np.where(x >= 0, 1, small()) / (1 + small())),
         "softplus": lambda: np.maximum(x, 0) + np.log1p(small()),
         "logsigmoid": lambda: np.minimum(x, 0) - np.log1p(small()),
-        "relu": lambda: np.maximum(x, 0),
+        "relu": lambda: np.where(x < 0, 0.0, x),  # the sign of a zero of np.maximum is the processor's
         # NaN wins; of equal ones the first, which shows where one is -0.
         "min": lambda: np.where(np.isnan(x) | ~((y < x) | np.isnan(y)), x, y),
         "max": lambda: np.where(np.isnan(x) | ~((y > x) | np.isnan(y)), x, y),

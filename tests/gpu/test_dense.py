@@ -247,7 +247,8 @@ def test_a_cuda_graph_replays_a_call_and_a_step(compiled: Callable[..., Kernel],
     assert torch.equal(y_step, kernel.step(x[:, 0], R, state=final)[0])
 
 
-STEPWISE = (("fp32", 1, 640), ("fp32", 3, 512), ("bf16", 1, 2560), ("fp16", 1, 2560), ("fp64", 1, 512))
+# Of 16 bits as far as the layout goes: in others R is streamed.
+STEPWISE = (("fp32", 1, 640), ("fp32", 3, 512), ("fp64", 1, 512))
 
 
 @pytest.mark.parametrize("time", [1, 2, GRAPH_STEPS - 2])

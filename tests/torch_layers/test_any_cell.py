@@ -43,6 +43,7 @@ def kernel_of(layer: Any, precision: str = "fp32", at: int = 0) -> minrnn_gen.Ke
 def test_every_built_in_cell_has_its_layer() -> None:
     assert sorted(NAMED) == sorted(library_names())
     others = {
+        "HeadGroup",
         "RNN",
         "SelectiveScan",
         "SequenceGroup",

@@ -214,6 +214,8 @@ def torch_returns(module: Any, *arguments: Any) -> list[Any] | None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("autocast", [BFLOAT16, FLOAT16])
 def test_results_under_autocast_have_the_dtypes_of_torchs(name: str, autocast: Any) -> None:
+    if name == "LSTM" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no 16-bit LSTM on this processor, where torch's returns other dtypes or fails")
     compared = 0
     for parameters in (FLOAT32, autocast):
         ours, theirs = pair(name, 3, 4, dtype=parameters)
