@@ -10,8 +10,9 @@ from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# Registers besides what the tiles take: addresses, strides, loop state and loads under way, read off compiled kernels.
-REGISTERS_FIXED = 44
+# Registers besides what the tiles take: addresses, strides, loop state and loads under way; for each gate its copies, and for a
+# parameter what a step makes of it. Read off kernels of two and three gates, compiled by NVRTC 13.0 and 13.4.
+REGISTERS_FIXED, REGISTERS_PER_GATE, REGISTERS_PER_PARAMETER = 28, 8, 10
 # The backward has pointers to four arrays instead of two, and of its tiles a few rows under way.
 BACKWARD_REGISTERS_FIXED, BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL = 58, 10
 # Aggregates of other blocks that a warp has under way while it reduces a tile.
@@ -46,7 +47,8 @@ def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -
         return BACKWARD_REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * per_channel
     of_tile = steps * (2 * states + cell.carried_count)
     once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
-    return REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
+    fixed = REGISTERS_FIXED + REGISTERS_PER_GATE * len(cell.gates) + REGISTERS_PER_PARAMETER * len(cell.parameters)
+    return fixed + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
 
 
 def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, steps: int, stages: int) -> int:
