@@ -79,14 +79,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
     tile = ("channels_per_lane", "stages")
     return (
-        Constraint(
-            "vector_divides_channels",
-            "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
-            ("channels_per_lane",),
-            lambda channels_per_lane: hidden_size % channels_per_lane,
-            lambda _: 0,
-            "channels left over",
-        ),
+        limits.whole_vectors_constraint(problem),
         Constraint(
             "vector_width",
             "a lane's vector of channels is moved by one load or store",

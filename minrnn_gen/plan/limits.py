@@ -105,6 +105,18 @@ def copy_constraints(problem: Problem, in_flight: Quantity) -> tuple[Constraint,
     )
 
 
+def whole_vectors_constraint(problem: Problem) -> Constraint:
+    """Let every lane have a whole vector of channels, whose number is the variable `channels_per_lane`."""
+    return Constraint(
+        "vector_divides_channels",
+        "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
+        ("channels_per_lane",),
+        lambda channels_per_lane: problem.hidden_size % channels_per_lane,
+        lambda _: 0,
+        "channels left over",
+    )
+
+
 def unrolled_constraint(problem: Problem, elements: Quantity) -> Constraint:
     """Bound the unrolled code; `elements` is how many channel-steps a thread holds at once."""
     return Constraint(

@@ -151,14 +151,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         return _stages_bytes(problem, channels_per_lane, time_warps, rows, max(1, stages - 1))
 
     return (
-        Constraint(
-            "vector_divides_channels",
-            "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
-            ("channels_per_lane",),
-            lambda channels_per_lane: hidden_size % channels_per_lane,
-            lambda _: 0,
-            "channels left over",
-        ),
+        limits.whole_vectors_constraint(problem),
         Constraint(
             "vector_width",
             "a lane's vector of channels is moved by one load or store, and copied as a whole",

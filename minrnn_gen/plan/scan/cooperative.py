@@ -63,18 +63,11 @@ def _exchange_bytes(problem: Problem, channels_per_lane: int, time_warps: int, l
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
+    storage_bytes = problem.precision.storage_bytes
     alignment_bytes = problem.specialization.alignment_bytes
     of_stages = ("channels_per_lane", "time_warps", "steps_per_lane", "stages")
     return (
-        Constraint(
-            "vector_divides_channels",
-            "a lane loads and stores its channels as one vector, so hidden_size must be a multiple of it",
-            ("channels_per_lane",),
-            lambda channels_per_lane: hidden_size % channels_per_lane,
-            lambda _: 0,
-            "channels left over",
-        ),
+        limits.whole_vectors_constraint(problem),
         Constraint(
             "vector_width",
             "a lane's vector of channels is moved by one load or store, and copied as a whole",
