@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from minrnn_gen.api import compile
 from minrnn_gen.bench.contenders.cpu_layers import cpu_name
-from minrnn_gen.bench.contenders.over_ranks import WATCHED_RUNS, Host, rows_of
+from minrnn_gen.bench.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
 from minrnn_gen.bench.harness.rounds import Limits
 from minrnn_gen.bench.problems.distributed_problems import PASSES, problems
 from minrnn_gen.bench.report.distributed_record import DistributedRecord
@@ -23,7 +23,7 @@ LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
 QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
 METHOD = {
     "time": f"median of {LIMITS.in_words}, all in turn; a round's time is that of its slowest rank",
-    "start": "all ranks wait for each other, their devices idle",
+    "round": f"{CALLS_IN_A_ROW} calls from idle devices on, hosts running ahead; devices wait for each other behind each call",
     "one rank": "the first rank computes all of it, the others idle in the same group",
     "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",
@@ -52,10 +52,13 @@ def open_host(quick: bool) -> tuple[Host, Callable[[], None]]:
     return Host(dist.group.WORLD, device), dist.destroy_process_group
 
 
-def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None]) -> DistributedRecord:
-    """Measure all problems on all ranks; `keep` gets the record after each of them, the same on every rank."""
+def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], only: str | None = None) -> DistributedRecord:
+    """Measure all problems on all ranks; `keep` gets the record after each of them, the same on every rank.
+
+    `only`: those alone whose labels have this word.
+    """
     record = _record(host, quick)
-    for problem in problems(quick):
+    for problem in (problem for problem in problems(quick) if only is None or only in problem.label):
         kernel = compile(problem.spec)
         for kernel_pass in PASSES:
             rows = rows_of(problem, kernel_pass, kernel, host, QUICK_LIMITS if quick else LIMITS)

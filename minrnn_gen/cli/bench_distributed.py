@@ -15,9 +15,12 @@ JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="The first rank writes the record here.", show_default=False)
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A few small problems, on CPUs too.")]
+Only = Annotated[
+    str | None, typer.Option("--only", metavar="WORD", help="Problems whose labels have WORD.", show_default=False)
+]
 
 
-def distributed(json_file: JsonFile = None, quick: Quick = False) -> None:
+def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
     """Measure time and heads over the ranks that torchrun starts."""
     try:
         from minrnn_gen.bench.distributed_suite import measure, open_host
@@ -32,7 +35,7 @@ def distributed(json_file: JsonFile = None, quick: Quick = False) -> None:
 
     host, end = open_host(quick)
     try:
-        record = measure(host, quick, keep)
+        record = measure(host, quick, keep, only)
         if host.rank == 0:
             typer.echo(distributed_text(record))
     finally:

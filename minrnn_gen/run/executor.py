@@ -23,6 +23,7 @@ from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
+from minrnn_gen.run.in_place import InPlace
 from minrnn_gen.run.replay import Trace
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
@@ -195,6 +196,20 @@ class Executor:
             )
         known = self.gpu.restored.get(flat.key) or self._restored(states_out, flat, len(arrays), len(results))
         return None if known is None else self.gpu.replay_restored(known, flat)
+
+    def forward_in_place(self, arrays: Sequence[Any], into: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult:
+        """Run a call on a GPU, its arrays by slot, `into` y and the states that it writes, but beyond lengths."""
+        return self._in_place.forward(arrays, into, self._states_out(all_states, saves))
+
+    def backward_in_place(
+        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, all_states: bool
+    ) -> RawGradients:
+        """Run the backward of a call on a GPU, as `InPlace.backward` does."""
+        return self._in_place.backward(arrays, results, incoming, dx, self._states_out(all_states, True))
+
+    @cached_property
+    def _in_place(self) -> InPlace:
+        return InPlace(self.interface, self.gpu)
 
     def _record_on_cpu(
         self,

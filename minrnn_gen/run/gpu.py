@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -85,8 +86,11 @@ class GpuRun:
         """Nothing: no products with R are saved."""
         return ()
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
-        """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward."""
+    def forward(self, call: Call, states_out: StatesOut, saves: bool, into: Sequence[Array] = ()) -> Forward:
+        """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward.
+
+        `into`: y and those states where they are there already, to be written but beyond lengths.
+        """
         if saves:
             self._cells.expect_backward(call)
         interface = self._interface
@@ -101,12 +105,12 @@ class GpuRun:
         shape = interface.y_shape(call.rows, call.time)
         kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states]
         states_dtype = self.states_dtype(states_out, saves)
-        recorder = self._backend.begin(call.x, call.keyed, call.flat())
-        outputs = Outputs(
-            y=recorder.new_array(shape, storage, fill=fill),
-            kept=tuple(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
-            final=_new_states(interface, recorder, call.batch),
+        recorder = self._backend.begin(call.x, call.keyed, (*call.flat(), *into))
+        y, *kept_arrays = into or (
+            recorder.new_array(shape, storage, fill=fill),
+            *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
+        outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
         projected = self._projected(recorder, call, interface.preactivation_axes)
         if call.batch:
             for run, part in runs_of(interface, projected):
@@ -127,14 +131,17 @@ class GpuRun:
         self.steps.keep(recorder.finish(result, None))
         return result.mapped(owner_of)
 
-    def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
-        """Run against time, from the gradients of what `forward` returned."""
+    def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> RawGradients:
+        """Run against time, from the gradients of what `forward` returned.
+
+        `into`: the gradient of pre-activations where it is there already, to be written but beyond lengths.
+        """
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
-        operands = (*call.flat(), projected.x, outputs.y, *outputs.kept, incoming.dy, *incoming.dfinal)
+        operands = (*call.flat(), projected.x, outputs.y, *outputs.kept, incoming.dy, *incoming.dfinal, into)
         recorder = self._backend.begin(call.x, incoming.keyed, operands)
         fill = None if call.sequences.lengths is None else 0
         gradients = Gradients(
-            dx=recorder.new_array(projected.x.shape, call.x.dtype, fill=fill),
+            dx=recorder.new_array(projected.x.shape, call.x.dtype, fill=fill) if into is None else into,
             dinitial=_new_states(interface, recorder, call.batch),
             sums=None,
         )

@@ -83,6 +83,25 @@ def backward(
     ]
 
 
+def forward_in_place(kernel: Kernel, tensors: Tensors, into: Tensors, all_states: bool, saves: bool) -> list[Any]:
+    """Run a call on a GPU `into` y and the states that it saves, but beyond lengths, and return the final states.
+
+    x is not projected, and has no gaps along its last axis. Values of lengths are not looked at.
+    """
+    return [*kernel.executor.forward_in_place(_in_place(tensors), into, all_states, saves).final]
+
+
+def backward_in_place(
+    kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, dx: Any, all_states: bool
+) -> list[Any]:
+    """Return the gradients of `tensors` as `backward` does, that of x written into `dx`, but beyond lengths.
+
+    y, saved states and `dy` have the same strides.
+    """
+    raw = kernel.executor.backward_in_place(_in_place(tensors), results, (dy, *dstate), dx, all_states)
+    return gradients_by_slot(kernel.interface, tensors, raw)
+
+
 def arriving(
     kernel: Kernel, states_shapes: Callable[[], Sequence[tuple[Any, ...]]], y: Any, gradients: Tensors
 ) -> tuple[Any, list[Any]]:
@@ -150,6 +169,11 @@ def _arguments(kernel: Kernel, tensors: Tensors) -> CallArguments:
     return CallArguments.from_flat(
         kernel.interface, [x, *(tensor if tensor is None else _without_gaps(tensor) for tensor in others)]
     )
+
+
+def _in_place(tensors: Tensors) -> list[Any]:
+    x, *others = tensors
+    return [x, *(tensor if tensor is None else _without_gaps(tensor) for tensor in others)]
 
 
 def _without_gaps(tensor: Any) -> Any:

@@ -341,19 +341,19 @@ def test_the_example_has_the_losses_of_one_process(group: ranks.Ranks, size: int
 
 def long_call(spec: dict[str, Any], keep: float | None = None) -> dict[str, Any]:
     """Return a call on three long pieces, whose gates forget; or such that min_gru's keep nearly a share of its state."""
-    interface, steps, generator = ranks.kernel_of(spec).interface, [300, 400, 500], torch.Generator().manual_seed(0)
+    interface, steps, generator = ranks.kernel_of(spec).interface, [1500, 2000, 2500], torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Any:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, 1200))}
+    tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, sum(steps)))}
     if keep is not None:
         tensors["x"].select(interface.x_axes.index("g"), interface.gates.index("z")).sub_(math.log(keep / (1 - keep)))
     tensors["parameters"] = {name: normal(*interface.parameter_shape) + 4 for name in interface.parameters}
     tensors["state"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
-    tensors["weights of y"] = normal(*interface.y_shape(2, 1200))
+    tensors["weights of y"] = normal(*interface.y_shape(2, sum(steps)))
     tensors["weights of state"] = {name: normal(3, *interface.state_shape(2)) for name in interface.states}
     return {"spec": spec, "tensors": tensors, "pieces": steps}
 
@@ -366,19 +366,11 @@ def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[s
     assert group.run(3, "full_runs", **call) == [(1, 1)] * 3
 
 
-@pytest.mark.parametrize("layout", ["BTD", "BDT"])
-def test_what_gates_keep_for_a_while_is_corrected_part_by_part(group: ranks.Ranks, layout: str) -> None:
-    """The first part says how many steps more count, which are fewer than those that are left."""
-    call = long_call({"model": "min_gru", "hidden_size": 3, "precision": "fp64", "layout": layout}, keep=0.6)
-    check_call(group, {**call, "way": "correct", "all_states": False})
-    assert group.run(3, "full_runs", **call) == [(1, 1)] * 3
-
-
 def test_what_gates_keep_is_folded_by_the_products_of_coefficients(group: ranks.Ranks) -> None:
     """All of each piece runs again, and the piece between two others once more for its product."""
     call = long_call({"model": "min_gru", "hidden_size": 3, "precision": "fp64"}, keep=0.9999)
     check_call(group, {**call, "way": "correct", "all_states": False}, repeats=2)
-    assert group.run(3, "full_runs", **call) == [(1, 2), (3, 2), (2, 2)]
+    assert group.run(3, "full_runs", **call) == [(1, 2), (3, 2), (2, 1)]
 
 
 HEADS: tuple[dict[str, Any], ...] = (

@@ -53,7 +53,7 @@ def predicted_text() -> str:
 
 
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
-    allowed = {**cost.gathering_passes(ranks, False, cost.PRODUCT_PASSES_OF_CELL), "pipeline": cost.JOIN_PASSES_OF_SCAN}
+    allowed = {**cost.gathering_passes(ranks, False, cost.PRODUCT_PASSES_OF_CELL), "pipeline": 0.0}
     way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     if name.endswith("forgets"):
         # With more than two ranks the products of coefficients are taken then.
@@ -115,8 +115,13 @@ def constants_text() -> str:
         ),
         (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",
-            "passes of a pipeline that puts y of several groups together",
+            "passes of a pipeline of `scan`, or of a cell with `input_size`, that puts y of several groups together",
             "counted: one of three words, read and written",
+        ),
+        (
+            f"{1e6 * cost.HOST_SECONDS_OF_GROUP:g} us",
+            "what a host takes for a group of a pipeline, at least",
+            "measured over two H200: two messages and a launch",
         ),
         (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
     ]

@@ -1,4 +1,9 @@
-"""The head of a cell's piece run again with the states that enter, and its tail with the gradient of its end states."""
+"""The head of a cell's piece run again with the states that enter, and its tail with the gradient of its end states.
+
+Beside it the same steps run without what enters, as other sequences of one call: what enters counts behind them where the two
+differ. Whether it does is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the same:
+every operation here costs some 10 us of it while the GPU scans the piece.
+"""
 
 from __future__ import annotations
 
@@ -9,80 +14,77 @@ import torch
 
 from minrnn_gen.torch.sequence_group.piece import Piece
 
-
-class Head:
-    """Corrects the results of a piece, which are those from zero, part by part from its begin on."""
-
-    def __init__(self, piece: Piece, call: Sequence[Any], results: Sequence[Any], entering: Any) -> None:
-        self._piece, self._call, self._results = piece, call, results
-        self._state, self._from_zero = entering, torch.zeros_like(entering)
-
-    def __call__(self, begin: int, steps: int) -> tuple[Any, Any]:
-        """Correct `steps` steps from `begin` on; return what of the state behind them is due to what entered, and the state."""
-        piece, ahead = self._piece, 1 + self._piece.states
-        place = self._call[0].shape[piece.time_axis] - begin - steps if piece.reverse else begin
-        part = piece.steps_of(self._call, place, steps)
-        results = piece.forward(part, self._state)
-        for whole, values in zip(*(_of_steps(piece, of[0], of[ahead:]) for of in (self._results, results)), strict=True):
-            _narrowed(piece, whole, place, steps).copy_(values)
-        self._from_zero = torch.stack(piece.forward(part, self._from_zero, False)[1:ahead])
-        self._state = torch.stack(results[1:ahead])
-        return self._state - self._from_zero, self._state
+# What gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes as long as its launch. Of short
+# pieces it is a share, and of pieces shorter than that nothing.
+_STEPS_MOST, _STEPS_LEAST, _SHARE = 1024, 32, 1 / 16
 
 
-class Tail:
-    """Corrects the gradients of a piece, which are those without one of its end states, part by part from its end on.
+def steps_corrected(time: int) -> int:
+    """Return how many steps of a piece are corrected before all of it is, 0 for none."""
+    steps = min(_STEPS_MOST, int(time * _SHARE))
+    return steps if steps >= _STEPS_LEAST else 0
 
-    `run`: what the forward returned and saved, and the gradient of y. Gradients are linear in those that arrive: in a part
-    those by the gradient of the end states alone are added.
+
+def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
+    """Correct the first steps of results, which are those from zero; say whether what entered counts behind them.
+
+    `into`: y and, where they are kept, the states after every step.
     """
+    place = call[0].shape[piece.time_axis] - steps if piece.reverse else 0
+    state = torch.cat((entering, torch.zeros_like(entering)), 1)
+    results = piece.forward(piece.twice(piece.steps_of(call, place, steps)), state)
+    batch = entering.shape[1]
+    for whole, both in zip(into, piece.of_steps(results[0], results[1 + piece.states :]), strict=True):
+        _steps(piece, whole, place, steps).copy_(both.narrow(piece.y_axes.index("b"), 0, batch))
+    return _differs(piece.all_states_of(results), batch)
 
-    def __init__(
-        self, piece: Piece, call: Sequence[Any], run: tuple[Sequence[Any], Any], gradients: list[Any], dstate: Any
-    ) -> None:
-        self._piece, self._call, self._gradients = piece, call, gradients
-        (outputs, self._dy) = run
-        self._states = _states_of_steps(piece, outputs)
-        self._due, self._own = dstate, torch.zeros_like(dstate)
 
-    @staticmethod
-    def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:
-        """Whether the states after every step are there, from which a part can begin."""
-        return len(_states_of_steps(piece, outputs)) == piece.states
+def correct_tail(
+    piece: Piece,
+    call: Sequence[Any],
+    outputs: Sequence[Any],
+    gradients: tuple[list[Any], Any],
+    dstate: Any,
+    steps: int,
+) -> Any:
+    """Correct the last steps of gradients, which are those without one of the end states; say whether it counts before.
 
-    def __call__(self, begin: int, steps: int) -> tuple[Any, Any]:
-        """Correct `steps` steps, `begin` steps before the end; return what of the gradient before them is due to that of the
-        end states, and the gradient.
-        """
-        piece, call = self._piece, self._call
-        place = begin if piece.reverse else call[0].shape[piece.time_axis] - begin - steps
-        part, dy = piece.steps_of(call, place, steps), _narrowed(piece, self._dy, place, steps)
-        before = place + steps if piece.reverse else place - 1
-        entering = torch.stack(
-            [_narrowed(piece, states, before, 1).squeeze(piece.y_axes.index("t")) for states in self._states]
-        ).to(self._due.dtype)
+    `outputs`: y and the states after every step, of which y may be one; `gradients`: those of the call, whose list is changed,
+    and that of y. Gradients are linear in what arrives, and those of vectors are sums over sequences: those that run beside it
+    without `dstate` have a negative dy, so that their part is taken off.
+    """
+    of_call, dy = gradients
+    place = 0 if piece.reverse else call[0].shape[piece.time_axis] - steps
+    before = place + steps if piece.reverse else place - 1
+    y_batch, y_time, batch = piece.y_axes.index("b"), piece.y_axes.index("t"), dstate.shape[1]
+    states = [_steps(piece, array, before, 1).squeeze(y_time) for array in outputs[1:] or outputs]
+    entering = torch.stack([*states, *states]).unflatten(0, (2, -1)).transpose(0, 1).flatten(1, 2).to(dstate.dtype)
+    part, own_dy = piece.twice(piece.steps_of(call, place, steps)), _steps(piece, dy, place, steps)
+    both = [torch.cat((own, own), y_batch) for own in (_steps(piece, array, place, steps) for array in outputs)]
+    if not piece.writes_gradient_in_place(call):
+        # What else its backward reads of these steps, a forward of them has.
         y, *others = piece.forward(part, entering, True)
-        results = (y, *others[piece.states :])
-        added = piece.backward(part, entering, results, torch.zeros_like(y), self._due)
-        own = piece.backward(part, entering, results, dy, self._own)
-        self._gradients[0].narrow(piece.time_axis, place, steps).add_(added[0])
-        for slot in range(1, len(call)):
-            if self._gradients[slot] is not None:
-                self._gradients[slot] = self._gradients[slot] + added[slot]
-        self._due, self._own = torch.stack(added[len(call) :]), torch.stack(own[len(call) :])
-        return self._due, self._due + self._own
+        both = [y, *others[piece.states :]]
+    arriving = torch.cat((dstate, torch.zeros_like(dstate)), 1)
+    dx = torch.empty_like(part[0])
+    run = piece.backward_again(part, entering, both, torch.cat((own_dy, -own_dy), y_batch), arriving, dx)
+    of_call[0].narrow(piece.time_axis, place, steps).copy_(run[0].narrow(piece.batch_axis, 0, batch))
+    for slot in range(1, len(call)):
+        if of_call[slot] is not None:
+            of_call[slot] = of_call[slot] + run[slot]
+    first, second = torch.stack(run[len(call) :]).split(batch, 1)
+    return first.ne(-second).any()
 
 
-def _of_steps(piece: Piece, y: Any, saved: Sequence[Any]) -> list[Any]:
-    """Return y and the states after every step among what a forward saves; pre-activations come behind them."""
-    projected = 1 if saved and piece.kernel.interface.input_size else 0
-    return [y, *saved[: len(saved) - projected]]
+def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:
+    """Whether y and what is kept have the states after every step, from which a part of a backward can begin."""
+    return max(1, len(outputs) - 1) == piece.states
 
 
-def _states_of_steps(piece: Piece, outputs: Sequence[Any]) -> list[Any]:
-    y, *states = _of_steps(piece, outputs[0], outputs[1:])
-    return states or [y]  # a single state that is the output
+def _differs(states: Any, batch: int) -> Any:
+    first, second = states.split(batch, 1)
+    return first.ne(second).any()
 
 
-def _narrowed(piece: Piece, tensor: Any, begin: int, steps: int) -> Any:
+def _steps(piece: Piece, tensor: Any, begin: int, steps: int) -> Any:
     return tensor.narrow(piece.y_axes.index("t"), begin, steps)

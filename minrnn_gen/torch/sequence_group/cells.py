@@ -104,8 +104,9 @@ def ways_of(
     spec, interface = kernel.spec, kernel.interface
     is_dense = kernel.builder.cell_shape.kind == "dense"
     words = len(interface.gates) + 1
-    # y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
-    allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense else 2 / words}
+    # Otherwise y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
+    is_in_place = not (interface.input_size or interface.has_vectors)
+    allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense or is_in_place else 2 / words}
     if _folds(kernel) and spec.training:
         allowed |= gathering_passes(member.size, has_sequences, PRODUCT_PASSES_OF_CELL)
     itemsize = calls.storage_dtype(kernel).itemsize

@@ -15,16 +15,19 @@ from minrnn_gen.torch.sequence_group.group import Way
 SUMMARY_PASSES = 2.0
 # From zero; what is corrected where gates forget are a few steps, whose time is that of `CORRECTION_SECONDS`.
 CORRECT_PASSES = 1.0
-# Where none forgets: three eighths of a piece with and without what enters, copied besides, and then all of it again.
-CORRECT_PASSES_WORST = 3.0
+# Where one does not: from zero, and again.
+CORRECT_PASSES_WORST = 2.0
 # The products of coefficients, of pieces that are neither first nor last, where end states are folded: of a cell a forward with
 # as many states again, of the raw scan one of the three words that a pass moves.
 PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
-# A few steps with and without what enters, their comparison, and the answers of all ranks, for which the host waits: what a
-# call took longer than the kernel alone on an H200.
+# A few steps with and without what enters, their comparison, and the launch that ends at once: what a call took longer than the
+# kernel alone on an H200.
 CORRECTION_SECONDS = 200e-6
-# Of a pipeline with several groups: y of all of them is put together, a copy of one of three words that a pass moves.
+# Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
+# three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
+# What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us beside an H200.
+HOST_SECONDS_OF_GROUP = 300e-6
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
 # src/graph/tuning.cc), and events between the two streams; an assumption, as is all that follows.
 HOP_SECONDS = 20e-6
@@ -128,9 +131,12 @@ def choices(
             Choice(
                 name,
                 count,
-                pipeline_passes(ranks, count)
-                + (passes if count > 1 else 0.0)
-                + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
+                max(
+                    pipeline_passes(ranks, count)
+                    + (passes if count > 1 else 0.0)
+                    + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
+                    count * HOST_SECONDS_OF_GROUP / seconds,
+                ),
             )
             for count in counts
         ]

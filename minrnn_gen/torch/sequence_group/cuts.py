@@ -63,6 +63,14 @@ class Cut:
         """Return a group of all states as one array, without gaps, as they are sent."""
         return self._narrowed(states, self.state_axis, span, contiguous=True)
 
+    def like_states(self, states: Any, span: tuple[int, int]) -> Any:
+        """Return what a group of all states looks like."""
+        return self._narrowed(states, self.state_axis, span)
+
+    def of_x(self, tensor: Any, span: tuple[int, int]) -> Any:
+        """Return a group of an array shaped like x."""
+        return self._of_slot(0, tensor, span)
+
     def of_y(self, tensor: Any, span: tuple[int, int]) -> Any:
         """Return a group of an array shaped like y."""
         return self._narrowed(tensor, self.y_axis, span)

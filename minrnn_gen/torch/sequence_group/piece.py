@@ -110,7 +110,96 @@ class Piece:
     def backward(self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any) -> list[Any]:
         """Return the gradients of a call's tensors, then those of its states; `results`: y and what its forward saved."""
         tensors = self._with_states(call, state)
-        gradients = calls.backward(self.kernel, tensors, results, dy, [*dstate], self.all_states)
+        return self._states_last(calls.backward(self.kernel, tensors, results, dy, [*dstate], self.all_states))
+
+    def forward_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], counts: Any = None) -> Any:
+        """Run a call, which the states `state` enter, `into` arrays that are there; return the states behind it.
+
+        `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether it
+        runs: where not, nothing is written and `state` is returned. On a GPU no host waits for it. None: it runs.
+        """
+        if self._runs_in_place(call):
+            tensors = self._with_states(self._counting(call, counts), state)
+            saves = self.saves or self.all_states
+            return _together(calls.forward_in_place(self.kernel, tensors, into, self.all_states, saves))
+        if counts is not None and not counts:
+            return state
+        results = self.forward(call, state)
+        for whole, values in zip(into, self.of_steps(results[0], results[1 + self.states :]), strict=True):
+            whole.copy_(values)
+        return self.all_states_of(results)
+
+    def backward_again(
+        self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any, dx: Any, counts: Any = None
+    ) -> list[Any]:
+        """Return gradients as `backward` does, that of x written into `dx`; where not `counts` nothing is written.
+
+        Those that are returned are then zeros, `dstate`, or None. Arrays shaped like y have the same strides.
+        """
+        if self.writes_gradient_in_place(call):
+            tensors = self._with_states(self._counting(call, counts), state)
+            gradients = calls.backward_in_place(self.kernel, tensors, results, dy, [*dstate], dx, self.all_states)
+            return self._states_last(gradients)
+        if counts is not None and not counts:
+            return [dx, *(None for _ in call[1:]), *dstate]
+        gradients = self.backward(call, state, results, dy, dstate)
+        dx.copy_(gradients[0])
+        return [dx, *gradients[1:]]
+
+    def all_states_of(self, results: Sequence[Any]) -> Any:
+        """Return the final states among the results of a forward as one array."""
+        return _together(results[1 : 1 + self.states])
+
+    def twice(self, call: Sequence[Any]) -> list[Any]:
+        """Return a call whose sequences are there twice."""
+        twice = list(call)
+        twice[0] = torch.cat((call[0], call[0]), self.batch_axis)
+        twice[_RESETS] = None if call[_RESETS] is None else torch.cat((call[_RESETS], call[_RESETS]))
+        return twice
+
+    def of_steps(self, y: Any, saved: Sequence[Any]) -> list[Any]:
+        """Return y and the states after every step among what a forward saves; pre-activations come behind them."""
+        projected = 1 if saved and self.kernel.interface.input_size else 0
+        return [y, *saved[: len(saved) - projected]]
+
+    def _runs_in_place(self, call: Sequence[Any]) -> bool:
+        return bool(call[0].is_cuda) and not self.kernel.interface.input_size
+
+    def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
+        """Whether a backward reads the saved states where they are, be they parts of arrays, and writes into such a part."""
+        is_cast = self.all_states and calls.storage_dtype(self.kernel) != calls.arithmetic_dtype(self.kernel)
+        return self._runs_in_place(call) and not is_cast
+
+    def is_written_in_parts(self, call: Sequence[Any]) -> bool:
+        """Whether kernels write a group of sequences or channels into arrays of all of them."""
+        interface = self.kernel.interface
+        return self._runs_in_place(call) and not interface.recurrent_gates and not interface.has_vectors
+
+    def outputs_of(self, call: Sequence[Any]) -> list[Any]:
+        """Return y and the states that a forward keeps, whose values are to come."""
+        x, interface = call[0], self.kernel.interface
+        rows, time = x.shape[self.batch_axis], x.shape[self.time_axis]
+        layouts = [(interface.y_shape(rows, time), interface.precision.storage_dtype)]
+        if self.saves or self.all_states:
+            layouts += self.kernel.executor.saved_layouts(rows, time, on_cpu=False, all_states=self.all_states)
+        # Beyond lengths nothing is written.
+        new = x.new_zeros if self.has_sequences(call) else x.new_empty
+        return [new(shape, dtype=getattr(torch, dtype)) for shape, dtype in layouts]
+
+    def gradient_like(self, call: Sequence[Any]) -> Any:
+        """Return the gradient of x, whose values are to come."""
+        x = call[0]
+        return (x.new_zeros if self.has_sequences(call) else x.new_empty)(x.shape)
+
+    def _counting(self, call: Sequence[Any], counts: Any) -> Sequence[Any]:
+        """Return a call all of whose steps count, or none, by the lengths of its sequences."""
+        if counts is None:
+            return call
+        sizes = call[0].shape
+        lengths = (counts * sizes[self.time_axis]).expand(sizes[self.batch_axis]).contiguous()
+        return [*call[:LENGTHS], lengths, *call[LENGTHS + 1 :]]
+
+    def _states_last(self, gradients: Sequence[Any]) -> list[Any]:
         begin, end = self._states_from(gradients), self._states_from(gradients) + self.states
         return [*gradients[:begin], *gradients[end:], *gradients[begin:end]]
 
@@ -150,3 +239,8 @@ class Piece:
         if initial[0] is None:
             return [None] * self.states
         return [torch.zeros_like(state) for state in initial] if self.position else list(gradients)
+
+
+def _together(states: Sequence[Any]) -> Any:
+    """Return states as one array, the states in front."""
+    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(tuple(states))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ class Pipeline:
     def __init__(self, piece: Piece, along: Along, count: int) -> None:
         self.piece, self.along, self.count = piece, along, count
         self.results_count, self.returned_count = piece.results_count, piece.returned_count
-        self._saved_count = 0
 
     def read_again(self, tensors: Tensors) -> Tensors:
         return tensors
@@ -33,25 +33,33 @@ class Pipeline:
         cut = Cut.of(piece, call, self.along, self.count)
         like, first = piece.states_like(call), piece.entering(initial)
         neighbours = Neighbours(piece.member, piece.reverse)
+        # Where kernels write a group into y of all groups, nothing is put together afterwards.
+        whole = piece.outputs_of(call) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
         for span in cut.spans:
-            state = neighbours.receive(cut.of_states(like, span)) if piece.position else cut.of_states(first, span)
-            results = cut.piece.forward(cut.call(call, span), state)
-            ends.append(torch.stack(tuple(results[1 : 1 + piece.states])))
+            state = neighbours.receive(cut.like_states(like, span)) if piece.position else cut.of_states(first, span)
+            if whole:
+                ends.append(cut.piece.forward_again(cut.call(call, span), state, [cut.of_y(array, span) for array in whole]))
+            else:
+                parts.append(cut.piece.forward(cut.call(call, span), state))
+                ends.append(torch.stack(tuple(parts[-1][1 : 1 + piece.states])))
             neighbours.send(ends[-1])
-            parts.append(results)
             entered.append(state)
         neighbours.finish()
-        ahead = 1 + piece.states
-        returned = [cut.y([part[0] for part in parts]), *piece.final_of_all(cut.states(ends), like)]
-        if piece.all_states:
-            of_steps = zip(*(part[ahead : ahead + piece.states] for part in parts), strict=True)
-            returned += [cut.y(states) for states in of_steps]
-        if not piece.saves:
-            return returned
-        ahead += piece.states if piece.all_states else 0
-        self._saved_count = len(parts[0]) - ahead
-        return [*returned, *(tensor for part in parts for tensor in part[ahead:]), cut.states(entered)]
+        if whole:
+            y, *kept = whole
+            steps, saved = (kept, []) if piece.all_states else ([], kept)
+        else:
+            y, behind = cut.y([part[0] for part in parts]), 1 + piece.states
+            steps_from = behind + (piece.states if piece.all_states else 0)
+            steps = [cut.y(states) for states in zip(*(part[behind:steps_from] for part in parts), strict=True)]
+            saved = [tensor for part in parts for tensor in part[steps_from:]]
+        returned = [y, *piece.final_of_all(cut.states(ends), like), *steps]
+        return [*returned, *saved, cut.states(entered)] if piece.saves else returned
+
+    @staticmethod
+    def _writes_in_parts(cut: Cut, call: Sequence[Any]) -> bool:
+        return len(cut.spans) > 1 and cut.piece.is_written_in_parts(call)
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
@@ -63,24 +71,27 @@ class Pipeline:
         y, *extra, entering = results
         dy = piece.gradient_of_y(y, gradients)
         dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call), gradients), piece.member)
+        is_whole = self._writes_in_parts(cut, call)
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
+        steps, saved = (extra, []) if is_whole else (steps, saved)
+        saved_count = len(saved) // len(cut.spans)
+        dx = piece.gradient_like(call) if is_whole and cut.piece.writes_gradient_in_place(call) else None
+        dy = dy if dx is None else dy.contiguous()
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
         for place, span in enumerate(cut.spans):
-            dstate = cut.of_states(dfinal, span)
-            received = neighbours.receive(dstate)
+            received = neighbours.receive(cut.like_states(dfinal, span))
+            dstate = cut.of_states(dfinal, span) if received is None else received
             own_y, own_dy, *own_steps = (cut.of_y(tensor, span) for tensor in (y, dy, *steps))
-            own_saved = saved[place * self._saved_count : (place + 1) * self._saved_count]
-            part = cut.piece.backward(
-                cut.call(call, span),
-                cut.of_states(entering, span),
-                (own_y, *own_steps, *own_saved),
-                own_dy,
-                dstate if received is None else received,
-            )
+            results = (own_y, *own_steps, *saved[place * saved_count : (place + 1) * saved_count])
+            run = (cut.call(call, span), cut.of_states(entering, span), results, own_dy, dstate)
+            part: Any = cut.piece.backward(*run) if dx is None else cut.piece.backward_again(*run, cut.of_x(dx, span))
             if piece.position:
                 neighbours.send(torch.stack(part[len(call) :]))
             parts.append(part)
         neighbours.finish()
-        of_call = [cut.gradient(slot, tensor, [part[slot] for part in parts]) for slot, tensor in enumerate(call)]
+        of_call = [
+            dx if dx is not None and not slot else cut.gradient(slot, tensor, [part[slot] for part in parts])
+            for slot, tensor in enumerate(call)
+        ]
         of_initial = [] if initial[0] is None else [*cut.states([torch.stack(part[len(call) :]) for part in parts])]
         return [*piece.in_order(of_call, piece.initial_gradients(initial, of_initial)), None]

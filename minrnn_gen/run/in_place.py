@@ -1,0 +1,76 @@
+"""Runs of kernels into memory that is there already; what lies beyond lengths stays as it is.
+
+With a length of each sequence that is 0 or all of its steps, the GPU decides what runs again, and no host waits for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs, with_slots
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.gradients import RawGradients
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays, keyed
+from minrnn_gen.call.results import ForwardResult
+from minrnn_gen.call.validate import check_call, check_dtype, check_exact_shape
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.saved import Forward
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What runs the calls of one kernel in place, whose x is not projected; values of lengths are not looked at.
+
+    Arrays shaped like y have its strides, all the same ones.
+    """
+
+    interface: Interface
+    gpu: GpuRun
+
+    def forward(self, arrays: Sequence[Any], into: Sequence[Any], states_out: StatesOut) -> ForwardResult:
+        """Run a call, its arrays by slot, over time; write `into` y and the states that `states_out` asks for."""
+        call_key = keyed(("forward in place", states_out), [*arrays, *into])
+        replay = self.gpu.forwards.replay(call_key)
+        if replay is not None:
+            return replay.result
+        call = self._checked(arrays, call_key)
+        written = self._described(call, into)
+        check_dtype(written[0], (self.interface.precision.storage_dtype,))
+        for array in written:
+            check_exact_shape(array, self.interface.y_shape(call.rows, call.time))
+        return self.gpu.forward(call, states_out, False, written).result
+
+    def backward(
+        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, states_out: StatesOut
+    ) -> RawGradients:
+        """Run a call, its arrays by slot, against time, and write the gradient of x into `dx`.
+
+        `results`: y and the states that its forward wrote; `incoming`: the gradients of y and of the final states.
+        """
+        others = (*results, *incoming, dx)
+        call_key = keyed(("backward in place", states_out), [*arrays, *others])
+        replayed = self.gpu.replay_backward(call_key)
+        if replayed is not None:
+            return replayed[1]
+        call = self._checked(arrays, call_key)
+        described = self._described(call, others)
+        (y, *kept), (dy, *dfinal, into) = described[: len(results)], described[len(results) :]
+        check_dtype(into, (call.x.dtype,))
+        check_exact_shape(into, call.x.shape)
+        forward = Forward(call, call, Outputs(y, tuple(kept), ()))
+        return self.gpu.backward(forward, IncomingGradient(dy, tuple(dfinal), call_key), into)
+
+    def _checked(self, arrays: Sequence[Any], call_key: KeyedArrays | None) -> Call:
+        arguments = CallArguments.from_flat(self.interface, arrays)
+        return check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
+
+    @staticmethod
+    def _described(call: Call, arrays: Sequence[Any]) -> list[Array]:
+        """Describe arrays whose slots come behind those of the call."""
+        described = with_slots((memory.inspect(array, "result") for array in arrays), len(call.flat()))
+        return [array for array in described if array is not None]
