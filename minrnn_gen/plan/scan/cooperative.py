@@ -17,14 +17,18 @@ REGISTERS_FIXED, REGISTERS_PER_GATE, REGISTERS_PER_PARAMETER = 28, 8, 10
 BACKWARD_REGISTERS_FIXED, BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL = 58, 10
 # Aggregates of other blocks that a warp has under way while it reduces a tile.
 READS_AT_ONCE = 2
-# What follows was fitted to 122 forwards and 118 backwards on an H200 (docs/lab-notes.md), each to its pass. Warps that share a
+# What follows was fitted to 309 forwards and 308 backwards on an H200 (docs/lab-notes.md), each to its pass. Warps that share a
 # partition's scheduler take less than one after the other, by a power of their number.
-CYCLES_PER_OPERATION = {"forward": 1.43, "backward": 1.35}
-WARPS_POWER = {"forward": 0.786, "backward": 0.574}
-CYCLES_PER_TILE = {"forward": 82.0, "backward": 1480.0}  # of a block: its copies, and the barrier
-CYCLES_PER_FOLD = {"forward": 26.1, "backward": 44.4}  # a warp's aggregate of one state read from shared memory and applied
-CYCLES_PER_READ = {"forward": 409.0, "backward": 343.0}  # a tile's aggregate waited for through L2 and composed
-CYCLES_OF_ENDS = {"forward": 18_500.0, "backward": 25_500.0}  # the first tile from an idle memory, and the last one scanned
+CYCLES_PER_OPERATION = {"forward": 1.635, "backward": 1.12}
+WARPS_POWER = {"forward": 0.563, "backward": 0.692}
+CYCLES_PER_TILE = {"forward": 186.0, "backward": 877.0}  # of a block: its copies, and the barrier
+CYCLES_PER_SHARED_TILE = {"forward": 147.0, "backward": 471.0}  # besides, where blocks share a column: its aggregate published
+CYCLES_PER_FOLD = {"forward": 34.6, "backward": 49.2}  # a warp's aggregate of one state read from shared memory and applied
+CYCLES_PER_READ = {"forward": 336.0, "backward": 323.0}  # a tile's aggregate waited for through L2 and composed
+CYCLES_OF_ENDS = {"forward": 18_000.0, "backward": 17_700.0}  # the first tile from an idle memory, and the last one scanned
+# What a tile takes, of what it would, where it is finished two tiles later: a forward holds both in registers, and a backward
+# waits for less.
+SHARE_OF_TWO_TILES_LATER = {"forward": 1.077, "backward": 0.959}
 
 
 def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -147,14 +151,17 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         + time_warps * channels_per_lane * len(problem.cell.states) * CYCLES_PER_FOLD[kernel_pass]
     )
     warps_per_scheduler = maximum(1.0, time_warps * block.blocks_per_sm / gpu.partitions_per_sm)
+    is_shared = minimum(column_blocks - 1, 1)
     of_tile = (
         CYCLES_PER_TILE[kernel_pass]
+        + is_shared * CYCLES_PER_SHARED_TILE[kernel_pass]
         + of_warp * warps_per_scheduler ** WARPS_POWER[kernel_pass]
         + (column_blocks - 1) / time_warps * CYCLES_PER_READ[kernel_pass]
     )
     iterations = rounds * (ceil(tiles / column_blocks) + candidate["lag"])
+    of_tile = of_tile * (SHARE_OF_TWO_TILES_LATER[kernel_pass] if candidate["lag"] == 2 else 1.0)
     state_bytes = 2 * problem.precision.arithmetic_bytes * len(problem.cell.states)
-    workspace_us = columns * tiles * block.channels_per_block * state_bytes / gpu.bandwidth_bytes_per_s * 1e6
+    workspace_us = is_shared * columns * tiles * block.channels_per_block * state_bytes / gpu.bandwidth_bytes_per_s * 1e6
     return {
         "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 + 2 * workspace_us,
         "chain": iterations * of_tile / cycles_per_us,
