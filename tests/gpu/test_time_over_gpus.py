@@ -27,6 +27,7 @@ pytestmark = [
 
 RANKS, TIME, BATCH, WIDTH = 2, 1 << 14, 2, 64
 WAYS = ("correct", "summary", "pipeline", None)
+BUSY_SECONDS = 0.2
 # Of the norm: what fp32 rounds, twice; of bf16 its last digit, where a rounding goes the other way.
 TOLERANCES = {"fp32": 2e-7, "bf16": 2.0**-7}
 
@@ -80,6 +81,13 @@ def test_random_delays_change_no_bit(pair: Pair) -> None:
 def test_a_mismatch_is_refused_on_both_ranks_at_once(pair: Pair) -> None:
     for message, seconds in pair.run("mismatched"):
         assert "rank 1 of the sequence group has spec" in message and seconds < 10
+
+
+@pytest.mark.parametrize("way", ["correct", "summary"])
+def test_no_host_waits_for_its_gpu(pair: Pair, way: str) -> None:
+    """While the GPUs are kept busy, calls with all their gradients are enqueued behind."""
+    for seconds in pair.run("enqueued", way=way):
+        assert seconds < BUSY_SECONDS / 2
 
 
 def _serve(rank: int, meeting: str, pipe: Connection) -> None:
@@ -150,6 +158,21 @@ def delayed(rank: int, runs: int) -> bool:
     return True
 
 
+def enqueued(rank: int, way: Any) -> float:
+    """Return the seconds in which a call and its gradients are enqueued on a GPU that is busy for longer."""
+    kernel, x, dy = _call("bf16", None)
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, way)
+    for _ in range(3):
+        _run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(BUSY_SECONDS * 1.7e9))  # cycles of a clock that is at most a little faster
+    began = clock.perf_counter()
+    _run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group)
+    seconds = clock.perf_counter() - began
+    torch.cuda.synchronize()
+    return seconds
+
+
 def mismatched(rank: int) -> tuple[str, float]:
     """Return what a rank raises where the other has another cell, and after how many seconds."""
     kernel = minrnn_gen.compile({"model": ("min_gru", "min_gru_tanh")[rank], "hidden_size": 8, "precision": "fp32"})
@@ -160,4 +183,4 @@ def mismatched(rank: int) -> tuple[str, float]:
     return str(refused.value), clock.perf_counter() - began
 
 
-CASES = {"compared": compared, "delayed": delayed, "mismatched": mismatched}
+CASES = {"compared": compared, "delayed": delayed, "mismatched": mismatched, "enqueued": enqueued}
