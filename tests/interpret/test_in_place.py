@@ -14,16 +14,15 @@ from minrnn_gen.interpret.toolchain import has_compiler
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 BATCH, TIME, BEGIN, STEPS = 2, 96, 32, 40
-SPECS: tuple[dict[str, Any], ...] = (
-    {"model": "min_gru", "hidden_size": 32},
+EVERYDAY: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 4, "layout": "BDT"},
     {"model": "min_lstm", "hidden_size": 32, "layout": "TBD", "direction": "reverse"},
-    {"model": "rg_lru", "hidden_size": 32},
 )
+OTHERS: tuple[dict[str, Any], ...] = ({"model": "min_gru", "hidden_size": 32}, {"model": "rg_lru", "hidden_size": 32})
 
 
 @pytest.mark.parametrize("counts", [0, 1])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", [*EVERYDAY, *(pytest.param(spec, marks=pytest.mark.matrix_full) for spec in OTHERS)], ids=str)
 def test_steps_within_arrays_run_again_where_they_count(spec: dict[str, Any], counts: int) -> None:
     kernel = minrnn_gen.compile({**spec, "precision": "fp32"}, gpu="h200", device="interpret")
     interface, random = kernel.interface, np.random.default_rng(0)
