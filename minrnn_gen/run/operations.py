@@ -14,6 +14,7 @@ from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.device import Place, Placed
+from minrnn_gen.gpu.lanes import lanes_of
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.native import trip
 
@@ -143,6 +144,31 @@ class FillOperation:
     def in_c(self, _device: int) -> tuple[Any, ...]:
         """Return the fill as numbers."""
         return trip.SET_BYTES, self._start.slot, self._start.offset_bytes, self._value, self._size_bytes
+
+
+class StepsOnLanes:
+    """Steps of a run on lanes: of each its lane, the steps that it waits for, and what it does, in one trip."""
+
+    __slots__ = ("_lanes", "_steps")
+
+    def __init__(self, place: Place, steps: Sequence[tuple[int, Sequence[int], Sequence[Operation]]]) -> None:
+        self._steps = [(lane, waits, Program(place, tuple(operations))) for lane, waits, operations in steps]
+        self._lanes = 1 + max((lane for lane, _, _ in steps), default=0)
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Enqueue all steps on lanes that begin and end on the current stream."""
+        assert place.device is not None
+        stream, lanes = gpu_stream.current_stream(place), lanes_of(place.device)
+        lanes.fork(stream, self._lanes)
+        for number, (lane, waits, program) in enumerate(self._steps):
+            with gpu_stream.redirected(lanes.begin(lane, waits)):
+                program.run(addresses)
+            lanes.end(lane, number)
+        lanes.join(stream, self._lanes)
+
+    def in_c(self, _device: int) -> tuple[Any, ...] | None:
+        """Return None: a trip goes to one stream."""
+        return None
 
 
 class Program:
