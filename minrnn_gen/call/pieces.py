@@ -13,10 +13,10 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 
 
 class Piece(NamedTuple):
-    """`count` steps of a call of one direction from `start` on, of `time` in all."""
+    """`steps` of a call of one direction from `start` on, of `time` in all."""
 
     start: int
-    count: int
+    steps: int
     time: int
 
     @property
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     @property
     def has_later(self) -> bool:
         """Whether steps lie behind it."""
-        return self.start + self.count < self.time
+        return self.start + self.steps < self.time
 
 
 def pieces_of(time: int, count: int) -> tuple[Piece, ...]:
@@ -44,7 +44,7 @@ def whole(time: int) -> Piece:
 
 def narrowed_in_time(array: Array, axes: str, piece: Piece) -> Array:
     """View a piece of an array whose axes have the letters `axes`."""
-    return array.narrowed(axes.index("t"), piece.start, piece.count)
+    return array.narrowed(axes.index("t"), piece.start, piece.steps)
 
 
 def piece_of_call(call: Call, piece: Piece, initial: Sequence[Array | None]) -> Call:
@@ -53,7 +53,7 @@ def piece_of_call(call: Call, piece: Piece, initial: Sequence[Array | None]) -> 
     return replace(
         call,
         x=narrowed_in_time(call.x, call.x_axes, piece),
-        time=piece.count,
+        time=piece.steps,
         initial=tuple(initial),
         sequences=replace(call.sequences, resets=None if resets is None else narrowed_in_time(resets, "bt", piece)),
     )

@@ -135,8 +135,8 @@ def choose_for(
 class CudaRecorder(TraceRecorder):
     """A run of the kernels of a backend on a GPU.
 
-    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without, cuBLAS allocates some where the stream is captured, and a
-    graph with allocations cannot become a part of another one.
+    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
+    cuBLAS allocates some where the stream is captured, and a graph with allocations cannot become a part of another one.
     """
 
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:

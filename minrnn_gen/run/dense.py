@@ -59,11 +59,11 @@ class Backward:
             arrays,
             read_states=tuple(narrowed_in_time(states, y_axes, piece) for states in arrays.read_states),
             incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
-            products=arrays.products.narrowed(0, row, part.rows * piece.count),
+            products=arrays.products.narrowed(0, row, part.rows * piece.steps),
             gradients=replace(
                 arrays.gradients, dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece), dinitial=dinitial
             ),
-            dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.count),
+            dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.steps),
             earlier=piece.has_earlier,
             later=piece.has_later,
         )

@@ -24,7 +24,15 @@ from minrnn_gen.gpu.lanes import Lanes, lanes_of
 from minrnn_gen.gpu.memory import Allocation
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.run.layout import Allocated, Layout, laid_out
-from minrnn_gen.run.operations import CopyOperation, LaunchOperation, Module, Operation, Program, StepsOnLanes, product_operation
+from minrnn_gen.run.operations import (
+    CopyOperation,
+    LaunchOperation,
+    Module,
+    Operation,
+    Program,
+    StepsOnLanes,
+    product_operation,
+)
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")

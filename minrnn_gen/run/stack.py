@@ -1,7 +1,7 @@
 """Layers of one dense cell on top of each other as one run, which takes pieces of their time beside each other.
 
-A wavefront writes what the layers one after the other write, into the same arrays: whole ones, of which a step has a piece. States,
-and their gradients, are handed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
+A wavefront writes what the layers one after the other write, into the same arrays: whole ones, of which a step has a piece.
+States, and their gradients, are handed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
 
 The order of a call: x, resets, then for each layer R, weight, bias, recurrent_bias and the cell's own vectors, then the initial
 states of all layers, all or none; None where absent.
@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call, CallArguments, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call, CallArguments, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import gradients_by_slot
-from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import keyed
 from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_outputs, pieces_of
 from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.backend import Backend, Recorder
-from minrnn_gen.run.dense import Backward, DenseRun
+from minrnn_gen.run.dense import DenseRun
 from minrnn_gen.run.gpu import added_up
-from minrnn_gen.run.projection import projection_of_piece, weight_gradient, x_gradient_of_piece
+from minrnn_gen.run.layer_backward import LayerBackward
+from minrnn_gen.run.projection import projection_of_piece
 from minrnn_gen.run.replay import TraceCache
 from minrnn_gen.run.saved import owner_of
 from minrnn_gen.run.wavefront import Step, wavefront
@@ -80,8 +81,7 @@ class StackRun:
         if replay is not None:
             return [*replay.result.arrays]
         arrays = _described(tensors, call_key is not None)
-        assert arrays[0] is not None
-        recorder = self._backend.begin(arrays[0], call_key, arrays)
+        recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
         result = self._run(recorder, arrays, cut, saves)
         self._forwards.keep(recorder.finish(result, None))
         return [*result.mapped(owner_of).arrays]
@@ -97,8 +97,7 @@ class StackRun:
         if replay is not None:
             return self._gradients(tensors, replay.result.arrays)
         arrays = _described(flat, call_key is not None)
-        assert arrays[0] is not None
-        recorder = self._backend.begin(arrays[0], call_key, arrays)
+        recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
         ends = len(tensors), len(tensors) + len(results)
         result = self._run_back(recorder, arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :], cut)
         self._backwards.keep(recorder.finish(result, None))
@@ -132,12 +131,9 @@ class StackRun:
         return [tuple(recorder.new_array(shape, dtype) for _ in interface.states) for _ in range(pieces - 1)]
 
     def _run(self, recorder: Recorder, arrays: Sequence[Array | None], cut: Cut, saves: bool) -> StackResult:
-        x, count = arrays[0], len(self._interfaces)
-        assert x is not None
-        interface = self._interfaces[0]
+        x, count, interface = _present(arrays[0]), len(self._interfaces), self._interfaces[0]
         precision, axes = interface.precision, interface.preactivation_axes
-        sizes = dict(zip(interface.x_axes, x.shape, strict=True))
-        batch, time = sizes["b"], sizes["t"]
+        batch, time = self._batch(x), x.shape[interface.x_axes.index("t")]
         final = self._states_of_all(recorder, batch)
         reads_states = saves and bool(self._dense.builder.lowered_backward.needs_saved_states)
         layers: list[_Layer] = []
@@ -163,9 +159,7 @@ class StackRun:
         inner = [layer.outputs.y for layer in layers[:-1]]
         return StackResult((layers[-1].outputs.y, *final, *((*saved, *inner) if saves else ())))
 
-    def _run_piece(
-        self, recorder: Recorder, layer: _Layer, piece: Piece, initial: Sequence[Any], final: Sequence[Any]
-    ) -> None:
+    def _run_piece(self, recorder: Recorder, layer: _Layer, piece: Piece, initial: Sequence[Any], final: Sequence[Any]) -> None:
         call, projected, weight = layer.call, layer.projected, layer.call.weight
         interface = self._interfaces[0]
         assert weight is not None
@@ -182,60 +176,73 @@ class StackRun:
         incoming: Sequence[Array | None],
         cut: Cut,
     ) -> StackResult:
-        count, (y, *saved), (dy, *dfinal) = len(self._interfaces), results, incoming
-        x, interface = arrays[0], self._interfaces[0]
-        assert x is not None and y is not None and dy is not None
-        kept_count = (len(saved) - count + 1) // count - 1
-        outputs = [*saved[count * (kept_count + 1) :], y]
-        states = arrays[_LAYERS_FROM + count * self._layer_arrays :]
-        output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
-        # As the first products had it.
-        first = None if (initial := states[output]) is None else recorder.cast(initial, interface.precision.storage_dtype)
-        batch = x.shape[interface.x_axes.index("b")]
+        count, x, batch = len(self._interfaces), _present(arrays[0]), self._batch(_present(arrays[0]))
         dinitial = self._states_of_all(recorder, batch)
-        layers: list[_LayerBack] = []
+        layers = self._layers_back(recorder, arrays, results, incoming, dinitial)
+        pieces = pieces_of(x.shape[self._interfaces[0].x_axes.index("t")], cut.pieces)
+        handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
+        steps, numbers = wavefront(count, len(pieces), cut.lanes), list[int]()
+        # What a layer multiplies for all steps at once has a lane for itself: no step waits for that of another layer.
+        of_products = cut.lanes
+        with recorder.lanes(cut.lanes + 1) as lanes:
+            begun = []
+            for layer in layers:
+                with lanes.step(of_products, ()):
+                    begun.append(layer.begin(recorder, self._dense))
+            for step in steps:
+                layer, piece = layers[step.layer], len(pieces) - 1 - step.piece
+                waits = [numbers[place] for place in step.waits]
+                with lanes.step(step.lane, waits if step.piece else [step.layer, *waits]):
+                    between = [layer.dinitial, *handed_on[step.layer], layer.incoming.dfinal]
+                    layer.run(recorder, self._dense, begun[step.layer], pieces[piece], between[piece + 1], between[piece])
+                numbers.append(count + len(numbers))
+            for number, layer in enumerate(layers):
+                with lanes.step(of_products, [numbers[_last(steps, number, len(pieces))]]):
+                    layer.finish(recorder, self._dense, begun[number])
+        of_layers = [array for layer in reversed(layers) for array in (layer.sums, layer.dweight, layer.dR)]
+        return StackResult((layers[-1].dx, *dinitial, *of_layers))
+
+    def _layers_back(
+        self,
+        recorder: Recorder,
+        arrays: Sequence[Array | None],
+        results: Sequence[Array | None],
+        incoming: Sequence[Array | None],
+        dinitial: tuple[Array, ...],
+    ) -> list[LayerBackward]:
+        """Return what the backward of each layer reads and writes, from the last layer down."""
+        count, interface = len(self._interfaces), self._interfaces[0]
+        y, *saved = map(_present, results)
+        dy, *dfinal = incoming
+        of_layer = (len(saved) - count + 1) // count
+        outputs = [*saved[count * of_layer :], y]
+        output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
+        initial = arrays[_LAYERS_FROM + count * self._layer_arrays + output]
+        # As the first products had it.
+        first = None if initial is None else recorder.cast(initial, interface.precision.storage_dtype)
+        layers: list[LayerBackward] = []
         for layer in reversed(range(count)):
-            call = self._call(arrays, layer, outputs[layer - 1] if layer else x)  # type: ignore[arg-type]
-            *kept, preactivations = saved[layer * (kept_count + 1) : (layer + 1) * (kept_count + 1)]
+            call = self._call(arrays, layer, outputs[layer - 1] if layer else _present(arrays[0]))
+            *kept, preactivations = saved[layer * of_layer : (layer + 1) * of_layer]
             layers.append(
-                _LayerBack.of(
+                LayerBackward.of(
                     recorder,
                     interface,
                     replace(call, x=preactivations, x_axes=interface.preactivation_axes, weight=None),
                     call,
-                    Outputs(outputs[layer], tuple(kept), ()),  # type: ignore[arg-type]
+                    Outputs(outputs[layer], tuple(kept), ()),
                     IncomingGradient(
-                        layers[-1].dx if layers else dy,
+                        layers[-1].dx if layers else _present(dy),
                         tuple(None if state is None else state.selected(0, layer) for state in dfinal),
                     ),
                     tuple(state.selected(0, layer) for state in dinitial),
                     None if first is None else first.selected(0, layer),
                 )
             )
-        pieces = pieces_of(layers[0].call.time, cut.pieces)
-        handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
-        # What a layer multiplies for all steps at once has a lane for itself: no step waits for one of another layer.
-        products_lane, begun, numbers = cut.lanes, {}, {}
-        steps = wavefront(count, len(pieces), cut.lanes)
-        with recorder.lanes(cut.lanes + 1) as lanes:
-            number = 0
-            for at, layer in enumerate(layers):
-                with lanes.step(products_lane, ()):
-                    begun[at] = layer.begin(recorder, self._dense)
-                number += 1
-            for place, step in enumerate(steps):
-                piece = len(pieces) - 1 - step.piece
-                waits = [numbers[wait] for wait in step.waits]
-                with lanes.step(step.lane, waits if step.piece else [step.layer, *waits]):
-                    layer = layers[step.layer]
-                    between = [layer.dinitial, *handed_on[step.layer], layer.incoming.dfinal]
-                    layer.run(recorder, self._dense, begun[step.layer], pieces[piece], between[piece + 1], between[piece])
-                numbers[place], number = number, number + 1
-            for at, layer in enumerate(layers):
-                with lanes.step(products_lane, [numbers[_last(steps, at, len(pieces))]]):
-                    layer.finish(recorder, self._dense, begun[at])
-        of_layers = [array for layer in reversed(layers) for array in (layer.sums, layer.dweight, layer.dR)]
-        return StackResult((layers[-1].dx, *dinitial, *of_layers))
+        return layers
+
+    def _batch(self, x: Array) -> int:
+        return x.shape[self._interfaces[0].x_axes.index("b")]
 
     def _gradients(self, tensors: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         """Return the gradients of a call's tensors from the arrays of a run."""
@@ -255,93 +262,14 @@ class StackRun:
         return [*gradients, *(None if state is None else gradient for state, gradient in zip(initial, dinitial, strict=True))]
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerBack:
-    """A layer of a backward; `dx` is the gradient of its input."""
-
-    interface: Interface
-    projected: Call
-    call: Call
-    outputs: Outputs
-    incoming: IncomingGradient
-    dinitial: tuple[Array, ...]
-    first: Array | None
-    dpreactivations: Array
-    dx: Array
-    sums: Array | None
-    dweight: Array
-    dR: Array
-
-    @classmethod
-    def of(
-        cls,
-        recorder: Recorder,
-        interface: Interface,
-        projected: Call,
-        call: Call,
-        outputs: Outputs,
-        incoming: IncomingGradient,
-        dinitial: tuple[Array, ...],
-        first: Array | None,
-    ) -> _LayerBack:
-        """Allocate what a layer's backward writes."""
-        carried, weight, sums = interface.precision.arithmetic_dtype, call.weight, None
-        assert weight is not None
-        if call.bias is not None or call.recurrent_bias is not None or call.parameters:
-            sums = recorder.new_array((1, 1, interface.summed_count, call.batch, interface.hidden_size), carried)
-        square = (interface.heads, len(interface.recurrent_gates), interface.head_dim, interface.head_dim)
-        return cls(
-            interface,
-            projected,
-            call,
-            outputs,
-            incoming,
-            dinitial,
-            first,
-            recorder.new_array(projected.x.shape, projected.x.dtype),
-            recorder.new_array(call.x.shape, call.x.dtype),
-            sums,
-            recorder.new_array(weight.shape, carried),
-            recorder.new_array((1, *square), carried, fill=0),
-        )
-
-    def begin(self, recorder: Recorder, dense: DenseRun) -> Backward:
-        """Multiply all outputs by R."""
-        sums = None if self.sums is None else self.sums.selected(0, 0)
-        gradients = Gradients(self.dpreactivations, self.dinitial, sums)
-        return dense.begin_back(
-            recorder, self.projected, self.outputs, self.incoming, gradients, first=self.first, writes_all=True
-        )
-
-    def run(
-        self,
-        recorder: Recorder,
-        dense: DenseRun,
-        backward: Backward,
-        piece: Piece,
-        dfinal: Sequence[Array | None],
-        dinitial: Sequence[Array | None],
-    ) -> None:
-        """Run a piece against time, and multiply its gradients on to those of the input."""
-        written = tuple(array for array in dinitial if array is not None)
-        dense.run_back(recorder, backward.piece(self.interface, piece, dfinal, written))
-        weight, call = self.call.weight, self.call
-        assert weight is not None
-        gradient = narrowed_in_time(self.dpreactivations, self.projected.x_axes, piece)
-        dx = narrowed_in_time(self.dx, call.x_axes, piece)
-        recorder.multiply(x_gradient_of_piece(gradient, weight, dx, self.interface.precision.multiplies_in_tf32))
-
-    def finish(self, recorder: Recorder, dense: DenseRun, backward: Backward) -> None:
-        """Add up the gradients of R and of the weight."""
-        dense.finish_back(recorder, backward, self.dR.selected(0, 0))
-        in_tf32 = self.interface.precision.multiplies_in_tf32
-        for product in weight_gradient(self.dpreactivations, self.call.x, self.dweight, False, in_tf32):
-            recorder.multiply(product)
-
-
 def _last(steps: Sequence[Step], layer: int, pieces: int) -> int:
     """Return the place of a layer's last step."""
     return next(place for place, step in enumerate(steps) if (step.layer, step.piece) == (layer, pieces - 1))
+
+
+def _present(array: Array | None) -> Array:
+    assert array is not None
+    return array
 
 
 def _named(array: Array, name: str) -> Array:

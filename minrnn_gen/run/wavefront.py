@@ -1,11 +1,12 @@
 """Layers as a wavefront: which piece of time of which layer runs when, on which lane, and what it waits for.
 
-Layer l takes piece p once layer l - 1 has taken it and layer l has taken piece p - 1. Of all that may run, as many run at once as
-there are lanes; a lane takes its steps one after the other.
+Layer l takes piece p once layer l - 1 has taken it and layer l has taken piece p - 1. Of all that may run, as many run at once
+as there are lanes; a lane takes its steps one after the other.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class Step:
     waits: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=256)
 def wavefront(layers: int, pieces: int, lanes: int) -> tuple[Step, ...]:
     """Return the steps of all layers in an order in which each stands behind what it waits for.
 
@@ -46,6 +48,16 @@ def wavefront(layers: int, pieces: int, lanes: int) -> tuple[Step, ...]:
         place_of |= {node: len(steps) - len(taken) + at for at, node in enumerate(taken)}
         left.difference_update(taken)
     return tuple(steps)
+
+
+def rounds_of(steps: tuple[Step, ...]) -> int:
+    """Return how long a schedule takes, in steps."""
+    ends: list[int] = []
+    end_of_lane: dict[int, int] = {}
+    for step in steps:
+        ends.append(1 + max((*(ends[place] for place in step.waits), end_of_lane.get(step.lane, 0))))
+        end_of_lane[step.lane] = ends[-1]
+    return max(ends)
 
 
 def _before(layer: int, piece: int) -> Iterator[tuple[int, int]]:
