@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
-    from minrnn_gen.plan.size_classes import SizedKernel
     from minrnn_gen.plan.solver import Solution
 
 LOG = logging.getLogger("minrnn_gen")
@@ -160,19 +159,6 @@ class Builder:
         at_least = Sizes(max(1, sizes.batch), max(1, sizes.time))
         problem = self.problem_of(classes.cell, self.key_of(kernel_pass, specialization, at_least))
         return self.key_of(kernel_pass, specialization, classes.sizes.choose(problem).sizes)
-
-    def expected(self, kernel_pass: KernelPass, sizes: Sizes) -> tuple[SizedKernel, float]:
-        """Return the kernel that a call with contiguous arrays of these sizes runs, and its predicted time in microseconds.
-
-        Raises Infeasible where there is none.
-        """
-        from minrnn_gen.plan.size_classes import predicted_us
-
-        specialization = self.specialization_at(sizes)
-        classes = self.classes(kernel_pass, specialization)
-        problem = self.problem_of(classes.cell, self.key_of(kernel_pass, specialization, sizes))
-        kernel = classes.sizes.choose(problem)
-        return kernel, predicted_us(problem, kernel)
 
     def classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses:
         """Return the kernels of a pass and specialization for all sizes, planned once; raises Infeasible where nothing fits."""

@@ -21,8 +21,9 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.gpu_rates import tensor_products
 from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.plan.size_classes import SizedKernel, predicted_us
 from minrnn_gen.run.stack import Cut, StackRun
-from minrnn_gen.run.wavefront import rounds_of, wavefront
+from minrnn_gen.run.wavefront import wavefront
 
 BackwardOrForward = Literal["forward", "backward"]
 
@@ -81,7 +82,7 @@ def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int
     if layers < 2 or not batch or time < PIECES[0] * PIECE_STEPS_LEAST or not _is_for(builder):
         return None
     products_us = [_products_us(kernel_by(recipe).builder, kernel_pass, batch * time) for recipe in recipes]
-    one_by_one_us = layers * builder.expected(kernel_pass, Sizes(batch, time))[1] + sum(products_us)
+    one_by_one_us = layers * _expected(builder, kernel_pass, Sizes(batch, time))[1] + sum(products_us)
     found: list[tuple[float, Cut]] = []
     for lanes in range(2, min(layers, LANES_MOST) + 1):
         for pieces in PIECES:
@@ -89,17 +90,17 @@ def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int
             if piece.time < PIECE_STEPS_LEAST:
                 continue
             try:
-                sized, recurrence_us = _share(recipes[-1], lanes).builder.expected(kernel_pass, piece)
+                sized, recurrence_us = _expected(_share(recipes[-1], lanes).builder, kernel_pass, piece)
             except Infeasible:
                 continue
             if not sized.family.startswith(("persistent", "large_batch")):
                 continue
-            piece_us = recurrence_us + PIECE_US + max(products_us) / pieces
-            found.append((rounds_of(wavefront(layers, pieces, lanes)) * piece_us, Cut(lanes, pieces)))
+            steps = wavefront(layers, pieces, lanes, products_first=kernel_pass == "forward")
+            found.append((max(step.end for step in steps) * (recurrence_us + PIECE_US), Cut(lanes, pieces)))
     if not found:
         return None
-    predicted_us, cut = min(found)
-    if predicted_us * GAIN_LEAST > one_by_one_us:
+    beside_us, cut = min(found)
+    if beside_us * GAIN_LEAST > one_by_one_us:
         return None
     interfaces = (first.interface, *(last.interface for _ in recipes[1:]))
     kernel = _share(recipes[-1], cut.lanes)
@@ -109,7 +110,7 @@ def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int
         kernel_pass,
         cut,
         Sizes(batch, -(-time // cut.pieces)),
-        predicted_us,
+        beside_us,
         one_by_one_us,
     )
 
@@ -137,6 +138,18 @@ def _share(recipe: str, lanes: int) -> Kernel:
 def _run_of(interfaces: tuple[object, ...], recipe: str, lanes: int) -> StackRun:
     kernel = _share(recipe, lanes)
     return StackRun(interfaces, kernel.builder, kernel.executor.backend)  # type: ignore[arg-type]
+
+
+def _expected(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> tuple[SizedKernel, float]:
+    """Return the kernel that a call with contiguous arrays of these sizes runs, and its predicted time in microseconds.
+
+    Raises Infeasible where there is none.
+    """
+    specialization = builder.specialization_at(sizes)
+    classes = builder.classes(kernel_pass, specialization)
+    problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
+    kernel = classes.sizes.choose(problem)
+    return kernel, predicted_us(problem, kernel)
 
 
 def _products_us(builder: Builder, kernel_pass: BackwardOrForward, rows: int) -> float:

@@ -81,9 +81,12 @@ class LayerBackward:
         dfinal: Sequence[Array | None],
         dinitial: Sequence[Array | None],
     ) -> None:
-        """Run a piece against time, and multiply its gradients on to those of the input."""
+        """Run a piece against time."""
         written = tuple(array for array in dinitial if array is not None)
         dense.run_back(recorder, backward.piece(self.interface, piece, dfinal, written))
+
+    def multiply_on(self, recorder: Recorder, piece: Piece) -> None:
+        """Multiply the gradients of a piece's pre-activations on to those of the input."""
         weight, call = self.call.weight, self.call
         assert weight is not None
         gradient = narrowed_in_time(self.dpreactivations, self.projected.x_axes, piece)

@@ -30,7 +30,7 @@ from minrnn_gen.run.layer_backward import LayerBackward
 from minrnn_gen.run.projection import projection_of_piece
 from minrnn_gen.run.replay import TraceCache
 from minrnn_gen.run.saved import owner_of
-from minrnn_gen.run.wavefront import Step, wavefront
+from minrnn_gen.run.wavefront import wavefront
 
 # Where the arrays of the first layer begin, and how many of a layer's are none of the cell's own.
 _LAYERS_FROM, _SHARED = 2, SEQUENCES_FROM - 1
@@ -150,23 +150,26 @@ class StackRun:
             layers.append(_Layer(call, outputs, replace(call, x=projected, x_axes=axes, weight=None)))
         pieces = pieces_of(time, cut.pieces)
         handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
-        with recorder.lanes(cut.lanes) as lanes:
-            for step in wavefront(count, len(pieces), cut.lanes):
+        with recorder.lanes(cut.lanes + 1) as lanes:
+            for step in wavefront(count, len(pieces), cut.lanes, products_first=True):
+                of_layer, piece = layers[step.layer], pieces[step.piece]
                 with lanes.step(step.lane, step.waits):
-                    between = [layers[step.layer].call.initial, *handed_on[step.layer], layers[step.layer].outputs.final]
-                    self._run_piece(recorder, layers[step.layer], pieces[step.piece], *between[step.piece : step.piece + 2])
+                    if step.kind == "product":
+                        self._project(recorder, of_layer, piece)
+                        continue
+                    ends = [*handed_on[step.layer], of_layer.outputs.final]
+                    initial, final = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial, ends[step.piece]
+                    part = piece_of_call(of_layer.projected, piece, initial)
+                    self._dense.forward(recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, final), "none")
         saved = [array for layer in layers for array in (*layer.outputs.kept, layer.projected.x)]
         inner = [layer.outputs.y for layer in layers[:-1]]
         return StackResult((layers[-1].outputs.y, *final, *((*saved, *inner) if saves else ())))
 
-    def _run_piece(self, recorder: Recorder, layer: _Layer, piece: Piece, initial: Sequence[Any], final: Sequence[Any]) -> None:
-        call, projected, weight = layer.call, layer.projected, layer.call.weight
-        interface = self._interfaces[0]
-        assert weight is not None
-        part = piece_of_call(projected, piece, initial)
-        x = narrowed_in_time(call.x, call.x_axes, piece)
-        recorder.multiply(projection_of_piece(x, weight, part.x, interface.precision.multiplies_in_tf32))
-        self._dense.forward(recorder, part, piece_of_outputs(interface, layer.outputs, piece, final), "none")
+    def _project(self, recorder: Recorder, layer: _Layer, piece: Piece) -> None:
+        call, projected = layer.call, layer.projected
+        x, result = (narrowed_in_time(whole.x, whole.x_axes, piece) for whole in (call, projected))
+        in_tf32 = self._interfaces[0].precision.multiplies_in_tf32
+        recorder.multiply(projection_of_piece(x, _present(call.weight), result, in_tf32))
 
     def _run_back(
         self,
@@ -181,24 +184,28 @@ class StackRun:
         layers = self._layers_back(recorder, arrays, results, incoming, dinitial)
         pieces = pieces_of(x.shape[self._interfaces[0].x_axes.index("t")], cut.pieces)
         handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
-        steps, numbers = wavefront(count, len(pieces), cut.lanes), list[int]()
-        # What a layer multiplies for all steps at once has a lane for itself: no step waits for that of another layer.
-        of_products = cut.lanes
-        with recorder.lanes(cut.lanes + 1) as lanes:
+        # What a layer multiplies for all steps at once has another lane: no step waits for that of another layer.
+        of_whole = cut.lanes + 1
+        with recorder.lanes(cut.lanes + 2) as lanes:
             begun = []
             for layer in layers:
-                with lanes.step(of_products, ()):
+                with lanes.step(of_whole, ()):
                     begun.append(layer.begin(recorder, self._dense))
-            for step in steps:
+            ends = [0] * count
+            for number, step in enumerate(wavefront(count, len(pieces), cut.lanes, products_first=False), count):
                 layer, piece = layers[step.layer], len(pieces) - 1 - step.piece
-                waits = [numbers[place] for place in step.waits]
-                with lanes.step(step.lane, waits if step.piece else [step.layer, *waits]):
+                begins = step.kind == "recurrence" and step.piece == 0
+                waits = [count + place for place in step.waits]
+                with lanes.step(step.lane, [step.layer, *waits] if begins else waits):
+                    if step.kind == "product":
+                        layer.multiply_on(recorder, pieces[piece])
+                        continue
                     between = [layer.dinitial, *handed_on[step.layer], layer.incoming.dfinal]
                     layer.run(recorder, self._dense, begun[step.layer], pieces[piece], between[piece + 1], between[piece])
-                numbers.append(count + len(numbers))
-            for number, layer in enumerate(layers):
-                with lanes.step(of_products, [numbers[_last(steps, number, len(pieces))]]):
-                    layer.finish(recorder, self._dense, begun[number])
+                    ends[step.layer] = number
+            for layer, backward, end in zip(layers, begun, ends, strict=True):
+                with lanes.step(of_whole, [end]):
+                    layer.finish(recorder, self._dense, backward)
         of_layers = [array for layer in reversed(layers) for array in (layer.sums, layer.dweight, layer.dR)]
         return StackResult((layers[-1].dx, *dinitial, *of_layers))
 
@@ -260,11 +267,6 @@ class StackRun:
             gradients += [*others[:_SHARED], *others[PARAMETERS_FROM - 1 :]]
         initial = tensors[len(tensors) - states :]
         return [*gradients, *(None if state is None else gradient for state, gradient in zip(initial, dinitial, strict=True))]
-
-
-def _last(steps: Sequence[Step], layer: int, pieces: int) -> int:
-    """Return the place of a layer's last step."""
-    return next(place for place, step in enumerate(steps) if (step.layer, step.piece) == (layer, pieces - 1))
 
 
 def _present(array: Array | None) -> Array:

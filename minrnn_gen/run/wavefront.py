@@ -1,7 +1,9 @@
 """Layers as a wavefront: which piece of time of which layer runs when, on which lane, and what it waits for.
 
-Layer l takes piece p once layer l - 1 has taken it and layer l has taken piece p - 1. Of all that may run, as many run at once
-as there are lanes; a lane takes its steps one after the other.
+A layer takes a piece once it has taken the piece before, and the layer below has taken this one. Between two layers is a
+product: in a forward the projection of a layer's input, in a backward the gradient of it. Recurrences have a number of lanes,
+of which each takes one after the other; products have a lane of their own: that of a piece runs beside the recurrence of the one
+before.
 """
 
 from __future__ import annotations
@@ -9,64 +11,71 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["product", "recurrence"]
+
+# What a product takes of the time of a recurrence, about: enough to tell which of two steps ends first.
+PRODUCT_TIME = 0.25
 
 
 @dataclass(frozen=True)
 class Step:
-    """A piece of a layer; `waits`: the places, in the order of steps, of those on other lanes that it comes after."""
+    """A piece of a layer, counted in the order in which they are taken; `waits`: the steps of other lanes that it comes after.
 
+    `end` is when it is over, in recurrences of a piece.
+    """
+
+    kind: Kind
     layer: int
     piece: int
     lane: int
     waits: tuple[int, ...]
+    end: float
 
 
 @functools.lru_cache(maxsize=256)
-def wavefront(layers: int, pieces: int, lanes: int) -> tuple[Step, ...]:
-    """Return the steps of all layers in an order in which each stands behind what it waits for.
+def wavefront(layers: int, pieces: int, lanes: int, products_first: bool) -> tuple[Step, ...]:
+    """Return the steps of all layers in an order in which each stands behind what it waits for; products have the last lane.
 
-    A list schedule of steps that take equally long: of those that may run, first those on the longest way to the end.
+    `products_first`: those of a piece come before its recurrence, as in a forward. A list schedule: of the steps in the order
+    of their distance to the first, each takes the lane on which it begins first.
     """
+    kinds: tuple[Kind, Kind] = ("product", "recurrence") if products_first else ("recurrence", "product")
+    diagonals = sorted((layer + piece, layer) for layer in range(layers) for piece in range(pieces))
+    nodes = [(kind, layer, at - layer) for at, layer in diagonals for kind in kinds]
+    nodes.sort(key=lambda node: (node[1] + node[2], kinds.index(node[0])))
     steps: list[Step] = []
-    place_of: dict[tuple[int, int], int] = {}
-    left = {(layer, piece) for layer in range(layers) for piece in range(pieces)}
-    while left:
-        ready = sorted((node for node in left if all(before in place_of for before in _before(*node))), key=_urgency)
-        taken = ready[:lanes]
-        free = [*range(lanes)]
-        # A layer stays on the lane of its piece before where it can, and needs no event there.
-        lane_of: dict[tuple[int, int], int] = {}
-        for layer, piece in taken:
-            before = place_of.get((layer, piece - 1))
-            if before is not None and steps[before].lane in free:
-                lane_of[layer, piece] = steps[before].lane
-                free.remove(steps[before].lane)
-        for layer, piece in taken:
-            lane = lane_of[layer, piece] if (layer, piece) in lane_of else free.pop(0)
-            waits = (place_of[before] for before in _before(layer, piece))
-            steps.append(Step(layer, piece, lane, tuple(place for place in waits if steps[place].lane != lane)))
-        place_of |= {node: len(steps) - len(taken) + at for at, node in enumerate(taken)}
-        left.difference_update(taken)
+    numbers: dict[tuple[Kind, int, int], int] = {}
+    free_at = [0.0] * (lanes + 1)
+    for node in nodes:
+        kind, layer, piece = node
+        before = [numbers[other] for other in _before(node, products_first)]
+        ready_at = max((steps[number].end for number in before), default=0.0)
+        own = numbers.get((kind, layer, piece - 1))
+        lane = lanes
+        if kind == "recurrence":
+            # The lane of the piece before needs no event.
+            preferred = None if own is None else steps[own].lane
+            lane = min(range(lanes), key=lambda place: (max(free_at[place], ready_at), place != preferred, place))
+        end = max(free_at[lane], ready_at) + (1.0 if kind == "recurrence" else PRODUCT_TIME)
+        free_at[lane] = end
+        numbers[node] = len(steps)
+        waits = tuple(number for number in before if steps[number].lane != lane)
+        steps.append(Step(kind, layer, piece, lane, waits, end))
     return tuple(steps)
 
 
-def rounds_of(steps: tuple[Step, ...]) -> int:
-    """Return how long a schedule takes, in steps."""
-    ends: list[int] = []
-    end_of_lane: dict[int, int] = {}
-    for step in steps:
-        ends.append(1 + max((*(ends[place] for place in step.waits), end_of_lane.get(step.lane, 0))))
-        end_of_lane[step.lane] = ends[-1]
-    return max(ends)
-
-
-def _before(layer: int, piece: int) -> Iterator[tuple[int, int]]:
-    if layer:
-        yield layer - 1, piece
-    if piece:
-        yield layer, piece - 1
-
-
-def _urgency(node: tuple[int, int]) -> tuple[int, int]:
-    layer, piece = node
-    return layer + piece, layer
+def _before(node: tuple[Kind, int, int], products_first: bool) -> Iterator[tuple[Kind, int, int]]:
+    kind, layer, piece = node
+    if kind == "recurrence" and piece:
+        yield "recurrence", layer, piece - 1
+    if kind == "product":
+        if not products_first:
+            yield "recurrence", layer, piece
+        elif layer:
+            yield "recurrence", layer - 1, piece
+    elif products_first:
+        yield "product", layer, piece
+    elif layer:
+        yield "product", layer - 1, piece
