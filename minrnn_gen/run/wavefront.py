@@ -2,8 +2,8 @@
 
 A layer takes a piece once it has taken the piece before, and the layer below has taken this one. Between two layers is a
 product: in a forward the projection of a layer's input, in a backward the gradient of it. Recurrences have a number of lanes,
-of which each takes one after the other; products have a lane of their own: that of a piece runs beside the recurrence of the one
-before.
+of which each takes one after the other; products have a lane of their own: that of a piece runs beside the recurrence of the
+piece before.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ import torch
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.layers.wavefront import BackwardOrForward, Beside, beside_each_other
+from minrnn_gen.run.cut_choice import BackwardOrForward
 from minrnn_gen.torch import calls, kernel_operator
 from minrnn_gen.torch.backward_operator import define_backward, in_order
+from minrnn_gen.torch.beside import Beside, beside_each_other
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
@@ -94,7 +95,7 @@ class _Layers:
         if beside := self.beside_each_other(tensors, "forward"):
             if saves and (back := self.beside_each_other(tensors, "backward")):
                 back.expect()
-            return beside.run.forward(_whole(tensors), beside.cut, saves)
+            return beside.run.forward(_whole(tensors), beside.choice.cut, saves)
         x, count = tensors[0], self.results_count
         final: list[Any] = []
         extra: list[Any] = []
@@ -111,7 +112,7 @@ class _Layers:
         """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none."""
         if beside := self.beside_each_other(tensors, "backward"):
             incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
-            dx, *others = beside.run.backward(_whole(tensors), _without_gaps(results), incoming, beside.cut)
+            dx, *others = beside.run.backward(_whole(tensors), _without_gaps(results), incoming, beside.choice.cut)
             return [dx, *(None,) * (_PARAMETERS_FROM - 1), *others[1:]]
         y, *saved = results
         count = len(self.recipes)

@@ -1,28 +1,23 @@
-"""Whether layers run beside each other: on how many lanes and pieces of time, as the cost model predicts.
+"""How a call of layers is cut: on how many lanes and into how many pieces of time, as the cost model predicts, or not at all.
 
 Each lane has a share of the SMs, and kernels planned for it: what runs at once is resident at once, so that blocks of a grid
-may wait for each other. What is chosen depends on the recipes, the sizes and the GPU alone.
+may wait for each other. What is chosen depends on the specs, the sizes and the GPU alone.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from minrnn_gen.assemble import builder_of, target_of
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.gpu_rates import tensor_products
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.plan.size_classes import SizedKernel, predicted_us
-from minrnn_gen.run.stack import Cut, StackRun
+from minrnn_gen.run.stack import Cut
 from minrnn_gen.run.wavefront import wavefront
 
 BackwardOrForward = Literal["forward", "backward"]
@@ -41,81 +36,53 @@ GAIN_LEAST = 1.1
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Layers beside each other: the run, how it is cut, and what is predicted of it and of one layer after the other."""
+class CutChoice:
+    """A cut, the sizes of its pieces, and what is predicted of it and of one layer after the other."""
 
-    run: StackRun
-    kernel: Kernel
     kernel_pass: BackwardOrForward
     cut: Cut
     piece: Sizes
     predicted_us: float
     one_by_one_us: float
 
-    def expect(self) -> None:
-        """Begin to build the kernels that it takes."""
-        specialization = self.kernel.builder.hinted_specialization
-        self.kernel.executor.backend.build_ahead(self.kernel_pass, specialization, self.piece)
 
-    @property
-    def in_words(self) -> str:
-        """What was chosen, and why, as one sentence."""
-        lanes, pieces = self.cut
-        return (
-            f"{self.kernel_pass}: {pieces} pieces of about {self.piece.time} steps on {lanes} lanes of "
-            f"{self.kernel.builder.target.profile.sm_count} SMs, {self.predicted_us:.0f} us predicted; "
-            f"one layer after the other {self.one_by_one_us:.0f} us"
-        )
+def cuts_are_allowed() -> bool:
+    """Say whether calls may be cut at all, as the environment has it now."""
+    return layers_run_beside_each_other()
 
 
-def beside_each_other(recipes: Sequence[str], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
-    """Return how layers run beside each other in a pass of these sizes; None where one after the other is as fast."""
-    if not layers_run_beside_each_other():
+def choose_cut(
+    kernel_pass: BackwardOrForward, builders: Sequence[Builder], share_of: Callable[[int], Builder], sizes: Sizes
+) -> CutChoice | None:
+    """Return the fastest cut of a pass over layers, by their builders; None where one layer after the other is as fast.
+
+    `share_of` gives the builder of all layers' recurrences for one of so many equal shares of the GPU.
+    """
+    layers, (batch, time) = len(builders), sizes
+    if layers < 2 or not batch or not all(map(_has_pieces, builders)):
         return None
-    return _chosen(tuple(recipes), kernel_pass, batch, time)
-
-
-@functools.lru_cache(maxsize=1024)
-def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
-    first, last = kernel_by(recipes[0]), kernel_by(recipes[-1])
-    layers, builder = len(recipes), last.builder
-    if layers < 2 or not batch or time < PIECES[0] * PIECE_STEPS_LEAST or not _is_for(builder):
-        return None
-    products_us = [_products_us(kernel_by(recipe).builder, kernel_pass, batch * time) for recipe in recipes]
-    one_by_one_us = layers * _expected(builder, kernel_pass, Sizes(batch, time))[1] + sum(products_us)
-    found: list[tuple[float, Cut]] = []
+    products_us = sum(_products_us(builder, kernel_pass, batch * time) for builder in builders)
+    one_by_one_us = layers * _expected(builders[-1], kernel_pass, sizes)[1] + products_us
+    found: list[CutChoice] = []
     for lanes in range(2, min(layers, LANES_MOST) + 1):
         for pieces in PIECES:
             piece = Sizes(batch, -(-time // pieces))
             if piece.time < PIECE_STEPS_LEAST:
                 continue
             try:
-                sized, recurrence_us = _expected(_share(recipes[-1], lanes).builder, kernel_pass, piece)
+                kernel, recurrence_us = _expected(share_of(lanes), kernel_pass, piece)
             except Infeasible:
                 continue
-            if not sized.family.startswith(("persistent", "large_batch")):
+            if not kernel.family.startswith(("persistent", "large_batch")):
                 continue
             steps = wavefront(layers, pieces, lanes, products_first=kernel_pass == "forward")
-            found.append((max(step.end for step in steps) * (recurrence_us + PIECE_US), Cut(lanes, pieces)))
-    if not found:
-        return None
-    beside_us, cut = min(found)
-    if beside_us * GAIN_LEAST > one_by_one_us:
-        return None
-    interfaces = (first.interface, *(last.interface for _ in recipes[1:]))
-    kernel = _share(recipes[-1], cut.lanes)
-    return Beside(
-        _run_of(interfaces, recipes[-1], cut.lanes),
-        kernel,
-        kernel_pass,
-        cut,
-        Sizes(batch, -(-time // cut.pieces)),
-        beside_us,
-        one_by_one_us,
-    )
+            total_us = max(step.end for step in steps) * (recurrence_us + PIECE_US)
+            found.append(CutChoice(kernel_pass, Cut(lanes, pieces), piece, total_us, one_by_one_us))
+    best = min(found, key=lambda choice: choice.predicted_us, default=None)
+    return best if best and best.predicted_us * GAIN_LEAST <= one_by_one_us else None
 
 
-def _is_for(builder: Builder) -> bool:
+def _has_pieces(builder: Builder) -> bool:
     """Say whether the kernels of a builder run on pieces of time with the bits of a whole."""
     spec = builder.spec
     return (
@@ -125,19 +92,6 @@ def _is_for(builder: Builder) -> bool:
         and spec.input_size is not None
         and spec.recurrent_gradient_clip is None  # which is of every step's gradient, and none is clipped between pieces
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _share(recipe: str, lanes: int) -> Kernel:
-    """Return the kernel of a recipe for one of so many equal shares of the GPU."""
-    spec = spec_from(recipe)
-    return Kernel(builder_of(spec, target_of(spec).share(lanes)))
-
-
-@functools.lru_cache(maxsize=256)
-def _run_of(interfaces: tuple[object, ...], recipe: str, lanes: int) -> StackRun:
-    kernel = _share(recipe, lanes)
-    return StackRun(interfaces, kernel.builder, kernel.executor.backend)  # type: ignore[arg-type]
 
 
 def _expected(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> tuple[SizedKernel, float]:
@@ -163,4 +117,4 @@ def _products_us(builder: Builder, kernel_pass: BackwardOrForward, rows: int) ->
 
 def _products_per_us(gpu: GpuProfile) -> float:
     per_cycle = PRODUCT_EFFICIENCY * tensor_products(gpu.compute_capability) * gpu.sm_count
-    return per_cycle * gpu.sm_clock_hz * 1e-6
+    return float(per_cycle * gpu.sm_clock_hz * 1e-6)
