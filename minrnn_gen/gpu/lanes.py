@@ -14,44 +14,47 @@ class Lanes:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._streams: list[Any] = []
-        self._events: list[Any] = []
+        self._held: list[Any] = []
+        self._streams: list[int] = []
+        self._events: list[int] = []
 
     def fork(self, stream: int, lanes: int) -> None:
         """Have `lanes` lanes wait for what is on `stream`."""
         cupy = cupy_module()
         with on_device(self._device):
             while len(self._streams) < lanes:
-                self._streams.append(cupy.cuda.Stream(non_blocking=True))
+                self._held.append(cupy.cuda.Stream(non_blocking=True))
+                self._streams.append(int(self._held[-1].ptr))
             event = self._event(0)
             cupy.cuda.runtime.eventRecord(event, stream)
             for lane in range(lanes):
-                cupy.cuda.runtime.streamWaitEvent(self._streams[lane].ptr, event)
+                cupy.cuda.runtime.streamWaitEvent(self._streams[lane], event)
 
     def begin(self, lane: int, waits: Sequence[int]) -> int:
         """Have a lane wait for steps of others, by their numbers, and return the handle of its stream."""
-        runtime, stream = cupy_module().cuda.runtime, self._streams[lane].ptr
+        runtime, stream = cupy_module().cuda.runtime, self._streams[lane]
         for step in waits:
-            runtime.streamWaitEvent(stream, self._event(step + 1))
-        return int(stream)
+            runtime.streamWaitEvent(stream, self._events[step + 1])
+        return stream
 
     def end(self, lane: int, step: int) -> None:
-        """Note the end of step number `step` of a run, on its lane, for lanes that wait for it."""
-        cupy_module().cuda.runtime.eventRecord(self._event(step + 1), self._streams[lane].ptr)
+        """Note the end of step number `step` of a run, on its lane, for those that wait for it."""
+        cupy_module().cuda.runtime.eventRecord(self._event(step + 1), self._streams[lane])
 
     def join(self, stream: int, lanes: int) -> None:
         """Have `stream` wait for the lanes."""
         runtime = cupy_module().cuda.runtime
         event = self._event(0)
         for lane in range(lanes):
-            runtime.eventRecord(event, self._streams[lane].ptr)
+            runtime.eventRecord(event, self._streams[lane])
             runtime.streamWaitEvent(stream, event)
 
     def _event(self, number: int) -> int:
         while len(self._events) <= number:
             with on_device(self._device):
-                self._events.append(cupy_module().cuda.Event(disable_timing=True))
-        return int(self._events[number].ptr)
+                self._held.append(cupy_module().cuda.Event(disable_timing=True))
+            self._events.append(int(self._held[-1].ptr))
+        return self._events[number]
 
 
 _HERE = threading.local()

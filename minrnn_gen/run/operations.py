@@ -149,22 +149,26 @@ class FillOperation:
 class StepsOnLanes:
     """Steps of a run on lanes: of each its lane, the steps that it waits for, and what it does, in one trip."""
 
-    __slots__ = ("_lanes", "_steps")
+    __slots__ = ("_awaited", "_lanes", "_multiplies", "_steps")
 
     def __init__(self, place: Place, steps: Sequence[tuple[int, Sequence[int], Sequence[Operation]]]) -> None:
         self._steps = [(lane, waits, Program(place, tuple(operations))) for lane, waits, operations in steps]
         self._lanes = 1 + max((lane for lane, _, _ in steps), default=0)
+        self._multiplies = any(program.multiplies for _, _, program in self._steps)
+        self._awaited = {wait for _, waits, _ in steps for wait in waits}
 
     def replay(self, place: Place, addresses: list[int]) -> None:
         """Enqueue all steps on lanes that begin and end on the current stream."""
         assert place.device is not None
         stream, lanes = gpu_stream.current_stream(place), lanes_of(place.device)
-        lanes.fork(stream, self._lanes)
-        for number, (lane, waits, program) in enumerate(self._steps):
-            with gpu_stream.redirected(lanes.begin(lane, waits)):
-                program.run(addresses)
-            lanes.end(lane, number)
-        lanes.join(stream, self._lanes)
+        with gpu_device.on_device(place.device):
+            handle = cublas.handle() if self._multiplies else 0
+            lanes.fork(stream, self._lanes)
+            for number, (lane, waits, program) in enumerate(self._steps):
+                program.run_on(lanes.begin(lane, waits), handle, addresses)
+                if number in self._awaited:
+                    lanes.end(lane, number)
+            lanes.join(stream, self._lanes)
 
     def in_c(self, _device: int) -> tuple[Any, ...] | None:
         """Return None: a trip goes to one stream."""
@@ -211,10 +215,18 @@ class Program:
             return
         stream = gpu_stream.current_stream(self._place)
         with gpu_device.on_device(self._place.device):
-            handle = cublas.handle() if self._multiplies else 0
-            refused = trip.LIBRARY.run(self._in_c, addresses, stream, handle, 0)  # type: ignore[union-attr]
-            if refused is not None:
-                self._go_on(refused, stream, handle, addresses)
+            self.run_on(stream, cublas.handle() if self._multiplies else 0, addresses)
+
+    def run_on(self, stream: int, handle: int, addresses: list[int]) -> None:
+        """Enqueue all operations on a stream of the current device; `handle` is one of cuBLAS, where they multiply."""
+        if self._in_c is None:
+            with gpu_stream.redirected(stream):
+                for operation in self._operations:
+                    operation.replay(self._place, addresses)
+            return
+        refused = trip.LIBRARY.run(self._in_c, addresses, stream, handle, 0)  # type: ignore[union-attr]
+        if refused is not None:
+            self._go_on(refused, stream, handle, addresses)
 
     def _go_on(self, refused: tuple[int, int, int], stream: int, handle: int, addresses: list[int]) -> None:
         """Repeat what a thread without a context was refused, and all behind it; raise any other refusal."""

@@ -15,7 +15,7 @@ from typing import Literal
 
 Kind = Literal["product", "recurrence"]
 
-# What a product takes of the time of a recurrence, about: enough to tell which of two steps ends first.
+# What a product takes of the time of a recurrence, about: so much that two steps are in the order in which they end.
 PRODUCT_TIME = 0.25
 
 

@@ -31,10 +31,10 @@ class Beside:
 
     @property
     def in_words(self) -> str:
-        """What was chosen, and why, as one sentence."""
+        """What was chosen, and why."""
         choice, (lanes, pieces) = self.choice, self.choice.cut
         return (
-            f"{choice.kernel_pass}: {pieces} pieces of about {choice.piece.time} steps on {lanes} lanes of "
+            f"{pieces} pieces of about {choice.piece.time} steps on {lanes} lanes, by kernels for "
             f"{self.kernel.builder.target.profile.sm_count} SMs, {choice.predicted_us:.0f} us predicted; "
             f"one layer after the other {choice.one_by_one_us:.0f} us"
         )
@@ -51,15 +51,15 @@ def beside_each_other(recipes: Sequence[str], kernel_pass: BackwardOrForward, ba
 def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
     builders = [kernel_by(recipe).builder for recipe in recipes]
 
-    def share_of(lanes: int) -> Kernel:
+    def share_of(shares: int) -> Kernel:
         # All layers but the first have the same recipe; it differs in nothing that kernels of recurrences depend on.
-        return kernel_of_share(recipes[-1], lanes)
+        return kernel_of_share(recipes[-1], shares)
 
-    choice = choose_cut(kernel_pass, builders, lambda lanes: share_of(lanes).builder, Sizes(batch, time))
-    return None if choice is None else Beside(choice, _run_of(recipes, choice.cut.lanes), share_of(choice.cut.lanes))
+    choice = choose_cut(kernel_pass, builders, lambda shares: share_of(shares).builder, Sizes(batch, time))
+    return None if choice is None else Beside(choice, _run_of(recipes, choice.shares), share_of(choice.shares))
 
 
 @functools.lru_cache(_RUNS_HELD)
-def _run_of(recipes: tuple[str, ...], lanes: int) -> StackRun:
-    kernel = kernel_of_share(recipes[-1], lanes)
+def _run_of(recipes: tuple[str, ...], shares: int) -> StackRun:
+    kernel = kernel_of_share(recipes[-1], shares)
     return StackRun([kernel_by(recipe).interface for recipe in recipes], kernel.builder, kernel.executor.backend)

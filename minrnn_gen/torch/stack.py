@@ -13,6 +13,7 @@ from minrnn_gen.layers.architecture import Architecture, Names
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
+from minrnn_gen.torch.beside import beside_each_other
 from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
@@ -61,6 +62,23 @@ class LayerStack:
         recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
         for recipe in recipes:
             kernel_by(recipe).prepare(wanted, watch)
+        for batch, time in wanted:
+            for beside in (
+                beside_each_other(recipes, "forward", batch, time),
+                beside_each_other(recipes, "backward", batch, time),
+            ):
+                if beside:
+                    beside.kernel.prepare([beside.choice.piece], watch)
+
+    def explain(self, batch: int, time: int, *, dtype: torch.dtype | None = None) -> str:
+        """Say how the layers run on a GPU for inputs of these sizes, a line for each pass: beside each other, and why, or not.
+
+        dtype: as `prepare` takes it. Raises BadInput for a dtype without kernels.
+        """
+        recipes, passes = self._recipes(self._precision_of(dtype)), ("forward", "backward")
+        choices = {kernel_pass: beside_each_other(recipes, kernel_pass, batch, time) for kernel_pass in passes}
+        lines = (beside.in_words if beside else "one layer after the other" for beside in choices.values())
+        return "\n".join(f"{kernel_pass}: {words}" for kernel_pass, words in zip(choices, lines, strict=True))
 
     def _precision_of(self, dtype: torch.dtype | None) -> str:
         """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
