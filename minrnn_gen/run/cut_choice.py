@@ -61,7 +61,8 @@ def choose_cut(
     `share_of` gives the builder of all layers' recurrences for one of so many equal shares of the GPU.
     """
     layers, gpu = len(builders), builders[-1].target.profile
-    if layers < 2 or not sizes.batch or not all(map(_has_pieces, builders)):
+    has_pieces = sizes.batch and sizes.time >= PIECES[0] * PIECE_STEPS_LEAST and all(map(_has_pieces, builders))
+    if layers < 2 or not has_pieces:
         return None
     products = [_Products.of(builder, kernel_pass, sizes) for builder in builders]
     one_by_one_us = layers * _expected(builders[-1], kernel_pass, sizes).us

@@ -70,16 +70,6 @@ class LayerStack:
                 if beside:
                     beside.kernel.prepare([beside.choice.piece], watch)
 
-    def explain(self, batch: int, time: int, *, dtype: torch.dtype | None = None) -> str:
-        """Say how the layers run on a GPU for inputs of these sizes, a line for each pass: beside each other, and why, or not.
-
-        dtype: as `prepare` takes it. Raises BadInput for a dtype without kernels.
-        """
-        recipes, passes = self._recipes(self._precision_of(dtype)), ("forward", "backward")
-        choices = {kernel_pass: beside_each_other(recipes, kernel_pass, batch, time) for kernel_pass in passes}
-        lines = (beside.in_words if beside else "one layer after the other" for beside in choices.values())
-        return "\n".join(f"{kernel_pass}: {words}" for kernel_pass, words in zip(choices, lines, strict=True))
-
     def _precision_of(self, dtype: torch.dtype | None) -> str:
         """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
         dtype = dtype or next(iter(self._parameters.values())).dtype
