@@ -57,6 +57,13 @@ class Target:
     profile_bytes: bytes = field(repr=False)
     origin: str
 
+    def share(self, count: int) -> Target:
+        """Return one of `count` equal shares of the SMs as a GPU of its own, itself where that is all of them."""
+        if count == 1:
+            return self
+        profile = self.profile.share(count)
+        return Target(profile, profile.model_dump_json().encode(), self.origin)
+
     @classmethod
     def named(cls, profile: str) -> Target:
         """Return the GPU of a profile, by name or path; raises BadInput where there is none."""

@@ -211,6 +211,8 @@ def _persistent_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from _dense_backward(names, takes_R=True)
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from sizes_of("batch", "time")
+    beside = "bit 0: rows lie before the first one; bit 1: a later piece has run, whose sums go on"
+    yield Parameter("neighbours", "unsigned", beside, "arrays.neighbours")
     yield from _groups(variant)
 
 

@@ -70,6 +70,15 @@ def calls_jax_by_c() -> bool:
     return _one_of("MINRNN_JAX", ("c", "python"), "python for calls by Python alone, c or nothing for calls by C") != "python"
 
 
+def layers_run_beside_each_other() -> bool:
+    """Return whether layers may run beside each other on pieces of time: not where `MINRNN_WAVEFRONT` is never.
+
+    Raises BadInput where it is anything else, and neither empty nor auto.
+    """
+    meaning = "never for one layer after the other, auto or nothing for what is expected to be faster"
+    return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) != "never"
+
+
 def thread_count() -> int:
     """Return how many threads the process asks for: as torch says where it is loaded, else `OMP_NUM_THREADS`, else all cores.
 

@@ -142,6 +142,11 @@ class GpuProfile(pydantic.BaseModel):
             raise ValueError(f"cluster_size_max is {self.cluster_size_max}, but clusters need compute capability 9.0: give 1")
         return self
 
+    def share(self, count: int) -> GpuProfile:
+        """Return the GPU with one of `count` equal shares of its SMs, for kernels that run beside others."""
+        sources = {**self.sources, "sm_count": f"a share of {self.sm_count} SMs, one of {count}"}
+        return self.model_copy(update={"sm_count": max(1, self.sm_count // count), "sources": sources})
+
     @property
     def arch(self) -> str:
         """The name NVRTC knows the architecture by, as "sm_90"."""

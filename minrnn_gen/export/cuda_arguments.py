@@ -60,6 +60,7 @@ def expressions(interface: Interface, parameters: Signature, clip: float | None)
         "arrays.first_products": lambda _: "run->first_products",
         "arrays.dproducts": lambda _: "run->dproducts",
         "arrays.first_dproducts": lambda _: "run->first_dproducts",
+        "arrays.neighbours": lambda _: "0",
         "call.reverse": lambda _: "run->is_reverse",
         "launch.keeps_storage": lambda _: "run->keeps_storage",
         "launch.first_step": lambda _: "0",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,6 +13,8 @@ from minrnn_gen.call.array import Array, torch_stream
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.device import Placed
 
+# The stream of what a thread enqueues now, where that is none of a library's.
+_REDIRECTED = threading.local()
 # Streams in use at once, as objects.
 _STREAMS_HELD = 64
 
@@ -29,13 +34,25 @@ def is_capturing(like: Array) -> bool:
 
 
 def current_stream(like: Placed) -> int:
-    """Return the handle of the stream on which the library of `like` now works on its device."""
+    """Return the handle of the stream on which the library of `like` now works on its device, or of `redirected` work."""
     assert like.device is not None
+    if (redirected_to := getattr(_REDIRECTED, "stream", None)) is not None:
+        return int(redirected_to)
     if like.library == "torch":
         return torch_stream(like.device)
     cupy = gpu_device.cupy_module()
     with gpu_device.on_device(like.device):
         return int(cupy.cuda.get_current_stream().ptr)
+
+
+@contextmanager
+def redirected(stream: int) -> Iterator[None]:
+    """Have what this package enqueues within go to `stream`; the libraries' own streams stay what they are."""
+    _REDIRECTED.stream = stream
+    try:
+        yield
+    finally:
+        _REDIRECTED.stream = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,16 @@ class EmulatedRecorder:
         }
         return Scratch(sizes_bytes, {"cublas": 0, **pieces})
 
+    @contextmanager
+    def lanes(self, _count: int) -> Iterator[EmulatedRecorder]:
+        """Return this recorder as lanes."""
+        yield self
+
+    @contextmanager
+    def step(self, _lane: int, _waits: Sequence[int]) -> Iterator[None]:
+        """Do what is done within behind all before it, whatever its lane."""
+        yield
+
     def stop(self) -> None:
         """Record nothing, as ever."""
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection
 
 from minrnn_gen.api import builder_for, compile
-from minrnn_gen.assemble import target_of
+from minrnn_gen.assemble import builder_of, target_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import parse_cell
@@ -33,6 +33,15 @@ def _made(recipe: str) -> Kernel:
     spec = spec_from(recipe)
     is_ahead = (spec.batch or spec.time) and driver.has_device()
     return compile(spec) if is_ahead else Kernel(builder_for(spec, target_of(spec)))
+
+
+@functools.lru_cache
+def kernel_of_share(recipe: str, count: int) -> Kernel:
+    """Return the kernel of a recipe for one of `count` equal shares of the GPU, beside others of which it runs."""
+    if count == 1:
+        return kernel_by(recipe)
+    spec = spec_from(recipe)
+    return Kernel(builder_of(spec, target_of(spec).share(count)))
 
 
 def known(kernel: Kernel) -> str:

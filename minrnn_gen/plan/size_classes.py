@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import total_us
+from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem, Sizes
 from minrnn_gen.plan.solver import Candidate, Family, solve
 
@@ -76,6 +78,28 @@ class SizeClasses:
 def predicted_us(problem: Problem, kernel: SizedKernel) -> float:
     """Return the predicted time of a kernel for the sizes of `problem`, in microseconds."""
     return float(total_us(_FAMILIES[kernel.family].predicted_us(problem, kernel.variables)))
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """What a dense call takes of a GPU: `blocks`, in clusters of `cluster_blocks`, which may wait for others anywhere."""
+
+    blocks: int
+    cluster_blocks: int
+    waits_in_grid: bool
+
+    def share_of(self, gpu: GpuProfile) -> float:
+        """Return the part of the GPU that it takes, more than 1 where it has to take turns, with a block to an SM."""
+        return self.blocks / self.cluster_blocks / clusters_at_once(gpu, self.cluster_blocks, 1)
+
+
+def occupied(problem: Problem, kernel: SizedKernel) -> Occupied:
+    """Return what a kernel that takes all steps of a dense cell in one launch takes of a GPU, for the sizes of `problem`."""
+    variables = kernel.variables
+    of_grid = _FAMILIES[kernel.family].resources(problem, variables).partition.get("grid_blocks")
+    cluster_blocks, grid_blocks = variables["cluster_blocks"], of_grid or variables.get("grid_blocks", 1)
+    tiles = -(-problem.batch // (variables["batch_tile"] * variables.get("column_groups", 1)))
+    return Occupied(problem.heads * tiles * max(cluster_blocks, grid_blocks), cluster_blocks, grid_blocks > 1)
 
 
 @dataclass(frozen=True)

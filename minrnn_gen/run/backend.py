@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -55,6 +56,13 @@ class Stream(Queue, Protocol):
         """Fill memory with zeros."""
 
 
+class Lanes(Protocol):
+    """Lanes of a run. Steps are numbered from 0 in the order in which they begin; a lane takes its own one after the other."""
+
+    def step(self, lane: int, waits: Sequence[int], /) -> AbstractContextManager[None]:
+        """Have what is done within be the next step, on a lane, behind the steps of other lanes that it `waits` for."""
+
+
 class Recorder(Protocol):
     """One run being performed: each method does something, and records it where it can be replayed."""
 
@@ -84,6 +92,9 @@ class Recorder(Protocol):
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory for the launches of this run alone."""
+
+    def lanes(self, count: int) -> AbstractContextManager[Lanes]:
+        """Return lanes, on which steps run beside each other; they begin behind the run so far, and it goes on behind them."""
 
     def stop(self) -> None:
         """Record no more: this run will not be replayed."""

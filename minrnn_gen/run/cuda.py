@@ -135,21 +135,21 @@ def choose_for(
 class CudaRecorder(TraceRecorder):
     """A run of the kernels of a backend on a GPU.
 
-    `gives_workspace`: products work in memory of the run. Without, cuBLAS allocates some where the stream is captured, and a
-    graph with allocations cannot become a part of another one.
+    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
+    cuBLAS allocates some where the stream is captured, and a graph with allocations cannot become a part of another one.
     """
 
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
         super().__init__(like, keyed)
         self._kernels, self._gives_workspace = kernels, gives_workspace
-        self._workspace: Address | None = None
+        self._workspaces: dict[int | None, Address] = {}
 
     def multiply(self, product: Product, workspace: int = 0) -> None:
-        """Multiply by cuBLAS on the current stream; all products of the run share its workspace, one after the other."""
-        if self._gives_workspace and not workspace:
-            if self._workspace is None:
-                self._workspace = self.new_array((cublas.WORKSPACE_BYTES,), "uint8").address
-            workspace = self._workspace
+        """Multiply by cuBLAS on the current stream; all products of the run, or of a lane, share a workspace."""
+        if not workspace and (self._gives_workspace or self.lane is not None):
+            if self.lane not in self._workspaces:
+                self._workspaces[self.lane] = self.new_array((cublas.WORKSPACE_BYTES,), "uint8").address
+            workspace = self._workspaces[self.lane]
         super().multiply(product, workspace)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:

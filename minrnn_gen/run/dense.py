@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,7 +12,8 @@ from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
-from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_incoming
 from minrnn_gen.codegen.signature import names_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.gpu.graph import Scratch
@@ -27,6 +28,7 @@ from minrnn_gen.run.dense_launch import (
     persistent_launches,
     recurrent_gradient,
     row_products,
+    row_strides_of,
     step_launch_of,
     workspace_bytes_of,
 )
@@ -34,6 +36,39 @@ from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import read_states, sizes_of
 from minrnn_gen.run.scan_launch import alignment_of_call
 from minrnn_gen.run.stepwise import StepwiseRun
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A backward of one direction under way: its call, y, the initial output, its arrays, and R with its heads in front."""
+
+    part: Call
+    y: Array
+    first: Array | None
+    arrays: BackwardArrays
+    packed: Address
+
+    def piece(
+        self, interface: Interface, piece: Piece, dfinal: Sequence[Array | None], dinitial: tuple[Array, ...]
+    ) -> Backward:
+        """Return a piece of it, which reads the gradients of its final states and writes those of its initial ones."""
+        part, arrays = self.part, self.arrays
+        row = piece.start * arrays.row_strides[1]
+        y_axes = Y_AXES[interface.layout]
+        of_piece = replace(
+            arrays,
+            read_states=tuple(narrowed_in_time(states, y_axes, piece) for states in arrays.read_states),
+            incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
+            products=arrays.products.narrowed(0, row, part.rows * piece.steps),
+            gradients=replace(
+                arrays.gradients, dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece), dinitial=dinitial
+            ),
+            dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.steps),
+            earlier=piece.has_earlier,
+            later=piece.has_later,
+        )
+        initial = (None,) * len(part.initial) if piece.has_earlier else part.initial
+        return replace(self, part=piece_of_call(part, piece, initial), arrays=of_piece)
 
 
 @dataclass(frozen=True)
@@ -69,7 +104,7 @@ class DenseRun:
             self.backend.build_ahead("backward", self.builder.hinted_specialization, sizes_of(call))
 
     def forward(self, recorder: Recorder, part: Call, outputs: Outputs, _states_out: StatesOut) -> None:
-        """Run a call of one direction."""
+        """Run a call of one direction, or a piece of one."""
         self._run_forward(recorder, part, outputs)
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
@@ -121,6 +156,78 @@ class DenseRun:
             lambda scratch: forward_arguments(self.names, part, interface.layout, outputs, is_storage, scratch, single_step),
         )
 
+    def begin_back(
+        self,
+        recorder: Recorder,
+        part: Call,
+        outputs: Outputs,
+        incoming: IncomingGradient,
+        gradients: Gradients,
+        *,
+        first: Array | None,
+        writes_all: bool,
+    ) -> Backward:
+        """Return a backward of a call of one direction, with the products of all outputs; `first` is the initial one.
+
+        `writes_all`: kernels write every row of the gradients of these products.
+        """
+        interface, precision, R = self.interface, self.interface.precision, part.R
+        assert R is not None
+        tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
+        rows = part.rows * part.time
+        products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
+        dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
+        first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
+        first_dproducts = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
+        packed = R.address
+        if interface.heads > 1:
+            packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
+            recorder.copy_heads_first(R, packed)
+        has_rows = bool(rows) and part.time > 1
+        # The products of a last output belong to no step, and so do those of an only one.
+        for product in row_products(interface, interface.layout, packed, outputs.y, products) if has_rows else ():
+            recorder.multiply(product)
+        if first is not None:
+            (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
+            recorder.multiply(product)
+        states = read_states(interface, self.builder, outputs)
+        of_run = BackwardArrays(
+            states,
+            incoming,
+            products,
+            first_products,
+            gradients,
+            dproducts,
+            first_dproducts,
+            row_strides_of(part, interface.layout),
+        )
+        return Backward(part, outputs.y, first, of_run, packed)
+
+    def run_back(self, recorder: Recorder, backward: Backward, kernel: KernelKey | None = None) -> None:
+        """Run all steps of a backward, or of a piece of one, against time."""
+        part, arrays, clip = backward.part, backward.arrays, self.builder.spec.recurrent_gradient_clip or 0.0
+        self._run_steps(
+            recorder,
+            kernel or self._choose_back(recorder, part, arrays.incoming, arrays.read_states),
+            part,
+            lambda scratch: backward_arguments(self.names_backward, part, self.interface.layout, arrays, clip, scratch),
+            backward.packed,
+        )
+
+    def finish_back(self, recorder: Recorder, backward: Backward, dR: Array) -> None:
+        """Add up the gradient of R, of all rows at once."""
+        interface, part, arrays, first = self.interface, backward.part, backward.arrays, backward.first
+        has_rows = bool(part.rows) and part.time > 1
+        for product in recurrent_gradient(interface, interface.layout, backward.y, arrays.dproducts, dR) if has_rows else ():
+            recorder.multiply(product)
+        if first is not None:
+            (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), arrays.first_dproducts, dR)
+            recorder.multiply(product)
+
+    def _choose_back(self, recorder: Recorder, part: Call, incoming: IncomingGradient, states: tuple[Array, ...]) -> KernelKey:
+        assert part.R is not None
+        return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states)
+
     def _run_back(
         self,
         recorder: Recorder,
@@ -131,46 +238,13 @@ class DenseRun:
         gradients: Gradients,
         dR: Array,
     ) -> None:
-        interface, precision = self.interface, self.interface.precision
-        tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
-        rows, y, R = part.rows * part.time, outputs.y, part.R
-        has_rows = bool(rows) and part.time > 1
-        assert R is not None
-        products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
-        states = read_states(interface, self.builder, outputs)
-        kernel = self._choose(recorder, "backward", part, "none", part.x, R, incoming.dy, *states)
+        kernel = self._choose_back(recorder, part, incoming, read_states(self.interface, self.builder, outputs))
         # A persistent kernel writes every row of a sequence.
         is_persistent = self.backend.plan(kernel).is_persistent
         writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
-        dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
-        first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
-        first_dproducts = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
-        arrays = BackwardArrays(states, incoming, products, first_products, gradients, dproducts, first_dproducts)
-
-        packed = R.address
-        if interface.heads > 1:
-            packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
-            recorder.copy_heads_first(R, packed)
-        # The products of a last output belong to no step, and so do those of an only one.
-        for product in row_products(interface, interface.layout, packed, y, products) if has_rows else ():
-            recorder.multiply(product)
-        if first is not None:
-            (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
-            recorder.multiply(product)
-
-        clip = self.builder.spec.recurrent_gradient_clip or 0.0
-        self._run_steps(
-            recorder,
-            kernel,
-            part,
-            lambda scratch: backward_arguments(self.names_backward, part, interface.layout, arrays, clip, scratch),
-            packed,
-        )
-        for product in recurrent_gradient(interface, interface.layout, y, dproducts, dR) if has_rows else ():
-            recorder.multiply(product)
-        if first is not None:
-            (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), first_dproducts, dR)
-            recorder.multiply(product)
+        backward = self.begin_back(recorder, part, outputs, incoming, gradients, first=first, writes_all=writes_all)
+        self.run_back(recorder, backward, kernel)
+        self.finish_back(recorder, backward, dR)
 
     def _initial_output(self, recorder: Recorder, call: Call) -> Array | None:
         """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""

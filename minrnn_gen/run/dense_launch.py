@@ -209,6 +209,9 @@ class BackwardArrays:
 
     `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
+    `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
+    `earlier` and `later` say whether there is a piece before and behind it: of an earlier one the rows are read, and of a later
+    one the sums go on.
     """
 
     read_states: tuple[Array, ...]
@@ -218,6 +221,21 @@ class BackwardArrays:
     gradients: Gradients
     dproducts: Array
     first_dproducts: Array
+    row_strides: tuple[int, int]
+    earlier: bool = False
+    later: bool = False
+
+    @property
+    def neighbours(self) -> int:
+        """The pieces beside this one as bits, see templates/persistent_backward.cu.j2."""
+        return self.earlier | self.later << 1
+
+
+def row_strides_of(call: Call, layout: str) -> tuple[int, int]:
+    """Return how many rows of products lie from a sequence and from a step to the next."""
+    if call.sequences.cu_seqlens is not None:
+        return 0, 1
+    return {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
 
 
 def backward_arguments(
@@ -228,8 +246,6 @@ def backward_arguments(
 
     gradients, dy = arrays.gradients, arrays.incoming.dy
     clip_type = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
-    is_packed = call.sequences.cu_seqlens is not None
-    rows = (0, 1) if is_packed else {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
     states = arrays.read_states
     values = {
         **_inputs(names, call),
@@ -240,7 +256,7 @@ def backward_arguments(
         **named("dfinal", names.states, arrays.incoming.dfinal),
         "products": arrays.products.address,
         "first_products": arrays.first_products.address,
-        **stride_values("row", "bt", dict(zip("bt", rows, strict=True))),
+        **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
         "dx": gradients.dx.address,
         **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
         "dproducts": arrays.dproducts.address,
@@ -254,7 +270,7 @@ def backward_arguments(
     if scratch:
         values |= {name: scratch[name] for name in ("dstate", "dhidden", "dproduct")} | {"reverse": int(call.reverse)}
     else:
-        values["R"] = address_or_null(call.R)
+        values |= {"R": address_or_null(call.R), "neighbours": numpy.uint32(arrays.neighbours)}
     return NamedArguments(names, values)
 
 

@@ -14,6 +14,7 @@ from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.device import Place, Placed
+from minrnn_gen.gpu.lanes import lanes_of
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.native import trip
 
@@ -145,6 +146,35 @@ class FillOperation:
         return trip.SET_BYTES, self._start.slot, self._start.offset_bytes, self._value, self._size_bytes
 
 
+class StepsOnLanes:
+    """Steps of a run on lanes: of each its lane, the steps that it waits for, and what it does, in one trip."""
+
+    __slots__ = ("_awaited", "_lanes", "_multiplies", "_steps")
+
+    def __init__(self, place: Place, steps: Sequence[tuple[int, Sequence[int], Sequence[Operation]]]) -> None:
+        self._steps = [(lane, waits, Program(place, tuple(operations))) for lane, waits, operations in steps]
+        self._lanes = 1 + max((lane for lane, _, _ in steps), default=0)
+        self._multiplies = any(program.multiplies for _, _, program in self._steps)
+        self._awaited = {wait for _, waits, _ in steps for wait in waits}
+
+    def replay(self, place: Place, addresses: list[int]) -> None:
+        """Enqueue all steps on lanes that begin and end on the current stream."""
+        assert place.device is not None
+        stream, lanes = gpu_stream.current_stream(place), lanes_of(place.device)
+        with gpu_device.on_device(place.device):
+            handle = cublas.handle() if self._multiplies else 0
+            lanes.fork(stream, self._lanes)
+            for number, (lane, waits, program) in enumerate(self._steps):
+                program.run_on(lanes.begin(lane, waits), handle, addresses)
+                if number in self._awaited:
+                    lanes.end(lane, number)
+            lanes.join(stream, self._lanes)
+
+    def in_c(self, _device: int) -> tuple[Any, ...] | None:
+        """Return None: a trip goes to one stream."""
+        return None
+
+
 class Program:
     """Operations in order on arrays of one place: by C in one trip where all of them can be, else one by one."""
 
@@ -185,10 +215,18 @@ class Program:
             return
         stream = gpu_stream.current_stream(self._place)
         with gpu_device.on_device(self._place.device):
-            handle = cublas.handle() if self._multiplies else 0
-            refused = trip.LIBRARY.run(self._in_c, addresses, stream, handle, 0)  # type: ignore[union-attr]
-            if refused is not None:
-                self._go_on(refused, stream, handle, addresses)
+            self.run_on(stream, cublas.handle() if self._multiplies else 0, addresses)
+
+    def run_on(self, stream: int, handle: int, addresses: list[int]) -> None:
+        """Enqueue all operations on a stream of the current device; `handle` is one of cuBLAS, where they multiply."""
+        if self._in_c is None:
+            with gpu_stream.redirected(stream):
+                for operation in self._operations:
+                    operation.replay(self._place, addresses)
+            return
+        refused = trip.LIBRARY.run(self._in_c, addresses, stream, handle, 0)  # type: ignore[union-attr]
+        if refused is not None:
+            self._go_on(refused, stream, handle, addresses)
 
     def _go_on(self, refused: tuple[int, int, int], stream: int, handle: int, addresses: list[int]) -> None:
         """Repeat what a thread without a context was refused, and all behind it; raise any other refusal."""

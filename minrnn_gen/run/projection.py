@@ -21,6 +21,33 @@ def projection(x: Array, weight: Array, result: Array, time_is_last: bool, in_tf
     return _product((_rows(x), outputs, inputs), factor(x, inputs), factor(weight, inputs, transposed=True), result, in_tf32)
 
 
+def projection_of_piece(x: Array, weight: Array, result: Array, in_tf32: bool) -> Product:
+    """Return result = x weightᵀ of a piece of time, as `projection`; x [rows, t, I] and result [rows, t, G, H] are views.
+
+    The two axes in front are batch and time, in either order.
+    """
+    if x.is_contiguous and result.is_contiguous:
+        return projection(x, weight, result, False, in_tf32)
+    outputs, inputs = weight.shape
+    rows, steps = x.shape[:2]
+    left, to = _rows_of_piece(x, inputs), _rows_of_piece(result, outputs)
+    return Product(steps, outputs, inputs, left, factor(weight, inputs, transposed=True), to, rows, in_tf32=in_tf32)
+
+
+def x_gradient_of_piece(gradient: Array, weight: Array, dx: Array, in_tf32: bool) -> Product:
+    """Return dx = gradient weight of a piece of time, as `x_gradient`; arrays as in `projection_of_piece`."""
+    if gradient.is_contiguous and dx.is_contiguous:
+        return x_gradient(gradient, weight, dx, False, in_tf32)
+    outputs, inputs = weight.shape
+    rows, steps = dx.shape[:2]
+    left, to = _rows_of_piece(gradient, outputs), _rows_of_piece(dx, inputs)
+    return Product(steps, inputs, outputs, left, factor(weight, inputs), to, rows, in_tf32=in_tf32)
+
+
+def _rows_of_piece(array: Array, width: int) -> Matrix:
+    return factor(array, width, array.strides[0])
+
+
 def x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool, in_tf32: bool) -> Product:
     """Return dx = gradient weight, the gradient of x in `projection`, given that of its result; arrays as there."""
     outputs, inputs = weight.shape

@@ -6,7 +6,9 @@ did, at other addresses. Runs of calls without a key, or on arrays of unknown or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,13 +16,23 @@ from minrnn_gen.call.address import Address, PointerDifference, address_of, has_
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import CallKey, KeyedArrays
 from minrnn_gen.call.results import ResultT
-from minrnn_gen.gpu import cublas, graph, memory, stream
+from minrnn_gen.gpu import cublas, graph, memory
+from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.device import Place
+from minrnn_gen.gpu.lanes import Lanes, lanes_of
 from minrnn_gen.gpu.memory import Allocation
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.run.layout import Allocated, Layout, laid_out
-from minrnn_gen.run.operations import CopyOperation, LaunchOperation, Module, Operation, Program, product_operation
+from minrnn_gen.run.operations import (
+    CopyOperation,
+    LaunchOperation,
+    Module,
+    Operation,
+    Program,
+    StepsOnLanes,
+    product_operation,
+)
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")
@@ -55,10 +67,40 @@ class TraceRecorder:
         self._results: list[Array] = []
         self._operations: list[Operation] = []
         self._is_replayable = keyed is not None
+        self.lane: int | None = None
+        """The lane of the step that is enqueued now."""
+
+    @contextmanager
+    def lanes(self, count: int) -> Iterator[RecordedLanes]:
+        """Return lanes, on which steps run beside each other; they begin behind the run so far, and it goes on behind them."""
+        device, before = self._like.device, self._operations
+        assert device is not None
+        stream, lanes = gpu_stream.current_stream(self._like), lanes_of(device)
+        recorded = RecordedLanes(self, lanes)
+        lanes.fork(stream, count)
+        try:
+            yield recorded
+        finally:
+            lanes.join(stream, count)
+        self._operations = [*before, StepsOnLanes(Place(self._like.library, device), recorded.steps)]
+
+    @contextmanager
+    def on_lane(self, lane: int) -> Iterator[list[Operation]]:
+        """Record what is enqueued within, on a lane, into a list of its own."""
+        self.lane, self._operations = lane, []
+        try:
+            yield self._operations
+        finally:
+            self.lane = None
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
-        return self._with_next_slot(memory.new_array(self._like, shape, dtype, fill=fill), fill)
+        if self.lane is None or fill is None:
+            return self._with_next_slot(memory.new_array(self._like, shape, dtype, fill=fill), fill)
+        # The library would fill it on its own stream.
+        array = memory.new_array(self._like, shape, dtype)
+        memory.set_bytes(self._like, array.pointer, math.prod(shape) * array.itemsize, fill)
+        return self._with_next_slot(array, fill)
 
     def workspace(self, size_bytes: int) -> Array | None:
         """Allocate bytes, all bits ones, for the launches of this run alone; None for no bytes."""
@@ -93,12 +135,12 @@ class TraceRecorder:
 
     def multiply(self, product: Product, workspace: int = 0) -> None:
         """Multiply by cuBLAS on the current stream; `workspace` as `cublas.multiply` takes it."""
-        cublas.multiply(self._like.device, stream.current_stream(self._like), product, None, int(workspace))
+        cublas.multiply(self._like.device, gpu_stream.current_stream(self._like), product, None, int(workspace))
         self._record(*product_operation(product, workspace))
 
     def copy_heads_first(self, R: Array, target: int) -> None:
         """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
-        graph.copy_heads_first(self._like.device, stream.current_stream(self._like), R, R.pointer, int(target))
+        graph.copy_heads_first(self._like.device, gpu_stream.current_stream(self._like), R, R.pointer, int(target))
         pointers = (R.address, address_of(target))
         self._record(CopyOperation(R, pointers), pointers)
 
@@ -155,6 +197,24 @@ class TraceRecorder:
     def _record(self, operation: Operation, pointers: Sequence[Address | PointerDifference]) -> None:
         self._is_replayable = self._is_replayable and all(map(has_slots, pointers))
         self._operations.append(operation)
+
+
+class RecordedLanes:
+    """Lanes of a run that is recorded; `steps`: of each its lane, the steps that it waits for, and what it does."""
+
+    def __init__(self, recorder: TraceRecorder, lanes: Lanes) -> None:
+        self._recorder, self._lanes = recorder, lanes
+        self.steps: list[tuple[int, tuple[int, ...], list[Operation]]] = []
+
+    @contextmanager
+    def step(self, lane: int, waits: Sequence[int]) -> Iterator[None]:
+        """Have what is done within be the next step, on a lane, behind the steps of other lanes that it `waits` for."""
+        number = len(self.steps)
+        stream = self._lanes.begin(lane, waits)
+        with gpu_stream.redirected(stream), self._recorder.on_lane(lane) as operations:
+            self.steps.append((lane, tuple(waits), operations))
+            yield
+        self._lanes.end(lane, number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

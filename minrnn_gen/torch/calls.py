@@ -60,12 +60,12 @@ def backward(
     `results`: y, then what only a backward needs; `dstate`: of the final states, all or none. Where nobody `reads_x`, its
     gradient may be None.
     """
-    dy = _without_gaps(dy)
-    incoming = (dy, *(map(_without_gaps, dstate) if dstate else (None,) * len(kernel.states)))
+    dy = without_gaps(dy)
+    incoming = (dy, *(map(without_gaps, dstate) if dstate else (None,) * len(kernel.states)))
     raw = kernel.executor.replay_backward(tensors, results, incoming, all_states, reads_x)
     if raw is not None:
         return gradients_by_slot(kernel.interface, tensors, raw)
-    y, *extra = map(_without_gaps, results)
+    y, *extra = map(without_gaps, results)
     saved = kernel.executor.restore(_arguments(kernel, tensors), y, extra, all_states)
     gradients = kernel.backward(saved, dy, dict(zip(kernel.states, incoming[1:], strict=True)) if dstate else None)
     in_order = CallArguments(
@@ -167,22 +167,23 @@ def _arguments(kernel: Kernel, tensors: Tensors) -> CallArguments:
     if not (x.is_contiguous() or (not kernel.interface.input_size and x.stride(-1) == 1)):
         x = x.contiguous()
     return CallArguments.from_flat(
-        kernel.interface, [x, *(tensor if tensor is None else _without_gaps(tensor) for tensor in others)]
+        kernel.interface, [x, *(tensor if tensor is None else without_gaps(tensor) for tensor in others)]
     )
 
 
 def _in_place(tensors: Tensors) -> list[Any]:
     x, *others = tensors
-    return [x, *(tensor if tensor is None else _without_gaps(tensor) for tensor in others)]
+    return [x, *(tensor if tensor is None else without_gaps(tensor) for tensor in others)]
 
 
-def _without_gaps(tensor: Any) -> Any:
+def without_gaps(tensor: Any) -> Any:
+    """Return a tensor as a contiguous one, a copy where it is not."""
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _apart(gradient: Any, memory: set[int]) -> Any:
     """Return a gradient without gaps, copied where another one lies in its `memory`, to which its own is added."""
-    gradient = _without_gaps(gradient)
+    gradient = without_gaps(gradient)
     if gradient.untyped_storage().data_ptr() in memory:
         gradient = gradient.clone()
     memory.add(gradient.untyped_storage().data_ptr())

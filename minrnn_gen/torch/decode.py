@@ -10,9 +10,10 @@ import torch
 from minrnn_gen.build.explain import explain
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.problem import KernelPass, Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch import calls, checks
+from minrnn_gen.torch.beside import beside_each_other
 from minrnn_gen.torch.dispatch import refuse_tracing
 from minrnn_gen.torch.dtypes import STATES
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
@@ -62,8 +63,8 @@ class DecodingStack(LayerStack):
         """Return the decision behind the kernels of a pass in words, layer by layer, equal ones once.
 
         which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
-        inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Plans
-        for the GPU here, or where there is none for the default one.
+        inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where
+        layers run beside each other, a line says how. Plans for the GPU here, or where there is none for the default one.
         Raises BadInput for anything else.
         """
         if which not in PASSES:
@@ -71,10 +72,15 @@ class DecodingStack(LayerStack):
         sections: dict[str, list[int]] = {}
         for layer, recipe in enumerate(self._recipes(self._precision_of(dtype))):
             sections.setdefault(recipe, []).append(layer)
-        return "\n\n".join(
+        texts = [
             f"{_named(layers)} of {self.num_layers}\n\n{_explained(recipe, which, batch, time, sequence_group)}"
             for recipe, layers in sections.items()
-        )
+        ]
+        if which != "step" and sequence_group is None:
+            sizes = _sizes(recipe, batch, time)
+            if beside := beside_each_other(self._recipes(self._precision_of(dtype)), which, sizes.batch, sizes.time):
+                texts.insert(0, f"all layers beside each other: {beside.in_words}")
+        return "\n\n".join(texts)
 
     def _check_steps(self) -> None:
         if self.bidirectional:
@@ -106,11 +112,15 @@ def _named(layers: Sequence[int]) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
 
 
-def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None, sequence_group: Any) -> str:
-    kernel = kernel_by(recipe)
-    builder = kernel.builder
-    hinted = builder.hinted_sizes
+def _sizes(recipe: str, batch: int | None, time: int | None) -> Sizes:
+    hinted = kernel_by(recipe).builder.hinted_sizes
     (sizes,) = sizes_from([(hinted.batch if batch is None else batch, hinted.time if time is None else time)])
+    return sizes
+
+
+def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None, sequence_group: Any) -> str:
+    kernel, sizes = kernel_by(recipe), _sizes(recipe, batch, time)
+    builder = kernel.builder
     built = build_plain(builder, which, sizes)
     text = explain(built, memory_bytes=builder.target.profile.memory_bytes)
     if sequence_group is None:

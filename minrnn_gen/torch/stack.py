@@ -13,6 +13,7 @@ from minrnn_gen.layers.architecture import Architecture, Names
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
+from minrnn_gen.torch.beside import beside_each_other
 from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
@@ -61,6 +62,13 @@ class LayerStack:
         recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
         for recipe in recipes:
             kernel_by(recipe).prepare(wanted, watch)
+        for batch, time in wanted:
+            for beside in (
+                beside_each_other(recipes, "forward", batch, time),
+                beside_each_other(recipes, "backward", batch, time),
+            ):
+                if beside:
+                    beside.kernel.prepare([beside.choice.piece], watch)
 
     def _precision_of(self, dtype: torch.dtype | None) -> str:
         """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""

@@ -17,8 +17,10 @@ import torch
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.cut_choice import BackwardOrForward
 from minrnn_gen.torch import calls, kernel_operator
 from minrnn_gen.torch.backward_operator import define_backward, in_order
+from minrnn_gen.torch.beside import Beside, beside_each_other
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
@@ -76,12 +78,24 @@ class _Layers:
         """Whether states of a layer have an axis of directions."""
         return bool(self.kernels[0].interface.directions)
 
+    def beside_each_other(self, tensors: Tensors, kernel_pass: BackwardOrForward) -> Beside | None:
+        """Return how the layers run beside each other, where that is faster than one after the other."""
+        x, _, lengths, cu_seqlens = tensors[:_PARAMETERS_FROM]
+        if not x.is_cuda or lengths is not None or cu_seqlens is not None:
+            return None
+        axes = self.kernels[0].interface.x_axes
+        return beside_each_other(self.recipes, kernel_pass, x.shape[axes.index("b")], x.shape[axes.index("t")])
+
     def check(self, tensors: Tensors) -> None:
         """Refuse what the first layer refuses; the shapes of what others take follow from their parameters."""
         calls.check_tensors(self.kernels[0], self.call(tensors, 0, tensors[0]))
 
     def run(self, tensors: Tensors, saves: bool) -> list[Any]:
         """Run all layers; with what a backward needs where it `saves`."""
+        if beside := self.beside_each_other(tensors, "forward"):
+            if saves and (back := self.beside_each_other(tensors, "backward")):
+                back.expect()
+            return beside.run.forward(_whole(tensors), beside.choice.cut, saves)
         x, count = tensors[0], self.results_count
         final: list[Any] = []
         extra: list[Any] = []
@@ -96,6 +110,10 @@ class _Layers:
 
     def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
         """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none."""
+        if beside := self.beside_each_other(tensors, "backward"):
+            incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
+            dx, *others = beside.run.backward(_whole(tensors), _without_gaps(results), incoming, beside.choice.cut)
+            return [dx, *(None,) * (_PARAMETERS_FROM - 1), *others[1:]]
         y, *saved = results
         count = len(self.recipes)
         per_layer = (len(saved) - count + 1) // count
@@ -156,6 +174,16 @@ class _Dispatched(_Layers):
         call = _by_schema(tensors, self.results_count - 1)
         in_order = iter(_BACKWARD([*self.recipes], *call, y, extra, dy, dstate))
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _whole(tensors: Tensors) -> list[Any]:
+    """Return the tensors of a call without lengths as a run of all layers takes them: in its order, without gaps."""
+    x, resets, _, _, *others = tensors
+    return _without_gaps((x, resets, *others))
+
+
+def _without_gaps(tensors: Tensors) -> list[Any]:
+    return [tensor if tensor is None else calls.without_gaps(tensor) for tensor in tensors]
 
 
 def of_layer(states: Any, layer: int, has_directions: bool) -> Any:

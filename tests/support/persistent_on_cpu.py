@@ -57,7 +57,7 @@ class PersistentKernels(DenseCell):
         written, products = poisoned_backward(case), products_read(case, saved)
         poison_rows_of_sequences(case, written)
         arguments = shared_arguments(case) | backward_arguments(case, saved, products, written)
-        self._launch("backward", case, arguments | {"clip": ctypes.c_double(case.clip)})
+        self._launch("backward", case, arguments | {"clip": ctypes.c_double(case.clip), "neighbours": ctypes.c_uint(0)})
         return written
 
     def _launch(self, kernel_pass: KernelPass, case: Case, values: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from support.halves import take_halves
 from support.last_steps import unlike_final_state
 
 from minrnn_gen.assemble import target_of
@@ -90,9 +91,9 @@ class Problem:
     # of a dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it
     # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
-    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the
-    # states of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
-    # behind the other.
+    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch; or
+    # it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or sequences, one of them
+    # without steps, are "packed" one behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -186,6 +187,8 @@ def prepare(problem: Problem) -> Prepared:
     )
     case = _case_of(problem, plan)
     inputs = inputs_of(kernel.interface, case)
+    if problem.call == "halves":
+        take_halves(kernel)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
@@ -620,6 +623,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             ("backward",),
         ),
         ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
+        ("halves of a cluster", {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "halves", ("backward",)),
+        ("halves of time", LEAKY | BF16, DENSE, "halves", ("backward",)),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -678,6 +683,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets whole",
             BACKWARD,
         ),
+        ("halves of time", FP16 | {"model": "gru", "hidden_size": 24}, LARGE, "halves", BACKWARD),
         ("streamed", LSTM, STREAMED | {"row_tiles": 2}, "long resets whole", BOTH),
         (
             "streamed in part",

@@ -1,0 +1,286 @@
+"""Layers of one dense cell on top of each other as one run, which takes pieces of their time beside each other.
+
+A wavefront writes what the layers one after the other write, into the same arrays: whole ones, of which a step has a piece.
+States, and their gradients, are handed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
+
+The order of a call: x, resets, then for each layer R, weight, bias, recurrent_bias and the cell's own vectors, then the initial
+states of all layers, all or none; None where absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call, CallArguments, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.gradients import gradients_by_slot
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import keyed
+from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_outputs, pieces_of
+from minrnn_gen.call.results import BackwardResult
+from minrnn_gen.call.validate import check_call
+from minrnn_gen.gpu import memory
+from minrnn_gen.run.backend import Backend, Recorder
+from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.gpu import added_up
+from minrnn_gen.run.layer_backward import LayerBackward
+from minrnn_gen.run.projection import projection_of_piece
+from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.saved import owner_of
+from minrnn_gen.run.wavefront import wavefront
+
+# Where the arrays of the first layer begin, and how many of a layer's are none of the cell's own.
+_LAYERS_FROM, _SHARED = 2, SEQUENCES_FROM - 1
+
+
+class Cut(NamedTuple):
+    """How a call is cut: `pieces` of time, of which steps of as many layers as there are `lanes` run beside each other."""
+
+    lanes: int
+    pieces: int
+
+
+class StackResult(NamedTuple):
+    """The arrays of a run in an order of its own."""
+
+    arrays: tuple[Any, ...]
+
+    def mapped(self, change: Any) -> StackResult:
+        """Return the arrays, every one changed, None where there is none."""
+        return StackResult(tuple(None if array is None else change(array) for array in self.arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer of a call: its arrays, x still to be projected, and the pre-activations."""
+
+    call: Call
+    outputs: Outputs
+    projected: Call
+
+
+class StackRun:
+    """Layers that differ in their input size alone, by the kernels of one builder; may be used from several threads."""
+
+    def __init__(self, interfaces: Sequence[Interface], builder: Builder, backend: Backend) -> None:
+        self._interfaces, self._backend = tuple(interfaces), backend
+        self._dense = DenseRun(interfaces[0], builder, backend)
+        self._forwards = TraceCache[StackResult, None]()
+        self._backwards = TraceCache[StackResult, None]()
+
+    def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool) -> list[Any]:
+        """Return y, the final states of all layers, and where it `saves` what a backward needs beside.
+
+        That is of each layer the states after every step and the pre-activations, then the outputs of all layers but the last.
+        """
+        call_key = keyed(("layers", cut, saves), [*tensors])
+        replay = self._forwards.replay(call_key)
+        if replay is not None:
+            return [*replay.result.arrays]
+        arrays = _described(tensors, call_key is not None)
+        recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
+        result = self._run(recorder, arrays, cut, saves)
+        self._forwards.keep(recorder.finish(result, None))
+        return [*result.mapped(owner_of).arrays]
+
+    def backward(self, tensors: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], cut: Cut) -> list[Any]:
+        """Return the gradients of `tensors`, None for what has none.
+
+        `results`: y, and what only a backward needs; `incoming`: the gradients of y and of the final states, None for zeros.
+        """
+        flat = [*tensors, *results, *incoming]
+        call_key = keyed(("layers back", cut), flat)
+        replay = self._backwards.replay(call_key)
+        if replay is not None:
+            return self._gradients(tensors, replay.result.arrays)
+        arrays = _described(flat, call_key is not None)
+        recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
+        ends = len(tensors), len(tensors) + len(results)
+        result = self._run_back(recorder, arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :], cut)
+        self._backwards.keep(recorder.finish(result, None))
+        return self._gradients(tensors, result.mapped(owner_of).arrays)
+
+    @property
+    def _layer_arrays(self) -> int:
+        """How many arrays of a call are a layer's own."""
+        return _SHARED + len(self._interfaces[0].parameters)
+
+    def _call(self, arrays: Sequence[Any], layer: int, x: Array) -> Call:
+        """Return the checked call of a layer."""
+        interface = self._interfaces[layer]
+        begin = _LAYERS_FROM + layer * self._layer_arrays
+        R, weight, bias, recurrent_bias, *own = arrays[begin : begin + self._layer_arrays]
+        states = arrays[_LAYERS_FROM + len(self._interfaces) * self._layer_arrays :]
+        initial = [None if state is None else state.selected(0, layer) for state in states]
+        flat = (x, R, weight, bias, recurrent_bias, arrays[1], None, None, *own, *initial)
+        return check_call(interface, _named, lambda _: None, CallArguments.from_flat(interface, flat))
+
+    def _states_of_all(self, recorder: Recorder, batch: int) -> tuple[Array, ...]:
+        """Allocate states of all layers, or their gradients."""
+        interface = self._interfaces[0]
+        shape = (len(self._interfaces), *interface.state_shape(batch))
+        return tuple(recorder.new_array(shape, interface.precision.arithmetic_dtype) for _ in interface.states)
+
+    def _handed_on(self, recorder: Recorder, batch: int, pieces: int) -> list[tuple[Array, ...]]:
+        """Allocate the states that one piece of a layer hands on to the next, or their gradients."""
+        interface = self._interfaces[0]
+        shape, dtype = interface.state_shape(batch), interface.precision.arithmetic_dtype
+        return [tuple(recorder.new_array(shape, dtype) for _ in interface.states) for _ in range(pieces - 1)]
+
+    def _run(self, recorder: Recorder, arrays: Sequence[Array | None], cut: Cut, saves: bool) -> StackResult:
+        x, count, interface = _present(arrays[0]), len(self._interfaces), self._interfaces[0]
+        precision, axes = interface.precision, interface.preactivation_axes
+        batch, time = self._batch(x), x.shape[interface.x_axes.index("t")]
+        final = self._states_of_all(recorder, batch)
+        reads_states = saves and bool(self._dense.builder.lowered_backward.needs_saved_states)
+        layers: list[_Layer] = []
+        for layer in range(count):
+            call = self._call(arrays, layer, layers[-1].outputs.y if layers else x)
+            y_shape = interface.y_shape(batch, time)
+            kept = interface.states if reads_states else ()
+            outputs = Outputs(
+                recorder.new_array(y_shape, precision.storage_dtype),
+                tuple(recorder.new_array(y_shape, precision.arithmetic_dtype) for _ in kept),
+                tuple(state.selected(0, layer) for state in final),
+            )
+            projected = recorder.new_array(interface.shape(axes, batch, time), precision.storage_dtype)
+            layers.append(_Layer(call, outputs, replace(call, x=projected, x_axes=axes, weight=None)))
+        pieces = pieces_of(time, cut.pieces)
+        handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
+        with recorder.lanes(cut.lanes + 1) as lanes:
+            for step in wavefront(count, len(pieces), cut.lanes, products_first=True):
+                of_layer, piece = layers[step.layer], pieces[step.piece]
+                with lanes.step(step.lane, step.waits):
+                    if step.kind == "product":
+                        self._project(recorder, of_layer, piece)
+                        continue
+                    ends = [*handed_on[step.layer], of_layer.outputs.final]
+                    initial, final = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial, ends[step.piece]
+                    part = piece_of_call(of_layer.projected, piece, initial)
+                    self._dense.forward(recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, final), "none")
+        saved = [array for layer in layers for array in (*layer.outputs.kept, layer.projected.x)]
+        inner = [layer.outputs.y for layer in layers[:-1]]
+        return StackResult((layers[-1].outputs.y, *final, *((*saved, *inner) if saves else ())))
+
+    def _project(self, recorder: Recorder, layer: _Layer, piece: Piece) -> None:
+        call, projected = layer.call, layer.projected
+        x, result = (narrowed_in_time(whole.x, whole.x_axes, piece) for whole in (call, projected))
+        in_tf32 = self._interfaces[0].precision.multiplies_in_tf32
+        recorder.multiply(projection_of_piece(x, _present(call.weight), result, in_tf32))
+
+    def _run_back(
+        self,
+        recorder: Recorder,
+        arrays: Sequence[Array | None],
+        results: Sequence[Array | None],
+        incoming: Sequence[Array | None],
+        cut: Cut,
+    ) -> StackResult:
+        count, x, batch = len(self._interfaces), _present(arrays[0]), self._batch(_present(arrays[0]))
+        dinitial = self._states_of_all(recorder, batch)
+        layers = self._layers_back(recorder, arrays, results, incoming, dinitial)
+        pieces = pieces_of(x.shape[self._interfaces[0].x_axes.index("t")], cut.pieces)
+        handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
+        # What a layer multiplies for all steps at once has another lane: no step waits for that of another layer.
+        of_whole = cut.lanes + 1
+        with recorder.lanes(cut.lanes + 2) as lanes:
+            begun = []
+            for layer in layers:
+                with lanes.step(of_whole, ()):
+                    begun.append(layer.begin(recorder, self._dense))
+            ends = [0] * count
+            for number, step in enumerate(wavefront(count, len(pieces), cut.lanes, products_first=False), count):
+                layer, piece = layers[step.layer], len(pieces) - 1 - step.piece
+                begins = step.kind == "recurrence" and step.piece == 0
+                waits = [count + place for place in step.waits]
+                with lanes.step(step.lane, [step.layer, *waits] if begins else waits):
+                    if step.kind == "product":
+                        layer.multiply_on(recorder, pieces[piece])
+                        continue
+                    between = [layer.dinitial, *handed_on[step.layer], layer.incoming.dfinal]
+                    layer.run(recorder, self._dense, begun[step.layer], pieces[piece], between[piece + 1], between[piece])
+                    ends[step.layer] = number
+            for layer, backward, end in zip(layers, begun, ends, strict=True):
+                with lanes.step(of_whole, [end]):
+                    layer.finish(recorder, self._dense, backward)
+        of_layers = [array for layer in reversed(layers) for array in (layer.sums, layer.dweight, layer.dR)]
+        return StackResult((layers[-1].dx, *dinitial, *of_layers))
+
+    def _layers_back(
+        self,
+        recorder: Recorder,
+        arrays: Sequence[Array | None],
+        results: Sequence[Array | None],
+        incoming: Sequence[Array | None],
+        dinitial: tuple[Array, ...],
+    ) -> list[LayerBackward]:
+        """Return what the backward of each layer reads and writes, from the last layer down."""
+        count, interface = len(self._interfaces), self._interfaces[0]
+        y, *saved = map(_present, results)
+        dy, *dfinal = incoming
+        of_layer = (len(saved) - count + 1) // count
+        outputs = [*saved[count * of_layer :], y]
+        output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
+        initial = arrays[_LAYERS_FROM + count * self._layer_arrays + output]
+        # As the first products had it.
+        first = None if initial is None else recorder.cast(initial, interface.precision.storage_dtype)
+        layers: list[LayerBackward] = []
+        for layer in reversed(range(count)):
+            call = self._call(arrays, layer, outputs[layer - 1] if layer else _present(arrays[0]))
+            *kept, preactivations = saved[layer * of_layer : (layer + 1) * of_layer]
+            layers.append(
+                LayerBackward.of(
+                    recorder,
+                    interface,
+                    replace(call, x=preactivations, x_axes=interface.preactivation_axes, weight=None),
+                    call,
+                    Outputs(outputs[layer], tuple(kept), ()),
+                    IncomingGradient(
+                        layers[-1].dx if layers else _present(dy),
+                        tuple(None if state is None else state.selected(0, layer) for state in dfinal),
+                    ),
+                    tuple(state.selected(0, layer) for state in dinitial),
+                    None if first is None else first.selected(0, layer),
+                )
+            )
+        return layers
+
+    def _batch(self, x: Array) -> int:
+        return x.shape[self._interfaces[0].x_axes.index("b")]
+
+    def _gradients(self, tensors: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """Return the gradients of a call's tensors from the arrays of a run."""
+        interface = self._interfaces[0]
+        states = len(interface.states)
+        dx, dinitial, own = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
+        gradients: list[Any] = [dx, None]
+        for layer, interface in enumerate(self._interfaces):
+            begin = _LAYERS_FROM + layer * self._layer_arrays
+            R, weight, bias, recurrent_bias, *vectors = tensors[begin : begin + self._layer_arrays]
+            sums, dweight, dR = own[3 * layer : 3 * layer + 3]
+            raw = added_up(interface, BackwardResult(None, (), sums, dweight, dR))
+            of_layer = (None, R, weight, bias, recurrent_bias, None, None, None, *vectors)
+            _, *others = gradients_by_slot(interface, of_layer, raw)
+            gradients += [*others[:_SHARED], *others[PARAMETERS_FROM - 1 :]]
+        initial = tensors[len(tensors) - states :]
+        return [*gradients, *(None if state is None else gradient for state, gradient in zip(initial, dinitial, strict=True))]
+
+
+def _present(array: Array | None) -> Array:
+    assert array is not None
+    return array
+
+
+def _named(array: Array, name: str) -> Array:
+    return replace(array, name=name)
+
+
+def _described(tensors: Sequence[Any], have_slots: bool) -> list[Array | None]:
+    """Describe the arrays of a call, each in its slot where there is a key of them."""
+    arrays = [None if tensor is None else memory.inspect(tensor, "a tensor of the layers") for tensor in tensors]
+    if not have_slots:
+        return arrays
+    return [None if array is None else array.with_slot(slot) for slot, array in enumerate(arrays)]

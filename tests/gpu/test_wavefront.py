@@ -1,0 +1,102 @@
+"""Layers beside each other on a GPU: the bits of layers one after the other, on streams, in graphs, and again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+
+from minrnn_gen.run.stack import Cut, StackRun  # noqa: E402
+from minrnn_gen.torch import beside  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+BATCH, TIME, LAYERS = 16, 128, 3
+LAYER = {"lstm": 256, "gru": 96, "slstm": 64}
+
+
+@pytest.fixture(params=LAYER)
+def call(request: pytest.FixtureRequest) -> tuple[StackRun, list[Any], list[Any]]:
+    return call_of(request.param, LAYER[request.param], 2, TIME)
+
+
+def call_of(model: str, hidden: int, heads: int, time: int) -> tuple[StackRun, list[Any], list[Any]]:
+    """Return layers by the kernels for a third of the GPU, the tensors of a call, and the gradients of what it returns."""
+    torch.manual_seed(0)
+    layer = wing.RNN(model, hidden, hidden, LAYERS, heads=heads, precision="bf16", device="cuda", dtype=torch.bfloat16)
+    recipes = layer._made.recipes["bf16"]
+    x, dy = (torch.randn(BATCH, time, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    parameters = [tensor.detach() for number in range(LAYERS) for tensor in layer._beside(x, number, False)]
+    states, dstates = ([torch.randn(LAYERS, BATCH, hidden, device="cuda") for _ in layer.states] for _ in range(2))
+    return beside._run_of(tuple(recipes), LAYERS), [x, None, *parameters, *states], [dy, *dstates]
+
+
+def step(run: StackRun, tensors: list[Any], incoming: list[Any], cut: Cut) -> list[Any]:
+    with torch.no_grad():
+        results = run.forward(tensors, cut, True)
+        saved = results[len(incoming) :]
+        gradients = run.backward(tensors, [results[0], *saved], incoming, cut)
+    return [tensor for tensor in (*results, *gradients) if tensor is not None]
+
+
+def test_lanes_change_no_bit(call: Any) -> None:
+    in_turn = step(*call, Cut(1, 4))
+    for lanes in (2, 3, 2, 3):  # recorded, and replayed
+        for found, expected in zip(step(*call, Cut(lanes, 4)), in_turn, strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(512, 1), (768, 12), (768, 1)])
+def test_a_cut_changes_no_bit(hidden: int, heads: int) -> None:
+    # Of sizes at which cuBLAS adds up in the same order whether a product is of a piece or of all steps.
+    call = call_of("lstm", hidden, heads, 1024)
+    uncut = step(*call, Cut(1, 1))
+    for found, expected in zip(step(*call, Cut(3, 8)), uncut, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_it_is_captured(call: Any) -> None:
+    expected = step(*call, Cut(3, 4))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(*call, Cut(3, 4))
+    for tensor in found:
+        tensor.fill_(7)
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_nothing_hangs_beside_a_busy_stream(call: Any) -> None:
+    expected, busy = step(*call, Cut(3, 4)), torch.cuda.Stream()
+    matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    for _ in range(20):
+        with torch.cuda.stream(busy):
+            for _ in range(4):
+                matrix @ matrix
+        for _ in range(5):
+            found = step(*call, Cut(3, 4))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_layers_run_beside_each_other_where_that_is_expected_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, batch, time = 768, 16, 512
+    layer = wing.LSTM(hidden, hidden, 4, precision="bf16", device="cuda", dtype=torch.bfloat16)
+    recipes = layer._made.recipes["bf16"]
+    chosen = beside.beside_each_other(recipes, "forward", batch, time)
+    assert chosen is not None and chosen.in_words in layer.explain(batch=batch, time=time)
+    x = torch.randn(batch, time, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def outcome() -> list[Any]:
+        y, states = layer(x)
+        gradients = torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])
+        return [tensor.detach().double() for tensor in (y, *states, *gradients)]
+
+    found = outcome()
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
+    for one, other in zip(found, outcome(), strict=True):
+        # Kernels for a share add up in another order: of numbers in bf16, a few units in the last place of the largest.
+        assert (one - other).norm() <= 4 * 2.0**-8 * other.norm()
