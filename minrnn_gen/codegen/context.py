@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+from minrnn_gen.cell.preparation import CutProgram, cut
 from minrnn_gen.codegen.cell_names import CellNames
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 
@@ -194,7 +196,7 @@ class _StepsNames(CellNames):
             ("gradient_state", self.states, "dstate"),
         ):
             places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
-        return _located(program, places)
+        return tuple((cuda_name(name), places.get(name, "")) for name in program.inputs)
 
 
 @dataclass(frozen=True)
@@ -255,12 +257,31 @@ class StepsBackwardText(_StepsNames):
         return tuple(self.states.index(state) for state in self.saved_states)
 
     @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of the gradients that arrive, and are read with them."""
+        return tuple(map(cuda_name, self._cut.values))
+
+    @property
+    def prepared_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self._cut.preparation)
+
+    @property
+    def prepared_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._cut.preparation)
+
+    @property
     def backward_inputs(self) -> tuple[tuple[str, str], ...]:
-        return self._placed(self.lowered.backward)
+        handed_on = {cuda_name(name): f"prepared.{cuda_name(name)}" for name in self._cut.values}
+        return tuple((name, handed_on.get(name, place)) for name, place in self._placed(self._cut.rest))
 
     @property
     def backward_statements(self) -> tuple[tuple[str, str], ...]:
-        return _statements(self.lowered.backward)
+        return _statements(self._cut.rest)
+
+    @cached_property
+    def _cut(self) -> CutProgram:
+        program = self.lowered.backward
+        return cut(program, [name for name in program.inputs if name.startswith("gradient_")])
 
     @property
     def backward_results(self) -> tuple[tuple[str, str], ...]:
