@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
+from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
@@ -196,6 +197,8 @@ class _StepsNames(CellNames):
             ("gradient_state", self.states, "dstate"),
         ):
             places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
+        for index, name in enumerate(self.products):
+            places |= {sum_name(name): f"sum.at[{index}]", bias_name(name): f"product_bias.at[{index}]"}
         return tuple((cuda_name(name), places.get(name, "")) for name in program.inputs)
 
 
@@ -220,6 +223,31 @@ class StepsText(_StepsNames):
             *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
             ("y", names["y"]),
         )
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of recurrent sums and previous states, and are read with them."""
+        return tuple(map(cuda_name, self._behind_sums.values))
+
+    @property
+    def prepared_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self._behind_sums.preparation)
+
+    @property
+    def prepared_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._behind_sums.preparation)
+
+    @property
+    def late_inputs(self) -> tuple[tuple[str, str], ...]:
+        return _handed_on(self._placed(self._behind_sums.rest), self.prepared)
+
+    @property
+    def late_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._behind_sums.rest)
+
+    @cached_property
+    def _behind_sums(self) -> CutProgram:
+        return step_behind_sums(self.lowered.step, self.products, self.states)
 
 
 @dataclass(frozen=True)
@@ -271,8 +299,7 @@ class StepsBackwardText(_StepsNames):
 
     @property
     def backward_inputs(self) -> tuple[tuple[str, str], ...]:
-        handed_on = {cuda_name(name): f"prepared.{cuda_name(name)}" for name in self._cut.values}
-        return tuple((name, handed_on.get(name, place)) for name, place in self._placed(self._cut.rest))
+        return _handed_on(self._placed(self._cut.rest), self.prepared)
 
     @property
     def backward_statements(self) -> tuple[tuple[str, str], ...]:
@@ -301,6 +328,11 @@ class StepsBackwardText(_StepsNames):
 def _located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return (identifier, where its value is) of each input of `program`."""
     return tuple((cuda_name(name), places[name]) for name in program.inputs)
+
+
+def _handed_on(inputs: tuple[tuple[str, str], ...], prepared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return (identifier, where its value is) of inputs of which some are among what is `prepared`."""
+    return tuple((name, f"prepared.{name}" if name in prepared else place) for name, place in inputs)
 
 
 def _statements(program: Program) -> tuple[tuple[str, str], ...]:
