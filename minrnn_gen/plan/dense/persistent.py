@@ -264,6 +264,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *(
             (
                 Constraint(
+                    "products_of_grid",
+                    "over a grid tiles have one product: with two, more warps of a block wait for the same columns",
+                    ("grid_blocks", "products_per_tile"),
+                    lambda grid_blocks, products: products if grid_blocks > 1 else 1,
+                    lambda *_: 1,
+                    "products",
+                ),
+                Constraint(
                     "cell_of_lane",
                     "every lane has a whole cell: all products of a unit and a sequence",
                     of_partition,
