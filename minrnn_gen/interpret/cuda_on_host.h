@@ -107,7 +107,7 @@ template <typename Unit> MINRNN_INLINE Unit load_unit(const Unit* from) {
 }
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------------------
-MINRNN_INLINE long long opaque(long long value) { return value; }
+template <typename Number> MINRNN_INLINE Number opaque(Number value) { return value; }
 MINRNN_INLINE float exp2(float x) { return __builtin_exp2f(x); }
 MINRNN_INLINE float log2(float x) { return __builtin_log2f(x); }
 MINRNN_INLINE float reciprocal(float x) { return 1 / x; }

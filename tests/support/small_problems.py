@@ -583,7 +583,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
         ("pairs of products", LSTM, DENSE | CLUSTER | PAIRS | {"row_warps": 3}, "long resets", ("forward",)),
-        ("pairs of three products", FP16 | {"model": "gru", "hidden_size": 31}, DENSE | PAIRS | {"row_warps": 4}, "resets", ("forward",)),
+        (
+            "pairs of three products",
+            FP16 | {"model": "gru", "hidden_size": 31},
+            DENSE | PAIRS | {"row_warps": 4},
+            "resets",
+            ("forward",),
+        ),
         ("pairs, eight columns", LSTM, DENSE | CLUSTER | PAIRS | {"row_warps": 3, "batch_tile": 8}, "resets", ("forward",)),
         (
             "pairs, shared",

@@ -31,8 +31,8 @@ ARGUMENT_COUNTS: Mapping[str, int] = {
 }
 
 SAMPLE_COUNT = 1_000_000
-# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubics and of libraries' polynomials
-# for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
+# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubics and of libraries'
+# polynomials for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
 KINKS = (0.0, 2.0**-24, 0.046875, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
 NEIGHBOURS = 4096  # adjacent floats on either side of every kink
 _LARGEST_BITS = 0x7F7FFFFF  # of a finite float32

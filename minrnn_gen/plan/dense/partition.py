@@ -150,6 +150,7 @@ class Partition:
         return {
             "uses_reduce_scatter": int(self.uses_reduce_scatter),
             "operand_units": self.operand_units,
+            "products_per_tile": self.products_per_tile,
             "column_warps": self.column_warps,
             "cell_warps": self.cell_warps,
         }
