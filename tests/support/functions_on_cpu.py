@@ -15,8 +15,8 @@ import numpy as np
 from minrnn_gen.bench.report.functions import ARGUMENT_COUNTS, call_text
 from minrnn_gen.codegen.render import environment
 
-# PTX ISA: units in the last place by which ex2, rcp, div.full and sqrt may be off; lg2 by so much in all; tanh by such a share of
-# itself.
+# PTX ISA: units in the last place by which ex2, rcp, div.full and sqrt may be off; lg2 by so much in all, and tanh by such a
+# share of itself.
 HOST = """
 #include <cmath>
 #define __device__
