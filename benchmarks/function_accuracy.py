@@ -16,6 +16,7 @@ from minrnn_gen.bench.report.functions import (
     PUBLISHED_FUNCTIONS,
     Array,
     FunctionRecord,
+    call_text,
     error_of,
     samples_of,
 )
@@ -37,11 +38,12 @@ THREADS = 256
 TEXT = """\
 {% include "parts/types.cuh.j2" %}
 {% include "parts/functions.cuh.j2" %}
-{% for name, arguments in cell.calls %}
+{% include "parts/functions_behind_sums.cuh.j2" %}
+{% for name, call in cell.calls %}
 // a, b, y: [count]; b of a function of one argument is a
 extern "C" __global__ void apply_{{ name }}(const compute_t* a, const compute_t* b, compute_t* y, int64 count) {
     const int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at < count) y[at] = fn_{{ name }}({{ arguments }});
+    if (at < count) y[at] = {{ call }};
 }
 {% endfor %}
 """
@@ -49,7 +51,7 @@ extern "C" __global__ void apply_{{ name }}(const compute_t* a, const compute_t*
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls that the kernels' text prints: (name, arguments) of every function."""
+    """Calls that the kernels' text prints: (name, call) of every function."""
 
     calls: tuple[tuple[str, str], ...]
 
@@ -64,7 +66,7 @@ def plan_for(profile: GpuProfile, accuracy: FunctionAccuracy) -> KernelPlan:
 
 def text_for(plan: KernelPlan) -> str:
     """Return the CUDA text, with a kernel for every function."""
-    calls = tuple((name, ", ".join(("a[at]", "b[at]")[:count])) for name, count in ARGUMENT_COUNTS.items())
+    calls = tuple((name, call_text(name, ("a[at]", "b[at]"))) for name in ARGUMENT_COUNTS)
     return environment().from_string(TEXT).render(plan=plan, cell=Calls(calls), header=())
 
 

@@ -143,6 +143,24 @@ class Exp2(CellFunction):
     cell_name, nargs, transcendental_count = "exp2", 1, 1
 
 
+class LateTanh(CellFunction):
+    """tanh(x) with the shortest chain from x."""
+
+    cell_name, nargs, transcendental_count = "late_tanh", 1, 2
+
+
+class SigmoidPart(CellFunction):
+    """What of x the function `SigmoidOfSum` reads."""
+
+    cell_name, nargs = "sigmoid_part", 1
+
+
+class SigmoidOfSum(CellFunction):
+    """sigmoid(x + y), of a `SigmoidPart` of x and of y, with the shortest chain from y."""
+
+    cell_name, nargs, transcendental_count = "sigmoid_of_sum", 2, 2
+
+
 class Comparison(CellFunction):
     """A condition, the first argument of `where`; false when an operand is NaN (`!=`: true)."""
 

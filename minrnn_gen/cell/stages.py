@@ -10,7 +10,8 @@ from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Exp, Exp2, Spread, Sum
+from minrnn_gen.cell.functions import Exp, Exp2, Spread, Sum
+from minrnn_gen.cell.preparation import PreparedParts, is_trivial, names_in
 from minrnn_gen.cell.program import Program, Statement
 
 LOG2_E = Rational(math.log2(math.e))
@@ -198,64 +199,29 @@ class _Preparation:
     def __init__(self, program: StagedProgram) -> None:
         self._program = program
         constants = {*program.constant_names} - program.wide
-        self._free = constants | {name for name in program.inputs if is_gate(name)}
+        self._parts = PreparedParts(constants | {name for name in program.inputs if is_gate(name)})
         self._is_constant = constants.__contains__
-        self._statements: list[Statement] = []
-        self._parts: dict[Expr, Symbol] = {}
 
     def program(self) -> PreparedProgram:
-        steps = tuple(
-            Stage(self._rest(stage.narrow), self._rest(stage.wide), self._rest(stage.sums)) for stage in self._program.steps
-        )
+        rest, free = self._parts.rest, self._parts.free
+        inputs = tuple(name for name in self._program.inputs if name in free)
+        steps = tuple(Stage(rest(stage.narrow), rest(stage.wide), rest(stage.sums)) for stage in self._program.steps)
         read = [name for stage in steps for statement in statements_of(stage) for name in names_in(statement.expression)]
         read += [name for _, name in self._program.results]
-        values = tuple(name for name in dict.fromkeys(read) if name in self._free and not self._is_constant(name))
-        inputs = tuple(name for name in self._program.inputs if not is_gate(name))
+        values = tuple(name for name in dict.fromkeys(read) if name in free and not self._is_constant(name))
+        others = tuple(name for name in self._program.inputs if not is_gate(name))
         preparation = replace(
             self._program,
-            inputs=tuple(name for name in self._program.inputs if name in self._free),
-            steps=(Stage(narrow=tuple(self._statements)),),
+            inputs=inputs,
+            steps=(Stage(narrow=tuple(self._parts.statements)),),
             results=tuple((name, name) for name in values),
         )
-        return PreparedProgram(preparation, replace(self._program, inputs=(*inputs, *values), steps=steps))
-
-    def _rest(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return the statements that stay, without their parts that do not."""
-        rest = []
-        for statement in statements:
-            if self._free.issuperset(names_in(statement.expression)):
-                self._prepare(statement)
-            else:
-                rest.append(Statement(statement.name, self._without_parts(statement.expression)))
-        return tuple(rest)
-
-    def _prepare(self, statement: Statement) -> None:
-        self._free.add(statement.name)
-        self._statements.append(statement)
-
-    def _without_parts(self, expression: Expr) -> Expr:
-        operands = ex.operation(expression)[1]
-        if not operands:
-            return expression
-        if is_trivial(expression) or not self._free.issuperset(names_in(expression)):
-            return ex.rebuilt(expression, [self._without_parts(operand) for operand in operands])
-        if not names_in(expression):
-            return expression
-        if expression not in self._parts:
-            self._parts[expression] = ex.named(f"prepared_{len(self._parts)}")
-            self._prepare(Statement(self._parts[expression].name, expression))
-        return self._parts[expression]
+        return PreparedProgram(preparation, replace(self._program, inputs=(*others, *values), steps=steps))
 
 
 def is_gate(name: str) -> bool:
     """Whether an input of a program is one of a channel's gates."""
     return name.startswith("W_")
-
-
-def is_trivial(expression: Expr) -> bool:
-    """Whether it is not worth a name of its own: a sign takes no time, and a condition has no name."""
-    name, operands = ex.operation(expression)
-    return isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
 
 
 def is_constant_input(name: str) -> bool:
@@ -266,11 +232,6 @@ def is_constant_input(name: str) -> bool:
 def statements_of(stage: Stage) -> tuple[Statement, ...]:
     """Return all statements of a stage."""
     return (*stage.narrow, *stage.wide, *stage.sums)
-
-
-def names_in(expression: Expr) -> list[str]:
-    """Return the names that an expression reads."""
-    return [symbol.name for symbol in ex.symbols_of(expression)]
 
 
 def staged(program: Program, wide_inputs: Collection[str]) -> StagedProgram:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
+from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+from minrnn_gen.cell.preparation import CutProgram, cut
 from minrnn_gen.codegen.cell_names import CellNames
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 
@@ -194,7 +197,9 @@ class _StepsNames(CellNames):
             ("gradient_state", self.states, "dstate"),
         ):
             places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
-        return _located(program, places)
+        for index, name in enumerate(self.products):
+            places |= {sum_name(name): f"sum.at[{index}]", bias_name(name): f"product_bias.at[{index}]"}
+        return tuple((cuda_name(name), places.get(name, "")) for name in program.inputs)
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,31 @@ class StepsText(_StepsNames):
             *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
             ("y", names["y"]),
         )
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of recurrent sums and previous states, and are read with them."""
+        return tuple(map(cuda_name, self._behind_sums.values))
+
+    @property
+    def prepared_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self._behind_sums.preparation)
+
+    @property
+    def prepared_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._behind_sums.preparation)
+
+    @property
+    def late_inputs(self) -> tuple[tuple[str, str], ...]:
+        return _handed_on(self._placed(self._behind_sums.rest), self.prepared)
+
+    @property
+    def late_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._behind_sums.rest)
+
+    @cached_property
+    def _behind_sums(self) -> CutProgram:
+        return step_behind_sums(self.lowered.step, self.products, self.states)
 
 
 @dataclass(frozen=True)
@@ -255,12 +285,30 @@ class StepsBackwardText(_StepsNames):
         return tuple(self.states.index(state) for state in self.saved_states)
 
     @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of the gradients that arrive, and are read with them."""
+        return tuple(map(cuda_name, self._cut.values))
+
+    @property
+    def prepared_inputs(self) -> tuple[tuple[str, str], ...]:
+        return self._placed(self._cut.preparation)
+
+    @property
+    def prepared_statements(self) -> tuple[tuple[str, str], ...]:
+        return _statements(self._cut.preparation)
+
+    @property
     def backward_inputs(self) -> tuple[tuple[str, str], ...]:
-        return self._placed(self.lowered.backward)
+        return _handed_on(self._placed(self._cut.rest), self.prepared)
 
     @property
     def backward_statements(self) -> tuple[tuple[str, str], ...]:
-        return _statements(self.lowered.backward)
+        return _statements(self._cut.rest)
+
+    @cached_property
+    def _cut(self) -> CutProgram:
+        program = self.lowered.backward
+        return cut(program, [name for name in program.inputs if name.startswith("gradient_")])
 
     @property
     def backward_results(self) -> tuple[tuple[str, str], ...]:
@@ -280,6 +328,11 @@ class StepsBackwardText(_StepsNames):
 def _located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return (identifier, where its value is) of each input of `program`."""
     return tuple((cuda_name(name), places[name]) for name in program.inputs)
+
+
+def _handed_on(inputs: tuple[tuple[str, str], ...], prepared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return (identifier, where its value is) of inputs of which some are among what is `prepared`."""
+    return tuple((name, f"prepared.{name}" if name in prepared else place) for name, place in inputs)
 
 
 def _statements(program: Program) -> tuple[tuple[str, str], ...]:

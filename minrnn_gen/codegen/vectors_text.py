@@ -8,7 +8,8 @@ from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
-from minrnn_gen.cell.stages import Stage, StagedProgram, names_in, statements_of
+from minrnn_gen.cell.preparation import names_in
+from minrnn_gen.cell.stages import Stage, StagedProgram, statements_of
 from minrnn_gen.codegen.cell_names import CellNames
 
 Pair = tuple[str, str]

@@ -13,7 +13,8 @@ from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward, lower_vectors, lower_vectors_backward
-from minrnn_gen.cell.stages import is_constant_input, is_gate, is_trivial, names_in, statements_of
+from minrnn_gen.cell.preparation import is_trivial, names_in
+from minrnn_gen.cell.stages import is_constant_input, is_gate, statements_of
 
 vector_cells = pytest.importorskip("support.vector_cells")
 WRITTEN = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}

@@ -78,7 +78,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
 # What has the axis n in a cell that has it.
 WITH_N = ("s1", "p1")
 # The templates that print programs, whose statements come with their prefix.
-PROGRAMS = {f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_backward")}
+PROGRAMS = {f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_backward")}
 # Names in the order of the slots: those that once met others first.
 NAMES = {
     "scan 1": (AFFINE, "of stream state of stream state sum state_h place initial"),

@@ -25,10 +25,18 @@ pytestmark = pytest.mark.skipif(
 
 
 def way(
-    model: str, head_dim: int, heads: int, precision: str, gap: int, flags: str, *variables: int, grid_blocks: int = 1
+    model: str,
+    head_dim: int,
+    heads: int,
+    precision: str,
+    gap: int,
+    flags: str,
+    *variables: int,
+    grid_blocks: int = 1,
+    products_per_tile: int = 1,
 ) -> Any:
     names = ("cluster_blocks", "row_warps", "split_k_warps", "batch_tile", "stages", "presplit_tf32")
-    wanted = {"grid_blocks": grid_blocks, **dict(zip(names, variables, strict=False))}
+    wanted = {"grid_blocks": grid_blocks, "products_per_tile": products_per_tile, **dict(zip(names, variables, strict=False))}
     return (model, head_dim, heads, precision, gap, flags.split(), wanted)
 
 
@@ -73,6 +81,9 @@ WAYS = (
     way("light_gru", 33, 1, "fp32", 1, "few_registers reverse storage tf32", 2, 2, 1, 8, 2),
     way("slstm", 16, 3, "fp32", 8, "resets tf32", 2, 1, 2, 2, 8),
     way("elman", 60, 1, "fp32", 4, "resets tf32", 1, 2, 2, 4, 4, grid_blocks=2),
+    way("lstm", 40, 1, "bf16", 8, "resets", 2, 3, 1, 4, 4, products_per_tile=2),
+    way("gru", 24, 2, "fp16", 1, "reverse resets arithmetic", 1, 4, 1, 8, 4, products_per_tile=2),
+    way("slstm", 60, 1, "bf16", 4, "storage resets", 4, 2, 2, 8, 2, products_per_tile=2),
 )
 ALL_SCOPES = [WAYS[0], WAYS[2], WAYS[5], WAYS[12], WAYS[19], WAYS[21], WAYS[27], WAYS[35]]
 

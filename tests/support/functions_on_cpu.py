@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from minrnn_gen.bench.report.functions import ARGUMENT_COUNTS
+from minrnn_gen.bench.report.functions import ARGUMENT_COUNTS, call_text
 from minrnn_gen.codegen.render import environment
 
-# PTX ISA: units in the last place by which ex2, rcp, div.full and sqrt may be off; lg2 by so much in all.
+# PTX ISA: units in the last place by which ex2, rcp, div.full and sqrt may be off; lg2 by so much in all, and tanh by such a
+# share of itself.
 HOST = """
 #include <cmath>
 #define __device__
@@ -30,6 +31,7 @@ static float off(double exact, int ulps) {
 static float exp2(float x) { return off(std::exp2(double(x)), 2 * exp_ulps); }
 static float log2(float x) { return float(std::log2(double(x)) + other_ulps * 0x1p-22); }
 static float reciprocal(float x) { return off(1 / double(x), other_ulps); }
+static float tanh(float x) { return float(std::tanh(double(x)) * (1 + other_ulps * 0x1p-11)); }
 static float quotient(float x, float y) { return off(double(x) / double(y), 2 * other_ulps); }
 static float square_root(float x) { return off(std::sqrt(double(x)), other_ulps); }
 static float lesser(float x, float y) { return x != x ? x : y != y ? y : x < y ? x : y; }
@@ -52,12 +54,13 @@ class HostFunctions:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        text = environment().get_template("parts/functions.cuh.j2").render(plan=plan, cell=None, header=())
-        parts = [HOST, f"typedef {self.real} compute_t;", text]
-        for name, count in ARGUMENT_COUNTS.items():
+        files = ("parts/functions.cuh.j2", "parts/functions_behind_sums.cuh.j2")
+        texts = [environment().get_template(file).render(plan=plan, cell=None, header=()) for file in files]
+        parts = [HOST, f"typedef {self.real} compute_t;", *texts]
+        for name in ARGUMENT_COUNTS:
             parts.append(
                 f'extern "C" void of_{name}(const compute_t* a, const compute_t* b, compute_t* y, int n) '
-                f"{{ for (int i = 0; i < n; ++i) y[i] = fn_{name}({', '.join(('a[i]', 'b[i]')[:count])}); }}"
+                f"{{ for (int i = 0; i < n; ++i) y[i] = {call_text(name, ('a[i]', 'b[i]'))}; }}"
             )
         (folder / "functions.cpp").write_text("\n".join(parts))
         command = ["g++", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-o", "functions.so", "functions.cpp"]

@@ -325,7 +325,12 @@ CHANNELS = {
 # All blocks on the same stretch of time.
 COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
-DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
+DENSE = {
+    "cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2,
+    "products_per_tile": 1,
+}  # fmt: skip
+# Two products of each unit in a tile of the forward.
+PAIRS = {"products_per_tile": 2, "batch_tile": 4}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
 # Of products by warpgroups.
 LARGE = {
@@ -580,6 +585,22 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fma", FP64 | {"model": "gru", "hidden_size": 20}, DENSE, "long resets", BOTH),
         ("four columns", LSTM, DENSE | CLUSTER | {"batch_tile": 4}, "resets", BOTH),
         ("eight columns", LSTM, DENSE | {"batch_tile": 8}, "resets", BOTH),
+        ("pairs of products", LSTM, DENSE | CLUSTER | PAIRS | {"row_warps": 3}, "long resets", ("forward",)),
+        (
+            "pairs of three products",
+            FP16 | {"model": "gru", "hidden_size": 31},
+            DENSE | PAIRS | {"row_warps": 4},
+            "resets",
+            ("forward",),
+        ),
+        ("pairs, eight columns", LSTM, DENSE | CLUSTER | PAIRS | {"row_warps": 3, "batch_tile": 8}, "resets", ("forward",)),
+        (
+            "pairs, shared",
+            BF16 | {"model": "gru", "hidden_size": 32},
+            DENSE | PAIRS | {"row_warps": 4, "batch_tile": 8, "split_k_warps": 2},
+            "resets",
+            ("forward",),
+        ),
         ("reverse", BF16 | REVERSE | {"model": "elman", "hidden_size": 24}, DENSE, "resets", BOTH),
         ("shared", LSTM | {"hidden_size": 128}, DENSE | {"row_warps": 8, "batch_tile": 8}, "resets", BOTH),
         ("grid of five", {"model": "elman", "hidden_size": 72, "gpu": "a100"}, DENSE | FIVE, "resets", BOTH),

@@ -20,17 +20,20 @@ FUNCTIONS_PAGE = "docs/numerics.md"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Every function that templates/parts/functions.cuh.j2 defines for equations, with its number of arguments.
+# Every function that templates define for equations, with its number of arguments.
 ARGUMENT_COUNTS: Mapping[str, int] = {
     **{name: argument_count(node) for name, node in FUNCTIONS.items() if not issubclass(node, Comparison | Detach | Where)},
     "divide": 2,
     "quotient": 2,
+    # Of templates/parts/functions_behind_sums.cuh.j2.
+    "late_tanh": 1,
+    "sigmoid_of_sum": 2,
 }
 
 SAMPLE_COUNT = 1_000_000
-# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubic and of libraries' polynomials
-# for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
-KINKS = (0.0, 2.0**-24, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
+# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubics and of libraries'
+# polynomials for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
+KINKS = (0.0, 2.0**-24, 0.046875, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
 NEIGHBOURS = 4096  # adjacent floats on either side of every kink
 _LARGEST_BITS = 0x7F7FFFFF  # of a finite float32
 _LEAST_NORMAL = 2.0**-126
@@ -72,6 +75,13 @@ class FunctionRecord(pydantic.BaseModel):
     versions: dict[str, str]
     sample_count: int
     errors: tuple[FunctionError, ...]
+
+
+def call_text(name: str, arguments: tuple[str, ...]) -> str:
+    """Return the call of a function in CUDA, of the text of as many arguments as it has."""
+    if name == "sigmoid_of_sum":
+        arguments = (f"fn_sigmoid_part({arguments[0]})", arguments[1])
+    return f"fn_{name}({', '.join(arguments[: ARGUMENT_COUNTS[name]])})"
 
 
 def samples_of(name: str, count: int = SAMPLE_COUNT) -> tuple[Array, ...]:
@@ -199,4 +209,6 @@ _EXACT: Mapping[str, Callable[..., Array]] = {
     "max": np.maximum,
     "divide": np.divide,
     "quotient": np.divide,
+    "late_tanh": np.tanh,
+    "sigmoid_of_sum": lambda x, y: _sigmoid(x + y),
 }

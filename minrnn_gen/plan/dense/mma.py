@@ -9,7 +9,7 @@ from minrnn_gen.plan.limits import WARP_LANES
 from minrnn_gen.plan.problem import Problem
 
 # The rows of a tile, those of a tensor core's instruction; a warp has 32 lanes for them.
-UNITS_PER_WARP = 16
+TILE_ROWS = 16
 RESULTS = 4  # of a lane
 # Fused multiply-adds of a partition and cycle: 32 lanes' in float32, in float64 half of them (CUDA C++ Programming Guide,
 # arithmetic instruction throughput, 8.0, 9.0 and 10.0; GPUs for graphics have a 64th).
@@ -56,7 +56,7 @@ def tiling(problem: Problem, rows: int, batch_tile: int, presplit_tf32: int = 0)
             return Tiling(depth=8, padding=8, matrix=4, sum=sums, products=3, cycles=CYCLES_PER_SPLIT)
         case "fma":
             depth = 16
-            values = UNITS_PER_WARP * depth // WARP_LANES
+            values = TILE_ROWS * depth // WARP_LANES
             # Of each result, over four lanes: half of all pairs of sequences, then half of what is left, at least one.
             shuffles = words * RESULTS * (3 if batch_tile == 8 else 2)
             return Tiling(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP, Tiling, tiling
+from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS, Tiling, tiling
 from minrnn_gen.plan.limits import WARP_LANES
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
@@ -29,6 +29,7 @@ class Partition:
     batch_tile: int
     smem_sixteenths: int = 0
     presplit_tf32: int = 0
+    products_per_tile: int = 1
 
     @property
     def is_backward(self) -> bool:
@@ -39,6 +40,11 @@ class Partition:
     def group_blocks(self) -> int:
         """Blocks that share a head and a tile of sequences."""
         return self.cluster_blocks * self.grid_blocks
+
+    @property
+    def units_per_warp(self) -> int:
+        """Units of a warp: a tile's rows are one product of so many, or two of half as many."""
+        return TILE_ROWS // self.products_per_tile
 
     @property
     def threads(self) -> int:
@@ -71,7 +77,7 @@ class Partition:
         if self.uses_reduce_scatter:
             # Candidates with more warps than destination blocks get here too, before a constraint drops them.
             return max(1, self.cluster_blocks // self.split_k_warps)
-        return 1 if self.is_backward else len(self.problem.cell.recurrent_gates)
+        return 1 if self.is_backward else -(-len(self.problem.cell.recurrent_gates) // self.products_per_tile)
 
     @cached_property
     def tiling(self) -> Tiling:
@@ -81,7 +87,7 @@ class Partition:
     @property
     def operand_units(self) -> int:
         """Units whose values a block multiplies: its own in a reduce-scatter, else those of the whole group."""
-        return (1 if self.uses_reduce_scatter else self.group_blocks) * self.row_warps * UNITS_PER_WARP
+        return (1 if self.uses_reduce_scatter else self.group_blocks) * self.row_warps * self.units_per_warp
 
     @cached_property
     def operand_values(self) -> int:
@@ -109,8 +115,8 @@ class Partition:
 
     @property
     def cell_warps(self) -> int:
-        """Warps that compute the cells of their common units, each for some of the sequences, two at least."""
-        return min(self.split_k_warps, self.batch_tile // 2)
+        """Warps that compute the cells of their common units, each for some of the sequences: one cell of a lane at least."""
+        return min(self.split_k_warps, self.batch_tile // (2 * self.products_per_tile)) or 1
 
     @cached_property
     def cell_columns(self) -> int:
@@ -120,7 +126,7 @@ class Partition:
     @cached_property
     def cells(self) -> int:
         """Cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
-        return RESULTS * self.cell_columns // COLUMNS
+        return RESULTS * self.cell_columns // (COLUMNS * self.products_per_tile)
 
     def stage_bytes(self, columns: int) -> int:
         """Bytes that a warp reads from memory for one step of `columns` sequences."""
@@ -129,14 +135,14 @@ class Partition:
         if self.is_backward:
             storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
         per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes
-        return columns * UNITS_PER_WARP * per_cell
+        return columns * self.units_per_warp * per_cell
 
     @cached_property
     def exchange_bytes(self) -> int:
         """Bytes that a block receives in a step: its whole operand, or the partial products of its units from every block."""
         precision = self.problem.precision
         if self.uses_reduce_scatter:
-            return self.batch_tile * self.cluster_blocks * self.row_warps * UNITS_PER_WARP * precision.arithmetic_bytes
+            return self.batch_tile * self.cluster_blocks * self.row_warps * self.units_per_warp * precision.arithmetic_bytes
         return self.batch_tile * self.operand_values * precision.storage_bytes
 
     def in_plan(self) -> dict[str, int]:
@@ -144,6 +150,7 @@ class Partition:
         return {
             "uses_reduce_scatter": int(self.uses_reduce_scatter),
             "operand_units": self.operand_units,
+            "products_per_tile": self.products_per_tile,
             "column_warps": self.column_warps,
             "cell_warps": self.cell_warps,
         }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
-from minrnn_gen.plan.dense.mma import RESULTS, UNITS_PER_WARP
+from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
@@ -94,11 +94,14 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "tf32x3": {"presplit_tf32": (0, 1)},
         "fma": {},
     }
+    # The products of a backward's tile are of units alone.
+    shares_tiles = problem.matrix_product == "mma_16bit" and problem.kernel_pass == "forward"
     return {
         "cluster_blocks": tuple(size for size in (1, 2, 4, 8, 16) if size <= problem.gpu.cluster_size_max),
         "grid_blocks": (1, *_grids(problem)),
         "row_warps": (1, 2, 3, 4, 5, 6, 7, 8),
         "split_k_warps": (1, 2, 4, 8),
+        **({"products_per_tile": (1, 2)} if shares_tiles else {}),
         **of_product[problem.matrix_product],
         "batch_tile": (2, 4, 8),
         "stages": (2, 4, 8),
@@ -108,7 +111,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _grids(problem: Problem) -> tuple[int, ...]:
     """Groups of more blocks than a cluster has, but no more than the GPU holds, with a head for 1, 2 or 4 warps of each."""
     gpu = problem.gpu
-    wanted = {-(-problem.head_dim // (warps * UNITS_PER_WARP)) for warps in (1, 2, 4)}
+    wanted = {-(-problem.head_dim // (warps * TILE_ROWS)) for warps in (1, 2, 4)}
     return tuple(sorted(blocks for blocks in wanted if gpu.cluster_size_max < blocks <= gpu.sm_count))
 
 
@@ -170,7 +173,7 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
     if partition.uses_reduce_scatter:
         parts["peer_sums"] = 2 * partition.exchange_bytes
     elif partition.needs_split_k_sum:
-        results = partition.tile_rows * UNITS_PER_WARP * batch_tile
+        results = partition.tile_rows * TILE_ROWS * batch_tile
         parts["partial"] = 2 * warps * results * problem.precision.arithmetic_bytes
     if partition.cluster_blocks > 1:
         parts["mbarrier"] = 2 * MBARRIER_BYTES
@@ -178,7 +181,8 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    units, every = ("cluster_blocks", "grid_blocks", "row_warps"), tuple(variables(problem))
+    every = tuple(variables(problem))
+    units = tuple(name for name in ("cluster_blocks", "grid_blocks", "row_warps", "products_per_tile") if name in every)
     head_dim, backward = problem.head_dim, problem.kernel_pass == "backward"
     *names, stages_name = every
     of_partition = tuple(names)
@@ -232,10 +236,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "units_of_head",
-            "the warps that share a head have all of its units, 16 each",
+            "the warps that share a head have all of its units, 16 each, or 8 where a tile has two products of each",
             units,
             lambda *_: head_dim,
-            lambda cluster_blocks, grid_blocks, warps: cluster_blocks * grid_blocks * warps * UNITS_PER_WARP,
+            lambda cluster_blocks, grid_blocks, warps, products=1: cluster_blocks * grid_blocks * warps * TILE_ROWS // products,
             "units",
             "split the hidden size into more heads",
         ),
@@ -243,17 +247,41 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "units_wasted",
             "with a warp less in every block the units would fit as well",
             units,
-            lambda cluster_blocks, grid_blocks, warps: cluster_blocks * grid_blocks * (warps - 1) * UNITS_PER_WARP + 1,
+            lambda cluster_blocks, grid_blocks, warps, products=1: (
+                cluster_blocks * grid_blocks * (warps - 1) * TILE_ROWS // products + 1
+            ),
             lambda *_: head_dim,
             "units",
         ),
         Constraint(
             "even_columns",
-            "the warps that share the columns of a matrix have equally many",
+            "the warps that share the columns of a matrix have equally many tiles, all of them whole",
             of_partition,
-            of(lambda partition: partition.operand_tiles % partition.column_warps),
+            of(lambda partition: partition.operand_values % (partition.tiling.depth * partition.column_warps)),
             lambda *_: 0,
-            "tiles",
+            "columns",
+        ),
+        *(
+            (
+                Constraint(
+                    "products_of_grid",
+                    "over a grid tiles have one product: with two, more warps of a block wait for the same columns",
+                    ("grid_blocks", "products_per_tile"),
+                    lambda grid_blocks, products: products if grid_blocks > 1 else 1,
+                    lambda *_: 1,
+                    "products",
+                ),
+                Constraint(
+                    "cell_of_lane",
+                    "every lane has a whole cell: all products of a unit and a sequence",
+                    of_partition,
+                    lambda *_: 1,
+                    of(lambda partition: partition.cells),
+                    "cells",
+                ),
+            )
+            if "products_per_tile" in every
+            else ()
         ),
         Constraint(
             "reduce_scatter_warps",
@@ -281,7 +309,7 @@ def _resources(partition: Partition, stages: int) -> Resources:
     return limits.resident(
         partition.problem,
         threads=partition.threads,
-        channels_per_block=partition.row_warps * UNITS_PER_WARP,
+        channels_per_block=partition.row_warps * partition.units_per_warp,
         registers_estimated=registers(partition),
         shared_map=_shared_map(partition, stages),
         partition=partition.in_plan(),

@@ -1,0 +1,90 @@
+"""What of a program is free of some of its inputs, computed apart from the rest: before these inputs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr, Symbol
+from minrnn_gen.cell.functions import Comparison
+from minrnn_gen.cell.program import Program, Statement
+
+
+@dataclass(frozen=True)
+class CutProgram:
+    """A program in two parts: `preparation` is free of some inputs, and `rest` reads its results instead of other inputs."""
+
+    preparation: Program
+    rest: Program
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of what the rest reads of the preparation, inputs that are handed on among them."""
+        return tuple(name for name, _ in self.preparation.results)
+
+
+def cut(program: Program, late: Collection[str]) -> CutProgram:
+    """Return `program` with all that is free of the inputs `late` computed first."""
+    parts = PreparedParts(name for name in program.inputs if name not in late)
+    statements = parts.rest(program.statements)
+    read = [name for statement in statements for name in names_in(statement.expression)]
+    read += [name for _, name in program.results]
+    values = tuple(name for name in dict.fromkeys(read) if name in parts.free)
+    needed = {name for statement in parts.statements for name in names_in(statement.expression)} | set(values)
+    early = tuple(name for name in program.inputs if name in needed)
+    late_inputs = tuple(name for name in program.inputs if name in late)
+    return CutProgram(
+        Program(early, tuple(parts.statements), tuple((name, name) for name in values)),
+        Program((*late_inputs, *values), statements, program.results),
+    )
+
+
+class PreparedParts:
+    """The statements that read names of `free` alone, and the parts of others that do, as statements of their own.
+
+    `free` grows by the names of `statements`, which stand in the order of execution.
+    """
+
+    def __init__(self, free: Iterable[str]) -> None:
+        self.free = set(free)
+        self.statements: list[Statement] = []
+        self._parts: dict[Expr, Symbol] = {}
+
+    def rest(self, statements: Iterable[Statement]) -> tuple[Statement, ...]:
+        """Return the statements that stay, without their parts that do not."""
+        rest = []
+        for statement in statements:
+            if self.free.issuperset(names_in(statement.expression)):
+                self._prepare(statement)
+            else:
+                rest.append(Statement(statement.name, self._without_parts(statement.expression)))
+        return tuple(rest)
+
+    def _prepare(self, statement: Statement) -> None:
+        self.free.add(statement.name)
+        self.statements.append(statement)
+
+    def _without_parts(self, expression: Expr) -> Expr:
+        operands = ex.operation(expression)[1]
+        if not operands:
+            return expression
+        if is_trivial(expression) or not self.free.issuperset(names_in(expression)):
+            return ex.rebuilt(expression, [self._without_parts(operand) for operand in operands])
+        if not names_in(expression):
+            return expression
+        if expression not in self._parts:
+            self._parts[expression] = ex.named(f"prepared_{len(self._parts)}")
+            self._prepare(Statement(self._parts[expression].name, expression))
+        return self._parts[expression]
+
+
+def is_trivial(expression: Expr) -> bool:
+    """Whether it is not worth a name of its own: a sign takes no time, and a condition has no name."""
+    name, operands = ex.operation(expression)
+    return isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
+
+
+def names_in(expression: Expr) -> list[str]:
+    """Return the names that an expression reads."""
+    return [symbol.name for symbol in ex.symbols_of(expression)]
