@@ -35,7 +35,6 @@ class Block:
     tile_steps: int = 1
     time_parts: int = 1
     sequences: int = 1
-    lane_channels: int = 1
 
     @property
     def values(self) -> int:
@@ -44,7 +43,7 @@ class Block:
 
     @property
     def channels(self) -> int:
-        return self.threads // self.lanes * self.lane_channels
+        return self.threads // self.lanes
 
     @property
     def group_channels(self) -> int:
@@ -92,7 +91,7 @@ class Block:
     @property
     def steps_at_once(self) -> int:
         """Steps of a tile without a loop around each, so that they overlap but for the states."""
-        return max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // (self.values * self.lane_channels)))
+        return max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // self.values))
 
     @property
     def gradients_at_once(self) -> int:
@@ -150,7 +149,7 @@ class Block:
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
             parts["gradients"] = gates
             parts["shared_gradients"] = _aligned(self.tile_steps * warps * of_warp * arithmetic)
-            parts["states"] = _aligned(self.tile_steps // self.gradients_at_once * self.lane_channels * self.state_rows * self.threads * arithmetic)
+            parts["states"] = _aligned(self.tile_steps // self.gradients_at_once * self.state_rows * self.threads * arithmetic)
         return parts
 
     def registers(self) -> int:
@@ -159,12 +158,11 @@ class Block:
         words = problem.registers_per_value
         wide_states, wide_parameters = len(cell.vector_states), len(cell.vector_parameters)
         narrow_states = len(cell.states) - wide_states
-        # What each channel of a lane has once, for each of its values, and what all channels share.
         narrow = narrow_states + len(cell.parameters) - wide_parameters + 2 * len(cell.gates)
         of_value = 2 * wide_states + wide_parameters
-        shared = under_way = 0
+        under_way = 0
         if problem.kernel_pass != "step":
-            of_lane = self.lane_channels * -(-self.tile_steps // self.lanes) * precision.storage_bytes
+            of_lane = -(-self.tile_steps // self.lanes) * precision.storage_bytes
             tile = 0 if self.copies_gates else -(-len(cell.gates) * of_lane // REGISTER_BYTES)
             of_step = 1 << (self.lanes * self.values - 1).bit_length()
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
@@ -174,22 +172,18 @@ class Block:
             is_forward = problem.kernel_pass == "forward"
             others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
             narrow += others * (cell.prepared_count + (0 if is_forward else len(cell.gates)))
-            of_value += others * (0 if is_forward else 2 * wide_states)
-            shared = others * len(cell.shared)
+            of_value += others * (len(cell.shared) + (0 if is_forward else 2 * wide_states))
         if problem.kernel_pass == "backward":
-            of_value += wide_states + wide_parameters
-            shared += len(cell.shared)
+            of_value += wide_states + wide_parameters + len(cell.shared)
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
         else:
             # Of the other sequences, what they read.
             narrow += (self.sequences - 1) * (len(cell.gates) + narrow_states + REGISTERS_OF_SEQUENCE)
-            of_value += (self.sequences - 1) * wide_states
-            shared += (self.sequences - 1) * len(cell.shared)
-        of_channels = self.lane_channels * (of_value * self.values + narrow) + shared * self.values
+            of_value += (self.sequences - 1) * (wide_states + len(cell.shared))
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
-        return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_channels + temporaries)
+        return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
     def partition(self) -> dict[str, int]:
         """What the templates need to know beside the variables."""
@@ -210,7 +204,7 @@ class Block:
             "state_rows": self.state_rows,
             "blocks_per_sequence": self.blocks_per_sequence,
             "group_blocks": self.blocks_per_sequence // problem.groups,
-            "part_values": PART_ENDS[problem.kernel_pass] * self.lane_channels * self.state_rows * self.threads if self.time_parts > 1 else 0,
+            "part_values": PART_ENDS[problem.kernel_pass] * self.state_rows * self.threads if self.time_parts > 1 else 0,
         }
 
 

@@ -16,8 +16,6 @@ from minrnn_gen.plan.vectors.block import Block, block_of
 UNROLLED_OPERATIONS_MAX = 2400
 # Into how many parts the time of a sequence is divided, each for blocks of its own, where channels are few.
 TIME_PARTS = (1, 2, 4, 8, 16, 32)
-# Channels of a lane, which reads S.* once for all of them.
-LANE_CHANNELS = (1, 2)
 
 
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
@@ -27,30 +25,29 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         return {**threads, "sequences": (1, 2, 4)}
     # Of packed sequences each has few steps, or one of them many.
     is_divided = problem.cell.divides_time and not problem.specialization.packed
-    return {**threads, "lane_channels": LANE_CHANNELS, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
+    return {**threads, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
     of_lanes = ("threads", "lanes")
-    of_block = of_lanes if problem.kernel_pass == "step" else (*of_lanes, "lane_channels", "tile_steps")
-    of_channels = ("lanes",) if problem.kernel_pass == "step" else ("lanes", "lane_channels")
+    of_block = of_lanes if problem.kernel_pass == "step" else (*of_lanes, "tile_steps")
     of_registers = tuple(variables(problem))
 
     def block(*point: int) -> Block:
         return Block(problem, **dict(zip(of_registers, point, strict=False)))
 
-    def unrolled(lanes: int, lane_channels: int = 1) -> int:
+    def unrolled(lanes: int) -> int:
         values = Block(problem, limits.WARP_LANES, lanes).values
         narrow = problem.cell.operation_count - problem.cell.wide_operation_count
-        return lane_channels * (narrow + values * problem.cell.wide_operation_count)
+        return narrow + values * problem.cell.wide_operation_count
 
     return (
         Constraint(
             "channels_per_block",
             "a block much wider than a group of channels is dominated: its lanes idle",
-            of_lanes if problem.kernel_pass == "step" else (*of_lanes, "lane_channels"),
-            lambda *point: 0 if problem.kernel_pass == "step" else block(*point).channels,
-            lambda _, lanes, lane_channels=1: max(2 * problem.hidden_size // problem.groups - 1, limits.WARP_LANES // lanes),
+            of_lanes,
+            lambda threads, lanes: 0 if problem.kernel_pass == "step" else threads // lanes,
+            lambda _, lanes: max(2 * problem.hidden_size // problem.groups - 1, limits.WARP_LANES // lanes),
             "channels",
             drops_dominated=True,
         ),
@@ -63,9 +60,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "unrolled_operations",
             "the loop over a lane's values is unrolled, so that they stay in registers; beyond this compiling takes too long",
-            of_channels,
+            ("lanes",),
             unrolled,
-            lambda *_: UNROLLED_OPERATIONS_MAX,
+            lambda _: UNROLLED_OPERATIONS_MAX,
             "operations",
             "split the cell's equations into fewer operations, or give a smaller state_size",
         ),
