@@ -40,8 +40,8 @@ L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
 # A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other.
 STEP_LATENCIES = 3.0
-# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums, no y, but products.
-ENDS_SHARE = {"forward": 0.85, "backward": 0.3}
+# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
+ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
 # blocks have written.
 CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
@@ -63,11 +63,17 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
     share = 1 / block.lanes if problem.kernel_pass == "forward" else 1.0
     operations = share * (cell.operation_count - cell.wide_operation_count)
     functions = share * (cell.transcendental_count - cell.wide_transcendental_count)
-    shuffles = cell.sum_count * math.log2(block.lanes)
+    # Those at one distance between lanes wait for each other, and not within.
+    distances = math.log2(block.lanes) if cell.sum_count else 0.0
+    shuffles = cell.sum_count * distances
     accesses = share * (len(cell.gates) + cell.prepared_count) + 1 + block.values * len(cell.shared) / 4
     if is_backward:
-        accesses += 2 * block.state_rows + len(cell.gates)
-        shuffles += block.values * len(cell.shared) + math.log2(limits.WARP_LANES / block.lanes)
+        # States before the first of steps at once are kept, and those before the others computed again: a product and a sum each.
+        accesses += 2 * block.state_rows / block.gradients_at_once + len(cell.gates)
+        operations += 2 * block.state_rows * (1 - 1 / block.gradients_at_once)
+        across = math.log2(limits.WARP_LANES / block.lanes)
+        shuffles += block.values * len(cell.shared) + across
+        distances += across
     instructions = (
         operations
         + functions * gpu_rates.INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
@@ -87,7 +93,7 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
         + CYCLES_PER_OPERATION * operations
         + CYCLES_PER_WIDE_OPERATION[problem.kernel_pass] * block.values * cell.wide_operation_count
         + CYCLES_PER_TRANSCENDENTAL * (functions + cell.wide_transcendental_count)
-        + CYCLES_PER_SHUFFLE * shuffles
+        + CYCLES_PER_SHUFFLE * distances
         + (0.0 if is_step else CYCLES_PER_STEPS_AT_ONCE)
     )
     # Steps at once wait together.
