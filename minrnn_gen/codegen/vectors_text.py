@@ -244,7 +244,7 @@ class VectorsText(_VectorsNames):
     @property
     def ends_lines(self) -> tuple[str, ...]:
         """The states of one step of a scan, and what it multiplies those before it by, or that by what it adds to exponents."""
-        by = tuple((f"exponent_{name}", f"exponent.at[{place}]") for place, name in enumerate(self.exponents))
+        by = tuple((f"exponent_{name}", f"coefficient.at[{place}]") for place, name in enumerate(self.exponents))
         coefficients = by or self._of_states("coefficient", "coefficient.")
         return self._prepared_step(self.lowered.ends, (*self._of_states("state", "state."), *coefficients))
 
@@ -253,7 +253,7 @@ class VectorsText(_VectorsNames):
         """The products of coefficients, of the sums of their exponents."""
         constants = (self._places[constant] for constant, _ in self.lowered.exponents.values())
         return tuple(
-            f"result.{self._state_place(name)} = fn_exp2({constant} * exponent.at[{place}]);"
+            f"result.{self._state_place(name)} = fn_exp2({constant} * of_steps.at[{place}]);"
             for place, (name, constant) in enumerate(zip(self.exponents, constants, strict=True))
         )
 
