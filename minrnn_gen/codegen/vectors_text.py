@@ -238,7 +238,7 @@ class VectorsText(_VectorsNames):
 
     @property
     def exponents(self) -> tuple[str, ...]:
-        """The states, all with the axis n, whose coefficients are powers of a constant: of several steps their exponents add up."""
+        """The states, if all have coefficients that are powers of a constant: of several steps the exponents add up."""
         return tuple(self.lowered.exponents)
 
     @property

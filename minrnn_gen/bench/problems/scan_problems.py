@@ -197,7 +197,10 @@ def _selective(quick: bool) -> tuple[Problem, ...]:
     # Of one Mamba block: channels are twice the width of the model, and N is 16 in every published one.
     shapes = ((2, 1024, 256),) if quick else ((8, 4096, 2048), (1, 65536, 1024), (64, 512, 1536))
     steps = () if quick else ((8, 1, 2048), (64, 1, 2048), (1024, 1, 2048))
-    tasks: tuple[tuple[Task, tuple[tuple[int, int, int], ...]], ...] = (*((task, shapes) for task in _TRAINING), ("step", steps))
+    tasks: tuple[tuple[Task, tuple[tuple[int, int, int], ...]], ...] = (
+        *((task, shapes) for task in _TRAINING),
+        ("step", steps),
+    )
     precisions: tuple[PrecisionName, ...] = ("bf16",) if quick else ("fp32", "bf16")
     return tuple(
         Problem(

@@ -70,7 +70,7 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
     shuffles = cell.sum_count * distances
     accesses = share * (len(cell.gates) + cell.prepared_count) + 1 + block.values * len(cell.shared) / 4
     if is_backward:
-        # States before the first of steps at once are kept, and those before the others computed again: a product and a sum each.
+        # The states before the first of steps at once are kept, those before the others computed again: a product and a sum.
         accesses += 2 * block.state_rows / block.gradients_at_once + len(cell.gates)
         operations += 2 * block.state_rows * (1 - 1 / block.gradients_at_once)
         across = math.log2(limits.WARP_LANES / block.lanes)
