@@ -12,6 +12,7 @@ from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program_names import shown_definitions, wide_inputs
+from minrnn_gen.cell.stage_products import exponent_of, with_shared_products
 from minrnn_gen.cell.stages import (
     FinishedProgram,
     PreparedProgram,
@@ -74,10 +75,20 @@ class LoweredVectors(_EveryStep):
         return finished(replace(self.prepared, steps=steps), "y")
 
     @cached_property
+    def exponents(self) -> Mapping[str, tuple[str, str]]:
+        """Of a scan all of whose coefficients are powers of 2, the factors of their exponents, {state: (constant, other)}."""
+        steps = self.prepared.steps
+        found = {name: exponent_of(steps, f"coefficient_{name}") for name in self.states} if self.divides_time else {}
+        return {name: factors for name, factors in found.items() if factors is not None} if all(found.values()) else {}
+
+    @cached_property
     def ends(self) -> StagedProgram:
-        """Of a scan the states of the step behind what is prepared, and their coefficients."""
-        labels = {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}
-        return restricted(self.prepared.steps, labels)
+        """Of a scan the states of the step behind what is prepared, and their coefficients, or what these are powers by."""
+        steps = self.prepared.steps
+        exponents = tuple((f"exponent_{name}", other) for name, (_, other) in self.exponents.items())
+        kinds = ("state",) if exponents else ("state", "coefficient")
+        labels = {f"{kind}_{name}" for kind in kinds for name in self.states}
+        return restricted(replace(steps, results=(*steps.results, *exponents)), {*labels, *(label for label, _ in exponents)})
 
     @property
     def divides_time(self) -> bool:
@@ -186,7 +197,7 @@ def lower_vectors_backward(cell: Cell, recurrence: Recurrence) -> LoweredVectors
         gates=cell.gates,
         states=cell.states,
         parameters=cell.parameters,
-        whole=staged(backward, wide_inputs(cell)),
+        whole=with_shared_products(staged(backward, wide_inputs(cell))),
         equations=cell.equations,
         vectors=cell.vectors,
         recomputed_values=shown_definitions(backward),

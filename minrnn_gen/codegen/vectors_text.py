@@ -9,7 +9,7 @@ from functools import cached_property
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 from minrnn_gen.cell.preparation import names_in
-from minrnn_gen.cell.stages import Stage, StagedProgram, statements_of
+from minrnn_gen.cell.stages import Stage, StagedProgram, restricted, statements_of
 from minrnn_gen.codegen.cell_names import CellNames
 
 Pair = tuple[str, str]
@@ -238,10 +238,32 @@ class VectorsText(_VectorsNames):
         return self._prepared_step(finished.steps, (*states, *shares), finished.sums)
 
     @property
+    def exponents(self) -> tuple[str, ...]:
+        """The states, if all have coefficients that are powers of a constant: of several steps the exponents add up."""
+        return tuple(self.lowered.exponents)
+
+    @property
     def ends_lines(self) -> tuple[str, ...]:
-        """The states of one step of a scan, and what it multiplies those before it by."""
-        states = (self._of_states("state", "state."), self._of_states("coefficient", "coefficient."))
-        return self._prepared_step(self.lowered.ends, (*states[0], *states[1]))
+        """The states of one step of a scan, and what it multiplies those before it by, or that by what it adds to exponents."""
+        by = tuple((f"exponent_{name}", f"coefficient.at[{place}]") for place, name in enumerate(self.exponents))
+        coefficients = by or self._of_states("coefficient", "coefficient.")
+        return self._prepared_step(self.lowered.ends, (*self._of_states("state", "state."), *coefficients))
+
+    @property
+    def product_lines(self) -> tuple[str, ...]:
+        """The products of coefficients, of the sums of their exponents."""
+        constants = (self._places[constant] for constant, _ in self.lowered.exponents.values())
+        return tuple(
+            f"result.{self._state_place(name)} = fn_exp2({constant} * of_steps.at[{place}]);"
+            for place, (name, constant) in enumerate(zip(self.exponents, constants, strict=True))
+        )
+
+    @property
+    def ends_prepared_lines(self) -> tuple[str, ...]:
+        """What is prepared of a step for the end of a part of time."""
+        read = restricted(self.lowered.prepared.preparation, self.lowered.ends.inputs)
+        results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared) if name in dict(read.results))
+        return self._step(read, results)
 
     @property
     def y_lines(self) -> tuple[str, ...]:
@@ -258,6 +280,7 @@ class VectorsBackwardText(_VectorsNames):
     """The vector-Jacobian product of a step of a cell with the axis n as the templates read it."""
 
     lowered: LoweredVectorsBackward
+    exponents: tuple[str, ...] = ()
 
     @property
     def advance_lines(self) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class KernelOnTensors:
         y, state = self.kernel(*arrays, **named)
         return tensor(y), {name: tensor(values) for name, values in state.items()}
 
+    def step(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any]:
+        y, state = self.kernel.step(*arrays, **named)
+        return tensor(y), {name: tensor(values) for name, values in state.items()}
+
     def forward(self, *arrays: Any, **named: Any) -> tuple[Tensor, Any, Any]:
         y, state, saved = self.kernel.forward(*arrays, **named)
         return tensor(y), state, saved
@@ -218,6 +222,17 @@ def test_selective_scans_are_right_in_both_layouts(task: Task) -> None:
     for name in list(rows)[1:]:
         assert set(rows[name].errors) == {"y", *gradients}, rows[name].failure
         assert rows[name].is_right, rows[name]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_selective_step_is_right_and_scans_without_one_say_so() -> None:
+    problem = selective_problem("step").model_copy(update={"time": 1})
+    no_step = selective_scans.SelectiveBaseline("theirs", "torch", lambda: None)
+    rows = measured(problem, selective_scans.contenders(problem, FakeGpu(), [no_step], {}))
+    assert list(rows) == [COPY, "minrnn-gen BTD", "theirs"]
+    assert set(rows["minrnn-gen BTD"].errors) == {"y", "h"}, rows["minrnn-gen BTD"].failure
+    assert rows["minrnn-gen BTD"].is_right
+    assert rows["theirs"].failure == "no single step"
 
 
 def test_selective_baselines_that_are_not_installed_have_rows() -> None:

@@ -100,7 +100,11 @@ def test_every_byte_is_counted_once() -> None:
         ("min_lstm", "backward"): 8,
     }
     # dt, x, z and y; and dt, x, z, dy and three gradients.
-    assert {problem.task: problem.words for problem in problems_of("selective")} == {"forward": 4, "forward + backward": 11}
+    assert {problem.task: problem.words for problem in problems_of("selective")} == {
+        "forward": 4,
+        "forward + backward": 11,
+        "step": 4,
+    }
 
 
 def test_a_build_that_stops_at_a_command_says_so_without_the_command() -> None:

@@ -107,3 +107,39 @@ def test_a_selective_scan_prepares_four_values() -> None:
     (stage,) = prepared.preparation.steps
     assert len(prepared.values) == 4 and len(stage.narrow) == 4
     assert not any(is_gate(name) for name in prepared.values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_that_share_factors_read_what_is_before_them(name: str) -> None:
+    """And none of three factors is left two of which another product has."""
+
+    def factors(expression: Any) -> frozenset[str]:
+        operation, operands = ex.operation(expression)
+        if operation == "multiply":
+            return frozenset().union(*map(factors, operands))
+        return frozenset({str(expression)})
+
+    for stage in lowered_backward(cell_named(name)).whole.steps:
+        names = [statement.name for statement in stage.wide]
+        for place, statement in enumerate(stage.wide):
+            assert {*names_in(statement.expression)}.isdisjoint(names[place:])
+        products = [factors(one.expression) for one in stage.wide if ex.operation(one.expression)[0] == "multiply"]
+        assert not [(one, two) for one in products if len(one) == 3 for two in products if len(two) == 2 and two < one]
+
+
+def test_a_selective_step_back_multiplies_by_what_the_state_before_it_gets() -> None:
+    wide = {one.name: one.expression for stage in lowered_backward(built_in("selective")).whole.steps for one in stage.wide}
+    products = [expression for expression in wide.values() if "gradient_previous_h" in names_in(expression)]
+    assert [sorted(names_in(expression)) for expression in products] == [["gradient_previous_h", "previous_h"]]
+
+
+@pytest.mark.parametrize(("name", "exponents"), [("selective", {"h": "let_dt"}), ("gated_linear", {}), ("s4d", {})])
+def test_exponents_add_up_where_a_coefficient_is_a_constant_to_a_power(name: str, exponents: Mapping[str, str]) -> None:
+    """Of gates, once a channel; not of what all channels share, and not where it is no power of anything that changes."""
+    lowered = lowered_of(built_in(name))
+    assert {state: other for state, (_, other) in lowered.exponents.items()} == exponents
+    for constant, other in lowered.exponents.values():
+        assert constant in lowered.step.constant_names & lowered.step.wide
+        assert other not in lowered.step.constant_names | lowered.step.wide
+    kind = "exponent" if exponents else "coefficient"
+    assert {label for label, _ in lowered.ends.results} == {"state_h", f"{kind}_h"}

@@ -539,6 +539,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("parts", SELECTIVE, {"lanes": 2, "tile_steps": 4, "time_parts": 4}, "long resets", BOTH),
+        (
+            "parts of products",
+            {"model": "gated_linear", "hidden_size": 20, "state_size": 6},
+            {"lanes": 2, "tile_steps": 4, "time_parts": 2},
+            "long resets",
+            ("forward",),
+        ),
         ("parts that copy", COPYING, {"lanes": 2, "tile_steps": 4, "threads": 32, "time_parts": 2}, "long resets", BOTH),
     ),
     "recurrent": (

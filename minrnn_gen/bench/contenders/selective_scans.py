@@ -20,6 +20,7 @@ from minrnn_gen.precision import precision_of
 # y [B, C, T] of u, Δ [B, C, T], A [C, N], B, C [B, N, T], D [C] and z [B, C, T], Δ through softplus.
 SelectiveScan = Callable[..., Any]
 _GATES = ("dt", "u", "z")
+_NO_STEP = "no single step"
 _QUADRATIC = "its gradients take time quadratic in the steps"
 _LEAVES = ("u", "dt", "A", "B", "C", "D", "z")
 
@@ -29,6 +30,7 @@ class SelectiveBaseline:
     """Selective scan of another library; `load` imports it, and torch's autograd goes through it if it `has_gradients`.
 
     A loop over steps that slices whole arrays has gradients of whole arrays at every step: `gradient_steps_max` bounds those.
+    `load_step` imports the function of a single step, which updates the state [B, C, N] that it gets first.
     """
 
     name: str
@@ -36,12 +38,19 @@ class SelectiveBaseline:
     load: Callable[[], SelectiveScan]
     has_gradients: bool = True
     gradient_steps_max: int | None = None
+    load_step: Callable[[], SelectiveScan] | None = None
 
 
 def _mamba_ssm() -> SelectiveScan:
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     return lambda *arrays: selective_scan_fn(*arrays, delta_softplus=True)
+
+
+def _mamba_ssm_step() -> SelectiveScan:
+    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+    return lambda *arrays: selective_state_update(*arrays, dt_softplus=True)
 
 
 def _transformers() -> SelectiveScan:
@@ -71,7 +80,7 @@ def _torch_associative_scan() -> SelectiveScan:
 
 
 BASELINES = (
-    SelectiveBaseline("mamba_ssm", "mamba-ssm", _mamba_ssm),
+    SelectiveBaseline("mamba_ssm", "mamba-ssm", _mamba_ssm, load_step=_mamba_ssm_step),
     SelectiveBaseline("transformers", "transformers", _transformers, gradient_steps_max=512),
     SelectiveBaseline("torch.associative_scan", "torch", _torch_associative_scan, has_gradients=False),
 )
@@ -90,6 +99,11 @@ def contenders(
     assert problem.words is not None
     inputs = Inputs(problem, gpu)
     moved_bytes = problem.words * problem.elements * precision_of(problem.precision).storage_bytes
+    if problem.task == "step":
+        # The state is read and written, in the type of arithmetic.
+        moved_bytes += 2 * problem.elements * (problem.state_size or 1) * precision_of(problem.precision).arithmetic_bytes
+        steps = [_their_step(baseline, inputs, refused.get(baseline.name)) for baseline in baselines]
+        return [gpu.copy(moved_bytes), _our_step(problem, inputs), *steps]
     entries = [gpu.copy(moved_bytes), *(_ours(layout, problem, inputs) for layout in ("BTD", "BDT"))]
     return entries + [_theirs(baseline, problem, inputs, refused.get(baseline.name)) for baseline in baselines]
 
@@ -136,6 +150,8 @@ class Inputs:
             return -gpu.torch.ones_like(gpu.normal(problem.channels, problem.state_size)).cumsum(1)
         if name == "D":
             return gpu.normal(problem.channels)
+        if name == "h":
+            return gpu.normal(problem.batch, problem.channels, problem.state_size)
         last = problem.state_size if name in ("B", "C") else problem.channels
         values = gpu.normal(problem.time, problem.batch, last)
         return (values - 4 if name == "dt" else values).to(gpu.dtype(problem.precision))
@@ -143,6 +159,9 @@ class Inputs:
     def _expected(self) -> Arrays:
         torch = self._gpu.torch
         inputs = {name: self.values(name).double() for name in _LEAVES}
+        if self._problem.task == "step":
+            at_step = {name: values if name in ("A", "D") else values[0] for name, values in inputs.items()}
+            return scan_reference.selective_step(torch, self.values("h").double(), **at_step)
         y = scan_reference.selective_scan(torch, **inputs)
         if self._problem.task == "forward":
             return {"y": y}
@@ -177,6 +196,41 @@ def _ours(layout: str, problem: Problem, inputs: Inputs) -> Contender:
 
     by_time = (1, 0, 2) if layout == "BTD" else (2, 0, 1)
     return Contender(f"minrnn-gen {layout}", prepare, inputs.judge(lambda array: array.permute(*by_time)))
+
+
+def _our_step(problem: Problem, inputs: Inputs) -> Contender:
+    def prepare() -> Run:
+        kernel = minrnn_gen.compile(problem.spec)
+        x = inputs.stacked(_GATES)[:, 0].permute(1, 0, 2).contiguous()
+        shared = {"b": inputs.values("B")[0][:, None], "c": inputs.values("C")[0][:, None]}
+
+        def run() -> Arrays:
+            y, after = kernel.step(x, parameters=inputs.parameters, shared=shared, state={"h": inputs.values("h")})
+            return {"y": y, "h": after["h"]}
+
+        return run
+
+    return Contender("minrnn-gen BTD", prepare, inputs.judge(lambda array: array))
+
+
+def _their_step(baseline: SelectiveBaseline, inputs: Inputs, refused: str | None) -> Contender:
+    load = baseline.load_step
+
+    def prepare() -> Run:
+        assert load is not None
+        step = load()
+        u, dt, B, C, z = (inputs.values(name)[0] for name in ("u", "dt", "B", "C", "z"))
+        state = inputs.values("h").clone()
+        arrays = (u, dt, inputs.values("A"), B, C, inputs.values("D"), z)
+
+        def run() -> Arrays:
+            # Of a state that decays and is driven by the same inputs at every run: y is of no step that the reference knows.
+            step(state, *arrays)
+            return {}
+
+        return run
+
+    return Contender(baseline.name, prepare, refused=refused or (_NO_STEP if load is None else None))
 
 
 def _theirs(baseline: SelectiveBaseline, problem: Problem, inputs: Inputs, refused: str | None) -> Contender:

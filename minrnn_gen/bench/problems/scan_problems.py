@@ -13,8 +13,8 @@ TableName = Literal[
     "raw", "cells", "layers", "classic", "sweep", "large", "accuracy", "host", "decode",
     "selective", "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
 ]  # fmt: skip
-# The table `host` has besides a forward that is recorded for a backward.
-Task = Literal["forward", "forward, recorded", "backward", "forward + backward"]
+# The table `host` has besides a forward that is recorded for a backward, the table `selective` a single step.
+Task = Literal["forward", "forward, recorded", "backward", "forward + backward", "step"]
 # Units of the tables whose times are too short for ms.
 _UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us", "dispatch": "us"}
 # Calls that are timed together: programs call again and again, and find the processor's caches warm.
@@ -121,7 +121,7 @@ class Problem(pydantic.BaseModel):
             "precision": self.precision,
             "batch": self.batch,
             "time": self.time,
-            "training": self.task != "forward",
+            "training": self.task not in ("forward", "step"),
         }
 
     @property
@@ -143,7 +143,7 @@ class Problem(pydantic.BaseModel):
         gates = GATES[self.model]
         # With n values per channel y is no state, and the backward does not read it.
         backward = 2 * gates + (2 if self.state_size is None else 1)
-        return {"forward": gates + 1, "backward": backward}.get(self.task, gates + 1 + backward)
+        return {"forward": gates + 1, "step": gates + 1, "backward": backward}.get(self.task, gates + 1 + backward)
 
 
 # (batch, time, channels, precision)
@@ -196,6 +196,11 @@ def _cells(quick: bool) -> tuple[Problem, ...]:
 def _selective(quick: bool) -> tuple[Problem, ...]:
     # Of one Mamba block: channels are twice the width of the model, and N is 16 in every published one.
     shapes = ((2, 1024, 256),) if quick else ((8, 4096, 2048), (1, 65536, 1024), (64, 512, 1536))
+    steps = () if quick else ((8, 1, 2048), (64, 1, 2048), (1024, 1, 2048))
+    tasks: tuple[tuple[Task, tuple[tuple[int, int, int], ...]], ...] = (
+        *((task, shapes) for task in _TRAINING),
+        ("step", steps),
+    )
     precisions: tuple[PrecisionName, ...] = ("bf16",) if quick else ("fp32", "bf16")
     return tuple(
         Problem(
@@ -208,8 +213,8 @@ def _selective(quick: bool) -> tuple[Problem, ...]:
             channels=channels,
             state_size=16,
         )
-        for task in _TRAINING
-        for batch, time, channels in shapes
+        for task, of_task in tasks
+        for batch, time, channels in of_task
         for precision in precisions
     )
 

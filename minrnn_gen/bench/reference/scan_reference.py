@@ -71,6 +71,15 @@ def selective_scan(xp: Any, u: Array, dt: Array, A: Array, B: Array, C: Array, D
     return total * z * sigmoid(xp, z)
 
 
+def selective_step(
+    xp: Any, h: Array, u: Array, dt: Array, A: Array, B: Array, C: Array, D: Array, z: Array
+) -> dict[str, Array]:
+    """Return y [B, C] and the state [B, C, N] after one step of `selective_scan` from the state h; the others without T."""
+    step = softplus(xp, dt)[..., None]
+    after = xp.exp(step * A) * h + step * u[..., None] * B[:, None]
+    return {"y": ((after * C[:, None]).sum(-1) + D * u) * z * sigmoid(xp, z), "h": after}
+
+
 def selective_scan_gradients(
     xp: Any, dy: Array, u: Array, dt: Array, A: Array, B: Array, C: Array, D: Array, z: Array
 ) -> dict[str, Array]:

@@ -149,7 +149,7 @@ class Block:
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
             parts["gradients"] = gates
             parts["shared_gradients"] = _aligned(self.tile_steps * warps * of_warp * arithmetic)
-            parts["states"] = _aligned(self.tile_steps * self.state_rows * self.threads * arithmetic)
+            parts["states"] = _aligned(self.tile_steps // self.gradients_at_once * self.state_rows * self.threads * arithmetic)
         return parts
 
     def registers(self) -> int:

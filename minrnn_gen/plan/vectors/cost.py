@@ -26,10 +26,12 @@ INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
 # Per step: its loop, and per value moved through shared memory its address and access.
 INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
 # Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
-INSTRUCTIONS_PER_TILE, INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 200.0, 8.0, 20.0
-# At the barrier of a tile a block waits for its slowest warp; other blocks of the SM go on. Each warp of a backward waits for
-# the states at its begin, from memory.
-CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 600.0}, 800.0
+INSTRUCTIONS_PER_TILE = {"forward": 200.0, "backward": 400.0}
+INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 8.0, 20.0
+# At the barrier of a tile a block waits for its slowest warp, the longer the more there are; other blocks of the SM go on. Each
+# warp of a backward waits for the states at its begin, from memory.
+CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 900.0}, 800.0
+WARPS_AT_BARRIER = 4
 # Around steps at once: what they read of what was prepared, the first exponential behind it, and the sums of the steps before.
 CYCLES_PER_STEPS_AT_ONCE = 180.0
 # Loads to registers under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared
@@ -40,8 +42,8 @@ L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
 # A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other.
 STEP_LATENCIES = 3.0
-# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums, no y, but products.
-ENDS_SHARE = {"forward": 0.85, "backward": 0.3}
+# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
+ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
 # blocks have written.
 CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
@@ -63,11 +65,17 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
     share = 1 / block.lanes if problem.kernel_pass == "forward" else 1.0
     operations = share * (cell.operation_count - cell.wide_operation_count)
     functions = share * (cell.transcendental_count - cell.wide_transcendental_count)
-    shuffles = cell.sum_count * math.log2(block.lanes)
+    # Those at one distance between lanes wait for each other, and not within.
+    distances = math.log2(block.lanes) if cell.sum_count else 0.0
+    shuffles = cell.sum_count * distances
     accesses = share * (len(cell.gates) + cell.prepared_count) + 1 + block.values * len(cell.shared) / 4
     if is_backward:
-        accesses += 2 * block.state_rows + len(cell.gates)
-        shuffles += block.values * len(cell.shared) + math.log2(limits.WARP_LANES / block.lanes)
+        # The states before the first of steps at once are kept, those before the others computed again: a product and a sum.
+        accesses += 2 * block.state_rows / block.gradients_at_once + len(cell.gates)
+        operations += 2 * block.state_rows * (1 - 1 / block.gradients_at_once)
+        across = math.log2(limits.WARP_LANES / block.lanes)
+        shuffles += block.values * len(cell.shared) + across
+        distances += across
     instructions = (
         operations
         + functions * gpu_rates.INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
@@ -80,14 +88,14 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
         times = 2 if is_backward else 1
         vectors = (times * len(cell.gates) + 1) / block.lanes / block.vector
         values = len(cell.shared) * block.lanes * block.values / block.threads
-        instructions += INSTRUCTIONS_PER_TILE / block.tile_steps
+        instructions += INSTRUCTIONS_PER_TILE[problem.kernel_pass] / block.tile_steps
         instructions += times * (vectors * INSTRUCTIONS_PER_VECTOR + values * INSTRUCTIONS_PER_SHARED_VALUE)
     latency = (
         CYCLES_PER_SHARED
         + CYCLES_PER_OPERATION * operations
         + CYCLES_PER_WIDE_OPERATION[problem.kernel_pass] * block.values * cell.wide_operation_count
         + CYCLES_PER_TRANSCENDENTAL * (functions + cell.wide_transcendental_count)
-        + CYCLES_PER_SHUFFLE * shuffles
+        + CYCLES_PER_SHUFFLE * distances
         + (0.0 if is_step else CYCLES_PER_STEPS_AT_ONCE)
     )
     # Steps at once wait together.
@@ -163,7 +171,8 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     carved_out = ceil(together * shared_bytes_allocated(gpu, held.shared_bytes) / CARVEOUT_BYTES) * CARVEOUT_BYTES
     room = maximum(L1_BYTES_LEAST, gpu.shared_bytes_per_sm + L1_BYTES_LEAST - carved_out)
     loads = 1.0 if block.copies_gates else maximum(1.0, together * in_flight / room)
-    waiting = (CYCLES_PER_TILE[problem.kernel_pass] + CYCLES_PER_LOAD * (loads - 1.0)) / block.tile_steps / together
+    slowest = math.log2(2 * warps) / math.log2(2 * WARPS_AT_BARRIER)
+    waiting = (CYCLES_PER_TILE[problem.kernel_pass] * slowest + CYCLES_PER_LOAD * (loads - 1.0)) / block.tile_steps / together
     if problem.kernel_pass == "backward":
         waiting = waiting + CYCLES_PER_CHECKPOINT / block.tile_steps / maximum(1.0, together * warps / gpu.partitions_per_sm)
     traffic = problem.traffic_bytes + 2 * _state_bytes(problem)
