@@ -68,6 +68,7 @@ void add_release(unsigned* counter);
 unsigned load_acquire(const unsigned* counter);
 unsigned atomic_add(unsigned* to, unsigned value);
 void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row);
+void store_transposed(void* row, const unsigned (&pairs)[4]);
 // mma.sync m16n8k16 of 16-bit values, m16n8k8 of tf32.
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high);

@@ -21,9 +21,9 @@ WORKSPACE_HEAD_BYTES = 128
 StatesOut = Literal["none", "storage", "arithmetic"]
 # By the class of the cell; those for n values per channel serve scans and diagonal cells.
 FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
-# channels, time, cooperative: a scan with lanes along that axis, or by all blocks at once. serial: a thread takes all steps,
+# channels, time, cooperative: a scan with lanes along that axis, or by all blocks at once; projected: behind its projection. serial: a thread takes all steps,
 # elementwise: one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
-Strategy = Literal["channels", "time", "cooperative", "serial", "elementwise", "persistent", "decode", "stepwise"]
+Strategy = Literal["channels", "time", "cooperative", "projected", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
 Value = TypeVar("Value")
 _Readers = Mapping[str, Callable[[Any], Any]]
@@ -36,6 +36,7 @@ class Specialization:
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
     are written, if they are. `packed`: sequences lie behind each other, so that their tiles are not known before the launch.
+    `input_size`: of x that the kernel itself multiplies by a weight; 0 where x has the pre-activations.
     """
 
     alignment_bytes: int
@@ -43,6 +44,7 @@ class Specialization:
     resets: bool = False
     states_out: StatesOut = "none"
     packed: bool = False
+    input_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class KernelPlan:
     @property
     def is_cooperative(self) -> bool:
         """Whether blocks wait for others whatever their order, so that all of a launch have to be resident."""
-        return self.strategy == "cooperative" or self.group_exchange_bytes > 0
+        return self.strategy in ("cooperative", "projected") or self.group_exchange_bytes > 0
 
     @property
     def grid_blocks(self) -> int:
@@ -326,7 +328,12 @@ class KernelPlan:
     @property
     def sums_of_lane(self) -> range:
         """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
-        return range(self.variables["batch_tile"] // 2)
+        return range(self.product_columns // 2)
+
+    @property
+    def product_columns(self) -> int:
+        """Columns of a product by a warpgroup: sequences, or steps of one."""
+        return self.variables.get("batch_tile", self.tile_steps)
 
     @property
     def packets_per_tile(self) -> int:
