@@ -14,7 +14,7 @@ from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.plan.scan import projected
+from minrnn_gen.plan.scan.projected import TILE_STEPS
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.scan_launch import (
     Launch,
@@ -66,12 +66,12 @@ class ProjectedScan:
         has_sequences = any(array is not None for array in (sequences.resets, sequences.lengths, sequences.cu_seqlens))
         if weight is None or has_sequences or interface.runs_reversed != (False,) or states_out != "none":
             return None
-        if not call.batch or not call.time or call.time % projected.TILE_STEPS or not (_is_whole(x) and _is_whole(weight)):
+        if not call.batch or not call.time or call.time % TILE_STEPS or not (_is_whole(x) and _is_whole(weight)):
             return None
         specialization = Specialization(alignment_of_call(x, weight), input_size=interface.input_size or 0)
         key = self.builder.key_of("forward", specialization, Sizes(call.batch, call.time))
         problem = self.builder.problem_of(self.builder.cell_shape, key)
-        return specialization if projected.serves(problem) else None
+        return specialization if self.builder.projects(problem) else None
 
 
 def _is_whole(array: Array) -> bool:

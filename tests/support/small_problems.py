@@ -25,6 +25,8 @@ from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
+from minrnn_gen.plan.problem import Problem as KernelProblem
+from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
@@ -43,6 +45,10 @@ class WantedBuilder(EmulatedBuilder):
         return self.key_of(
             kernel_pass, specialization, Sizes(self.hinted_sizes.batch, max(self.hinted_sizes.time, ASSUMED_TIME))
         )
+
+    def projects(self, problem: KernelProblem) -> bool:
+        """Say whether x is multiplied in the kernel of the scan: where its variables are wanted, whatever the sizes."""
+        return "channel_warpgroups" in dict(self.wanted) and not projected.refusal(problem)
 
     def solve(self, key: KernelKey) -> Solution:
         """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
@@ -91,7 +97,7 @@ class Problem:
     # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
     # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the
-    # states of one sequence begin as "nan", every bit of them set; or sequences, one of them without steps, are "packed" one
+    # states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two sequences; or sequences, one of them without steps, are "packed" one
     # behind the other.
     call: str
 
@@ -210,6 +216,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         if problem.call in ("packed", "whole"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
+    if problem.call.startswith("tiles"):
+        return Case(2, 4 * projected.TILE_STEPS)
     if problem.call == "pieces":
         return Case(1, 2 * plan.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
