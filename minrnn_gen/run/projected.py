@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.call.arguments import Call, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
@@ -13,17 +14,9 @@ from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
-from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.plan.scan.projected import TILE_STEPS
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
 from minrnn_gen.run.backend import Recorder
-from minrnn_gen.run.scan_launch import (
-    Launch,
-    address_or_null,
-    alignment_of_call,
-    launch_in_grid,
-    named,
-    vector_values,
-)
+from minrnn_gen.run.scan_launch import Launch, address_or_null, launch_in_grid, named, vector_values
 
 
 @dataclass(frozen=True)
@@ -62,20 +55,19 @@ class ProjectedScan:
 
     def _specialization(self, call: Call, states_out: StatesOut) -> Specialization | None:
         """Return what a kernel for a call depends on; None where the call is not for one, or two kernels are faster."""
-        interface, sequences, x, weight = self.interface, call.sequences, call.x, call.weight
-        has_sequences = any(array is not None for array in (sequences.resets, sequences.lengths, sequences.cu_seqlens))
-        if weight is None or has_sequences or interface.runs_reversed != (False,) or states_out != "none":
+        sequences, x, weight = call.sequences, call.x, call.weight
+        is_plain = sequences.resets is None and sequences.lengths is None and sequences.cu_seqlens is None
+        if weight is None or not is_plain or states_out != "none" or not call.batch or not call.time:
             return None
-        if not call.batch or not call.time or call.time % TILE_STEPS or not (_is_whole(x) and _is_whole(weight)):
+        if not all(map(_is_whole, (x, weight))):
             return None
-        specialization = Specialization(alignment_of_call(x, weight), input_size=interface.input_size or 0)
-        key = self.builder.key_of("forward", specialization, Sizes(call.batch, call.time))
-        problem = self.builder.problem_of(self.builder.cell_shape, key)
-        return specialization if self.builder.projects(problem) else None
+        return projected_at(self.builder, Sizes(call.batch, call.time))
 
 
 def _is_whole(array: Array) -> bool:
-    """Say whether an array lies without gaps in the order of its axes."""
+    """Say whether an array lies without gaps in the order of its axes, from where copies begin."""
+    if array.pointer % WIDEST_COPY_BYTES:
+        return False
     expected = 1
     for size, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
         if size > 1 and stride != expected:

@@ -33,7 +33,7 @@ ENDS_US = 5.0
 
 
 def refusal(problem: Problem) -> str:
-    """Return why such a kernel is not for `problem`, whatever its sizes; empty where it is."""
+    """Return why such a kernel is not for calls of the sizes of `problem`; empty where it is."""
     specialization, storage_bytes = problem.specialization, problem.precision.storage_bytes
     if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
         return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
@@ -45,6 +45,8 @@ def refusal(problem: Problem) -> str:
         return f"products in {problem.precision.name} are not those of warpgroups in 16 bits"
     if specialization.reverse or specialization.resets or specialization.packed or specialization.states_out != "none":
         return "it runs forward, without resets, over whole sequences, and writes no states but y"
+    if problem.time % TILE_STEPS:
+        return f"sequences are no whole tiles of {TILE_STEPS} steps"
     if specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""

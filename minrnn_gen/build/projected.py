@@ -1,0 +1,17 @@
+"""Which calls of a spec multiply x by its weight in the kernel of the scan."""
+
+from __future__ import annotations
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
+
+
+def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
+    """Return the specialization of plain calls of these sizes whose scan has its projection in it; None where none has."""
+    spec = builder.spec
+    if not spec.input_size or spec.direction != "forward" or builder.kind != "affine-diagonal":
+        return None
+    specialization = Specialization(WIDEST_COPY_BYTES, input_size=spec.input_size)
+    problem = builder.problem_of(builder.cell_shape, builder.key_of("forward", specialization, sizes))
+    return specialization if builder.projects(problem) else None
