@@ -257,7 +257,7 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
-    if call == "bare":
+    if call.endswith("bare"):
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
@@ -270,7 +270,7 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call == "whole":
         lengths = numpy.array([case.time // 2] + [case.time] * (case.batch - 1))
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
-    if call == "mixed":
+    if call.endswith("mixed"):
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
         return Inputs(forward, inputs.dy, inputs.dstate, step)
     return inputs
@@ -329,6 +329,9 @@ CHANNELS = {
 }  # fmt: skip
 # All blocks on the same stretch of time.
 COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
+# A scan in one kernel with its projection, of more chunks than there are stages.
+PROJECTED = {"channel_warpgroups": 2, "stages": 2}
+INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
 DENSE = {"cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
@@ -400,6 +403,14 @@ BOTH_KINDS: dict[str, Any] = {
     },
     "state_size": 3,
 }
+# A scan of two gates with a parameter.
+TRACKING: dict[str, Any] = {
+    "model": {
+        "name": "tracking",
+        "parameters": ["rate"],
+        "equations": "z = sigmoid(rate) * sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.n",
+    },
+}
 # A diagonal cell whose backward sums nothing, where there is no bias.
 LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
 
@@ -444,6 +455,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long resets", BOTH),
         ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
+    ),
+    "projected": (
+        ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-bare", BOTH),
+        ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles", FORWARD),
+        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
+        ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
+        ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
+        ("two states", TWO_STATES | INPUTS, PROJECTED, "tiles", FORWARD),
+        ("log", GRU | LOG | INPUTS, PROJECTED, "tiles", FORWARD),
     ),
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),
