@@ -371,6 +371,11 @@ class Builder:
 
         return projected.serves(problem)
 
+    @cached_property
+    def unprojected(self) -> set[Specialization]:
+        """Those of scans with their projection whose kernels took more than was promised."""
+        return set()
+
     def problem(self, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel."""
         return self.problem_of(self.programs.shape(key.kernel_pass, key.specialization.states_out), key)

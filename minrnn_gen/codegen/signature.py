@@ -117,7 +117,7 @@ def _projected_forward(_: Variant, names: ArrayNames) -> Parameters:
     yield from vectors_of(names, recurrent=False)
     yield from states_of("initial", names, "call.initial")
     yield output_array("y", "storage_t", "[batch, time, HIDDEN_SIZE]", "outputs.y")
-    yield output_array("preactivations", "storage_t", "[batch, time, GATES, HIDDEN_SIZE] or null", "outputs.preactivations")
+    yield output_array("preactivations", "storage_t", "[batch, time, GATES, HIDDEN_SIZE] or null", "launch.preactivations")
     yield from states_out_of("final", names, "outputs.final")
     yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
     yield from sizes_of("batch", "time")

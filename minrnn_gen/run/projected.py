@@ -31,9 +31,7 @@ class ProjectedScan:
         """The names of the arrays of a forward."""
         return ArrayNames(self.interface.states, self.interface.parameters)
 
-    def forward(
-        self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool
-    ) -> Call | None:
+    def forward(self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool) -> Call | None:
         """Run a call, and return it with the pre-activations where it `saves`; None where it is run by two kernels.
 
         The call that is returned is the same one where nothing is saved.
@@ -95,7 +93,7 @@ def launch_of(
     workspace: Array | None,
     blocks: int,
 ) -> Launch:
-    """Return the launch of a call, x as it is before its projection, writing `outputs` and `preactivations` if they are kept."""
+    """Return the launch of a call whose x is not projected, writing `outputs`, and `preactivations` where they are kept."""
     assert call.weight is not None
     values = {
         "x": call.x.address,

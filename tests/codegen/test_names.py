@@ -73,7 +73,10 @@ s1[t] = v0 * s1[t-1] + v1 * S.i1 + p1
 s2[t] = v0 * s2[t-1] + W.g2
 s0[t] = v0 * s0[t-1] + sum(p1 * s1[t])
 """
-OUTPUTS = {AFFINE: "tanh(W.g2 + v0) * (s0[t] - s0[t-1]) + p1 * s1[t] + s2[t]"}
+OUTPUTS = {
+    AFFINE: "tanh(W.g2 + v0) * (s0[t] - s0[t-1]) + p1 * s1[t] + s2[t]",
+    PROJECTED: "s0[t] * s1[t]",
+}
 SLOTS = ("g0", "g1", "g2", "s0", "s1", "s2", "p0", "p1", "v0", "v1", "i0", "i1")
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     AFFINE: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
@@ -103,7 +106,9 @@ def cell_with(text: str, names: dict[str, str]) -> dict[str, Any]:
     def named(code: str) -> str:
         return re.sub(r"\b[gspvi]\d\b", lambda slot: names[slot[0]], code)
 
-    parameters, states, shared = ([slot for slot in SLOTS if slot[0] == kind and (slot in text or text != PROJECTED)] for kind in "psi")
+    parameters, states, shared = (
+        [slot for slot in SLOTS if slot[0] == kind and (slot in text or text != PROJECTED)] for kind in "psi"
+    )
     output = {"output": named(OUTPUTS[text])} if text in OUTPUTS else {}
     cell = {"name": "odd", "equations": named(text), **output}
     if text != VECTORS:

@@ -152,7 +152,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 # What a source begins with, and the names that may follow.
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "checkpoints", "part_ends",
-    "phase",
+    "phase", "preactivations",
 }  # fmt: skip
 
 

@@ -97,8 +97,8 @@ class Problem:
     # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
     # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or it asks for "all" states; or the
-    # states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two sequences; or sequences, one of them without steps, are "packed" one
-    # behind the other.
+    # states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two sequences; or sequences,
+    # one of them without steps, are "packed" one behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -462,7 +462,6 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
         ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
         ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
-        ("two states", TWO_STATES | INPUTS, PROJECTED, "tiles", FORWARD),
         ("log", GRU | LOG | INPUTS, PROJECTED, "tiles", FORWARD),
     ),
     "channels": (
