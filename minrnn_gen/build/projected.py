@@ -9,7 +9,7 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
 
 
 def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
-    """Return the specialization of plain calls of these sizes whose scan has its projection in it, built; None where none has."""
+    """Return the specialization of plain calls of these sizes whose scan has its projection in it, built; None without one."""
     spec = builder.spec
     if not spec.input_size or spec.direction != "forward" or builder.kind != "affine-diagonal":
         return None

@@ -107,7 +107,8 @@ def test_sizes_of_a_large_layer_take_it_by_themselves() -> None:
     assert relative(y, exact(layer, x, hx)) <= TOLERANCE["bfloat16"]
 
 
-def test_it_is_captured_in_a_graph(always: list[bool]) -> None:
+@pytest.mark.usefixtures("always")
+def test_it_is_captured_in_a_graph() -> None:
     layer, x = layer_of("min_gru", 128, 128, "bfloat16", 5), torch.randn(4, 256, 128, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         expected, _ = layer(x)
@@ -119,7 +120,8 @@ def test_it_is_captured_in_a_graph(always: list[bool]) -> None:
     assert torch.equal(y, expected)
 
 
-def test_many_launches_beside_a_busy_stream_end_alike(always: list[bool]) -> None:
+@pytest.mark.usefixtures("always")
+def test_many_launches_beside_a_busy_stream_end_alike() -> None:
     """Blocks wait for others: all of them are resident, whatever else runs."""
     layer, x = layer_of("min_gru", 256, 256, "bfloat16", 6), torch.randn(9, 512, 256, device="cuda", dtype=torch.bfloat16)
     busy, matrix = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)

@@ -14,22 +14,22 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, sol
 # Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 WARPGROUP_THREADS, WARPGROUP_CHANNELS = 128, 64
-# Columns of a product: with as many the operands of two warpgroups arrive from L2 as fast as they are multiplied.
+# Columns of a product: with so many the operands of two warpgroups arrive from L2 as fast as they are multiplied.
 TILE_STEPS = 128
 ROW_BYTES = 128  # of an operand in shared memory
 TENSOR_MAP_BYTES = 128
 # Registers of a thread (PTX ISA, setmaxnreg): what copies needs few, and the others share what is left.
 PRODUCER_REGISTERS = 24
-# Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. Kernels of two
-# gates have no spills with so many, those of three have, compiled by NVRTC 13.0.
+# Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. With so many
+# kernels of two gates do not spill, compiled by NVRTC 13.0, those of three would.
 CONSUMER_REGISTERS_FIXED = 50
-# What follows was fitted to two sizes on an H200 (docs/lab-notes.md). Of the peak of the tensor cores while a tile is multiplied,
-# with endless stages, and of a library's product.
+# What follows was fitted to two sizes on an H200 (docs/lab-notes.md). Of the peak of the tensor cores while a tile is
+# multiplied, with endless stages, and of a library's product.
 SHARE_OF_PEAK, PRODUCT_SHARE_OF_PEAK = 0.85, 0.68
 SCAN_SHARE_OF_BANDWIDTH = 0.9  # of a scan alone
 CYCLES_PER_SCAN = 4000.0  # of a tile's, which the products of the other warpgroup do not hide
-# From the end of a tile's products to its states in the block that waits for them, through L2: an upper bound, since no long chain
-# was measured.
+# From the end of a tile's products to its states in the block that waits for them, through L2: an upper bound, since no long
+# chain was measured.
 HOP_US = 1.5
 WORTH = 0.95  # a smaller gain is within the error of the predictions
 ENDS_US = 5.0  # the maps of the operands and the first chunks, and the last states stored
