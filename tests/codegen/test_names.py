@@ -49,8 +49,7 @@ s2[t] = p0 * s2[t-1] + W.g1
 # Of two gates, with its projection in the same kernel.
 PROJECTED = """
 v0 = sigmoid(W.g0 + p0)
-s0[t] = v0 * s0[t-1] + W.g1
-s1[t] = p1 * s1[t-1] + v0
+s0[t] = v0 * s0[t-1] + W.g1 * p1
 """
 DIAGONAL = """
 v0 = sigmoid(W.g0 + p0 * s0[t-1])
@@ -75,7 +74,7 @@ s0[t] = v0 * s0[t-1] + sum(p1 * s1[t])
 """
 OUTPUTS = {
     AFFINE: "tanh(W.g2 + v0) * (s0[t] - s0[t-1]) + p1 * s1[t] + s2[t]",
-    PROJECTED: "s0[t] * s1[t]",
+    PROJECTED: "tanh(s0[t]) * s0[t-1]",
 }
 SLOTS = ("g0", "g1", "g2", "s0", "s1", "s2", "p0", "p1", "v0", "v1", "i0", "i1")
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {

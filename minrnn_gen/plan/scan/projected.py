@@ -20,8 +20,8 @@ ROW_BYTES = 128  # of an operand in shared memory
 TENSOR_MAP_BYTES = 128
 # Registers of a thread (PTX ISA, setmaxnreg): what copies needs few, and the others share what is left.
 PRODUCER_REGISTERS = 24
-# Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. With so many
-# kernels of two gates do not spill, compiled by NVRTC 13.0, those of three would.
+# Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. With so
+# many kernels of two gates do not spill, compiled by NVRTC 13.0; those of three would.
 CONSUMER_REGISTERS_FIXED = 50
 # What follows was fitted to two sizes on an H200 (docs/lab-notes.md). Of the peak of the tensor cores while a tile is
 # multiplied, with endless stages, and of a library's product.
