@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
@@ -43,9 +44,10 @@ def kernel_from(builder: Builder) -> Kernel:
     if builder.kind == "dense":
         # One kernel runs in either direction, and a single step too.
         return Kernel(builder, builder.build_all([builder.choose("forward", specialization, sizes)]))
-    wanted = [
-        builder.choose("forward", replace(specialization, reverse=reverse), sizes) for reverse in RUNS_REVERSED[spec.direction]
-    ]
+    runs = [replace(specialization, reverse=reverse) for reverse in RUNS_REVERSED[spec.direction]]
+    if projected := projected_at(builder, sizes):
+        runs = [projected]
+    wanted = [builder.choose("forward", run, sizes) for run in runs]
     if len(wanted) == 1:
         wanted.append(builder.choose("step", specialization, sizes))
     return Kernel(builder, builder.build_all(wanted))

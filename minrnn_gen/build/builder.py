@@ -372,6 +372,17 @@ class Builder:
         """Return the program of a pass as its kernels take it: a step computes what a forward does."""
         return self.programs.of_kernels(kernel_pass)
 
+    def projects(self, problem: Problem) -> bool:
+        """Say whether a scan of `problem`, whose sizes are those of a call, multiplies x by its weight in the same kernel."""
+        from minrnn_gen.plan.scan import projected
+
+        return projected.serves(problem)
+
+    @cached_property
+    def unprojected(self) -> set[Specialization]:
+        """Those of scans with their projection whose kernels took more than was promised."""
+        return set()
+
     def problem(self, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel."""
         return self.problem_of(self.programs.shape(key.kernel_pass, key.specialization.states_out), key)

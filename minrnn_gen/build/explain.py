@@ -73,6 +73,8 @@ def strategy_in_words(plan: KernelPlan) -> str:
         case "persistent":
             by = PRODUCTS[plan.matrix_product]
             return f"persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}"
+        case "projected":
+            return f"one launch: the product of {plan.specialization.input_size} inputs with the weight, and the scan behind it"
         case "decode":
             return "decode: one step in one launch, the recurrent matrix read once by all SMs together"
         case "stepwise" if plan.kernel_pass == "step":

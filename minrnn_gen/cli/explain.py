@@ -75,11 +75,10 @@ def _write_page(request: Request, which: Pass, batch: int | None, time: int | No
     from minrnn_gen.build.decision_page import decision_page
     from minrnn_gen.build.output_files import refused_by_option, write_output
     from minrnn_gen.plan.problem import Sizes
-    from minrnn_gen.run.ahead import plain_specialization
 
     built = _built(request, which, batch, time)
     builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.batch, built.plan.time)
-    key = builder.key_of(which.value, plain_specialization(builder, which.value, sizes), sizes)
+    key = builder.key_of(which.value, built.plan.specialization, sizes)
     solution = next(solution for solution in builder.solutions(key) if solution.family.name == built.plan.name)
     page = decision_page(built, solution, request.target.profile, f", {request.gpu_choice}")
     with refused_by_option("--html", path):

@@ -14,7 +14,7 @@ from minrnn_gen.config.spec import Spec
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths.
 
-    A reverse pass says so in its name, and so does a forward that saves what a backward reads.
+    A reverse pass says so in its name, and so does a forward that saves what a backward reads, or has the projection in it.
 
     Each file is replaced as a whole or not at all; what is a link or a pipe there is written to. A folder that cannot be
     written is BadInput.
@@ -24,7 +24,8 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     direction = "_reverse" if plan.specialization.reverse else ""
     # A forward that keeps the states for a backward is a kernel of its own.
     saving = "_saving" if plan.kernel_pass == "forward" and plan.specialization.states_out != "none" else ""
-    name = f"{plan.model}_{plan.kernel_pass}{saving}{direction}_{plan.arch}"
+    projected = "_projected" if plan.specialization.input_size else ""
+    name = f"{plan.model}_{plan.kernel_pass}{projected}{saving}{direction}_{plan.arch}"
     paths = [Path(folder) / f"{name}.{suffix}" for suffix in contents]
     with refused_by_option("--out", folder, "a folder"):
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,18 @@ def _scan_forward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from sizes_of("batch", "time")
 
 
+def _projected_forward(_: Variant, names: ArrayNames) -> Parameters:
+    yield input_array("x", "storage_t", "[batch, time, INPUT_SIZE]", "call.x")
+    yield input_array("weight", "storage_t", "[GATES, HIDDEN_SIZE, INPUT_SIZE]", "call.weight")
+    yield from vectors_of(names, recurrent=False)
+    yield from states_of("initial", names, "call.initial")
+    yield output_array("y", "storage_t", "[batch, time, HIDDEN_SIZE]", "outputs.y")
+    yield output_array("preactivations", "storage_t", "[batch, time, GATES, HIDDEN_SIZE] or null", "launch.preactivations")
+    yield from states_out_of("final", names, "outputs.final")
+    yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
+    yield from sizes_of("batch", "time")
+
+
 def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from scan_inputs(variant, names)
     for name in named_arrays("saved", names.saved_states):
@@ -261,6 +273,7 @@ STEP_SIGNATURE = Signature((
 _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = {
     ("scan_forward", ""): _scan_forward,
     ("scan_backward", ""): _scan_backward,
+    ("projected_forward", ""): _projected_forward,
     ("diagonal_forward", ""): _scan_forward,
     ("diagonal_backward", ""): _scan_backward,
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),

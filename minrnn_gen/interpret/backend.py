@@ -274,7 +274,9 @@ class WatchedKernel:
 
     def resident_blocks(self) -> int:
         """Return how many blocks are launched at once where they wait for each other."""
-        return COOPERATIVE_BLOCKS if self.plan.strategy == "cooperative" else GROUPS_AT_ONCE * self.plan.grid_blocks
+        return (
+            COOPERATIVE_BLOCKS if self.plan.strategy in ("cooperative", "projected") else GROUPS_AT_ONCE * self.plan.grid_blocks
+        )
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:

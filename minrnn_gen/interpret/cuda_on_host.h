@@ -69,6 +69,7 @@ void add_release(unsigned* counter);
 unsigned load_acquire(const unsigned* counter);
 unsigned atomic_add(unsigned* to, unsigned value);
 void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row);
+void store_transposed(void* row, const unsigned (&pairs)[4]);
 // mma.sync m16n8k16 of 16-bit values, m16n8k8 of tf32.
 void multiply_add_16bit(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high, bool are_bfloat16);
 void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low, unsigned high);
@@ -87,6 +88,35 @@ void give_up(const char* awaited, long long iteration);
 MINRNN_INLINE unsigned long long matrix_descriptor(const void* matrix) { return reinterpret_cast<unsigned long long>(matrix); }
 MINRNN_INLINE unsigned long long matrix_descriptor_at(unsigned long long descriptor, int offset_bytes) { return descriptor + offset_bytes; }
 MINRNN_INLINE const unsigned char* matrix_of(unsigned long long descriptor) { return reinterpret_cast<const unsigned char*>(descriptor); }
+// A map for copies of tiles: where it begins, then of each axis the size of a box, and the bytes from one to the next.
+constexpr int BOXES_FROM = 1, STRIDES_FROM = 6;
+MINRNN_INLINE void begin_tensor_map(unsigned long long* words, const void* base) { words[0] = reinterpret_cast<unsigned long long>(base); }
+MINRNN_INLINE void set_tensor_axis(unsigned long long* words, int axis, int box, long long stride_bytes) {
+    words[BOXES_FROM + axis] = box;
+    words[STRIDES_FROM + axis] = stride_bytes;
+}
+MINRNN_INLINE void publish_tensor_map(unsigned long long* to, const unsigned long long* from, int words) {
+    sync_warp(~0u);
+    for (int word = 0; threadIdx.x % LANES == 0 && word < words; ++word) to[word] = from[word];
+    sync_warp(~0u);
+}
+// Rows of 128 bytes, in pieces of 16: piece p of row r to p ^ (r % 8).
+MINRNN_INLINE void copy_box(unsigned char* to, const unsigned long long* words, const int* coordinate, int axes, int value_bytes, void* mbarrier) {
+    constexpr int ROW_BYTES = 128, PIECE_BYTES = 16, SWIZZLED_ROWS = 8;
+    int rows = 1;
+    for (int axis = 1; axis < axes; ++axis) rows *= int(words[BOXES_FROM + axis]);
+    for (int row = 0; row < rows; ++row) {
+        const unsigned char* from = reinterpret_cast<const unsigned char*>(words[0]) + coordinate[0] * value_bytes;
+        for (int axis = 1, rest = row; axis < axes; ++axis) {
+            const int box = int(words[BOXES_FROM + axis]);
+            from += (coordinate[axis] + rest % box) * static_cast<long long>(words[STRIDES_FROM + axis]);
+            rest /= box;
+        }
+        for (int piece = 0; piece < ROW_BYTES / PIECE_BYTES; ++piece) {
+            bulk_copy(to + row * ROW_BYTES + (piece ^ row % SWIZZLED_ROWS) * PIECE_BYTES, from + piece * PIECE_BYTES, PIECE_BYTES, mbarrier);
+        }
+    }
+}
 template <typename Value> MINRNN_INLINE Value shuffled(unsigned lanes, Value value, int from_lane) {
     exchange(lanes, &value, sizeof value, from_lane);
     return value;

@@ -9,7 +9,7 @@ from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import diagonal, pointwise
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import channels, cooperative, time
+from minrnn_gen.plan.scan import channels, cooperative, projected, time
 from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
 from minrnn_gen.plan.vectors import family as vectors
 
@@ -20,6 +20,7 @@ FAMILIES: tuple[Family, ...] = (
     time.BACKWARD,
     cooperative.FORWARD,
     cooperative.BACKWARD,
+    projected.FORWARD,
     pointwise.SCAN,
     large_batch.FORWARD,
     large_batch.BACKWARD,
@@ -116,6 +117,8 @@ def _refusal(problem: Problem) -> str:
 def _scan_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
         return (pointwise.SCAN,)
+    if problem.specialization.input_size:
+        return (projected.FORWARD,)
     backward = problem.kernel_pass == "backward"
     if problem.layout == "BDT":
         return (time.BACKWARD if backward else time.FORWARD,)

@@ -21,9 +21,9 @@ WORKSPACE_HEAD_BYTES = 128
 StatesOut = Literal["none", "storage", "arithmetic"]
 # By the class of the cell; those for n values per channel serve scans and diagonal cells.
 FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
-# channels, time, cooperative: a scan with lanes along that axis, or by all blocks at once. serial: a thread takes all steps,
-# elementwise: one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
-Strategy = Literal["channels", "time", "cooperative", "serial", "elementwise", "persistent", "decode", "stepwise"]
+# A scan by lanes along channels or time, by all blocks, or with its projection. serial: a thread takes all steps, elementwise:
+# one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
+Strategy = Literal["channels", "time", "cooperative", "projected", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
 Value = TypeVar("Value")
 _Readers = Mapping[str, Callable[[Any], Any]]
@@ -34,8 +34,8 @@ class Specialization:
     """The properties of a call that a compiled kernel depends on; a call in another specialization gets a kernel of its own.
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
-    runs from the last step to the first. `resets`: the call has some. `states_out`: in which dtype the states after every step
-    are written, if they are. `packed`: sequences lie behind each other, so that their tiles are not known before the launch.
+    runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
+    sequences lie behind each other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
     """
 
     alignment_bytes: int
@@ -43,6 +43,7 @@ class Specialization:
     resets: bool = False
     states_out: StatesOut = "none"
     packed: bool = False
+    input_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ class KernelPlan:
     @property
     def is_cooperative(self) -> bool:
         """Whether blocks wait for others whatever their order, so that all of a launch have to be resident."""
-        return self.strategy == "cooperative" or self.group_exchange_bytes > 0
+        return self.strategy in ("cooperative", "projected") or self.group_exchange_bytes > 0
 
     @property
     def grid_blocks(self) -> int:
@@ -326,7 +327,7 @@ class KernelPlan:
     @property
     def sums_of_lane(self) -> range:
         """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
-        return range(self.variables["batch_tile"] // 2)
+        return range(self.variables.get("batch_tile", self.tile_steps) // 2)
 
     @property
     def packets_per_tile(self) -> int:

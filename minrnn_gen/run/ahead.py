@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
@@ -38,6 +39,8 @@ def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes
         return step_specialization(builder)
     if kernel_pass == "backward" and not spec.training:
         raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
+    if kernel_pass == "forward" and (projected := projected_at(builder, sizes)):
+        return projected
     return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
 
 
@@ -61,6 +64,8 @@ def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Special
     kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
+    if projected := projected_at(builder, sizes):
+        passes.append(("forward", projected))
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
         passes += [("backward", replace(specialization, reverse=reverse))] if spec.training else []

@@ -121,7 +121,7 @@ class Executor:
         The results have the states after every step with `all_states`, and where only a backward reads them.
         """
         states_out = self._states_out(all_states, saves)
-        call_key = self._keyed(("forward", states_out), arguments)
+        call_key = self._keyed(("forward", states_out, saves), arguments)
         replay = self.gpu.forwards.replay(call_key)
         if replay is not None:
             return replay.result, replay
@@ -170,7 +170,7 @@ class Executor:
             return None  # `Kernel.forward` says why not
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
-        call_key = keyed(("forward", self._states_out(all_states, saves)), [*arrays])
+        call_key = keyed(("forward", self._states_out(all_states, saves), saves), [*arrays])
         if is_on_cpu(arrays[0]):
             return self.cpu.replay_forward(call_key, saves)
         replay = self.gpu.forwards.replay(call_key)
@@ -236,7 +236,7 @@ class Executor:
     def _restored(self, states_out: StatesOut, flat: KeyedArrays, inputs: int, results: int) -> RestoredBackward | None:
         """Return the backward of a forward that is restored from so many inputs and results, if its trace is there."""
         arrays, incoming = flat.arrays, inputs + results
-        call = keyed(("forward", states_out), arrays[:inputs])
+        call = keyed(("forward", states_out, True), arrays[:inputs])
         forward = restored_replay(self.gpu.forwards.find(call), call, arrays[inputs], arrays[inputs + 1 : incoming])
         arriving = None if forward is None else keyed(forward.trace, arrays[incoming:])
         if forward is None or arriving is None:
@@ -255,7 +255,7 @@ class Executor:
 
         For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """
-        call_key = self._keyed(("forward", self._states_out(all_states, True)), arguments)
+        call_key = self._keyed(("forward", self._states_out(all_states, True), True), arguments)
         replay = restored_replay(self.gpu.forwards.find(call_key), call_key, y, arrays)
         if replay is not None:
             return Saved(self, replay.result, replay)
@@ -293,9 +293,10 @@ class Executor:
         Where it writes `all_states` a backward is expected, and built meanwhile.
         """
         states_out = self._states_out(all_states, saves=False)
-        call_key = keyed(("forward", states_out), arguments.flat(self.interface))
+        saves = all_states and self._builder.spec.training
+        call_key = keyed(("forward", states_out, saves), arguments.flat(self.interface))
         call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
-        return self.recorded.forward(call, states_out, saves=all_states and self._builder.spec.training).replay
+        return self.recorded.forward(call, states_out, saves).replay
 
     def record_on_host(
         self, arguments: CallArguments, all_states: bool = False, single_step: bool = False

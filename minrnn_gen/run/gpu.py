@@ -18,6 +18,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.projected import ProjectedScan
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import ByKey, Trace, TraceCache
 from minrnn_gen.run.saved import Forward, owner_of
@@ -59,6 +60,7 @@ class GpuRun:
     def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
         self._interface, self._backend = interface, backend
         self._cells = _cells_of(interface, builder, backend)
+        self._fused = ProjectedScan(interface, builder) if isinstance(self._cells, ScanRun) else None
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
@@ -111,8 +113,9 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
-        projected = self._projected(recorder, call, interface.preactivation_axes)
-        if call.batch:
+        fused = self._fused.forward(recorder, call, outputs, states_out, saves) if self._fused else None
+        projected = fused or self._projected(recorder, call, interface.preactivation_axes)
+        if call.batch and not fused:
             for run, part in runs_of(interface, projected):
                 self._cells.forward(recorder, part, outputs_of_run(interface, outputs, run), states_out)
         forward = Forward(call, projected, outputs)

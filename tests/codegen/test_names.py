@@ -46,6 +46,11 @@ v1 = W.g2 * v0 + p0
 s0[t] = v0 * s0[t-1] + v1 * p1
 s2[t] = p0 * s2[t-1] + W.g1
 """
+# Of two gates, with its projection in the same kernel.
+PROJECTED = """
+v0 = sigmoid(W.g0 + p0)
+s0[t] = v0 * s0[t-1] + W.g1 * p1
+"""
 DIAGONAL = """
 v0 = sigmoid(W.g0 + p0 * s0[t-1])
 v1 = tanh(W.g1 + W.g2 * s1[t-1])
@@ -67,10 +72,14 @@ s1[t] = v0 * s1[t-1] + v1 * S.i1 + p1
 s2[t] = v0 * s2[t-1] + W.g2
 s0[t] = v0 * s0[t-1] + sum(p1 * s1[t])
 """
-OUTPUTS = {AFFINE: "tanh(W.g2 + v0) * (s0[t] - s0[t-1]) + p1 * s1[t] + s2[t]"}
+OUTPUTS = {
+    AFFINE: "tanh(W.g2 + v0) * (s0[t] - s0[t-1]) + p1 * s1[t] + s2[t]",
+    PROJECTED: "tanh(s0[t]) * s0[t-1]",
+}
 SLOTS = ("g0", "g1", "g2", "s0", "s1", "s2", "p0", "p1", "v0", "v1", "i0", "i1")
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     AFFINE: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
+    PROJECTED: ({"precision": "bf16", "hidden_size": 128, "input_size": 64},),
     DIAGONAL: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
     DENSE: ({"precision": "bf16"}, {"precision": "fp32"}),
     VECTORS: ({"precision": "bf16", "state_size": 4}, {"precision": "fp32", "layout": "BDT", "state_size": 6}),
@@ -96,7 +105,9 @@ def cell_with(text: str, names: dict[str, str]) -> dict[str, Any]:
     def named(code: str) -> str:
         return re.sub(r"\b[gspvi]\d\b", lambda slot: names[slot[0]], code)
 
-    parameters, states, shared = ([slot for slot in SLOTS if slot[0] == kind] for kind in "psi")
+    parameters, states, shared = (
+        [slot for slot in SLOTS if slot[0] == kind and (slot in text or text != PROJECTED)] for kind in "psi"
+    )
     output = {"output": named(OUTPUTS[text])} if text in OUTPUTS else {}
     cell = {"name": "odd", "equations": named(text), **output}
     if text != VECTORS:
@@ -121,6 +132,9 @@ def plans_of(text: str) -> tuple[tuple[dict[str, Any], KernelPlan], ...]:
             kept = {"states_out": "arithmetic"} if kernel_pass == "forward" else {}
             for solution in builder.solutions(builder.key_of(kernel_pass, replace(builder.hinted_specialization, **kept))):
                 plans.append((spec, solution.plan(0)))
+        if input_size := builder.spec.input_size:
+            alone = replace(builder.hinted_specialization, input_size=input_size)
+            plans.append((spec, builder.solve(builder.key_of("forward", alone)).plan(0)))
     return tuple(plans)
 
 
@@ -149,7 +163,7 @@ def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> N
         assert before.startswith(PREFIX), before
 
 
-@pytest.mark.parametrize("text", SPECS, ids=("affine", "diagonal", "dense", "vectors"))
+@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "vectors"))
 def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
     """Two sets of names, none of them in a template: what differs between the kernels is of the cell."""
     first, second = ({slot: f"{mark}{slot}" for slot in SLOTS} for mark in ("qqq", "zzz"))

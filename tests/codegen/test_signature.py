@@ -50,6 +50,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "gpu": "a100"},
     {"model": LEAKY, "precision": "fp64"},
     {"model": "gru", "precision": "fp16", "gpu": "t4"},
+    {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
@@ -71,6 +72,8 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
             for rank, candidate in enumerate(solution.candidates):
                 kinds.setdefault(kind_of(dict(candidate)), rank)
             yield from map(solution.plan, kinds.values())
+    if kernel_pass == "forward" and builder.spec.input_size:
+        yield builder.solve(builder.key_of(kernel_pass, replace(hinted, input_size=builder.spec.input_size))).plan(0)
 
 
 @functools.cache
@@ -149,7 +152,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 # What a source begins with, and the names that may follow.
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "checkpoints", "part_ends",
-    "phase",
+    "phase", "preactivations",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
 
 from support.documentation import ROOT, code, table, tables
@@ -17,6 +18,7 @@ from minrnn_gen.errors import MinrnnError
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import CellKind, CellShape, Problem
+from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
@@ -61,6 +63,9 @@ def problems_of(kind: CellKind, state_size: int = 0) -> Iterator[tuple[Problem, 
         problem = Problem(kernel_pass, cell, *sizes, state_size=state_size)
         for family in families_of(problem):
             yield problem, family
+        with_projection = replace(problem, specialization=replace(specialization, input_size=512))
+        if kind == "affine-diagonal" and not projected.refusal(with_projection) and kernel_pass == "forward":
+            yield with_projection, projected.FORWARD
 
 
 def owners_in(rows: list[tuple[str, ...]]) -> dict[str, set[str]]:

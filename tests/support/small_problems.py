@@ -26,6 +26,8 @@ from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
+from minrnn_gen.plan.problem import Problem as KernelProblem
+from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
@@ -44,6 +46,10 @@ class WantedBuilder(EmulatedBuilder):
         return self.key_of(
             kernel_pass, specialization, Sizes(self.hinted_sizes.batch, max(self.hinted_sizes.time, ASSUMED_TIME))
         )
+
+    def projects(self, problem: KernelProblem) -> bool:
+        """Say whether x is multiplied in the kernel of the scan: where its variables are wanted, whatever the sizes."""
+        return "channel_warpgroups" in dict(self.wanted) and not projected.refusal(problem)
 
     def solve(self, key: KernelKey) -> Solution:
         """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
@@ -92,8 +98,8 @@ class Problem:
     # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
     # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch; or
-    # it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or sequences, one of them
-    # without steps, are "packed" one behind the other.
+    # it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles"
+    # of two sequences; or sequences, one of them without steps, are "packed" one behind the other.
     call: str
 
     def __str__(self) -> str:
@@ -213,6 +219,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         if problem.call in ("packed", "whole"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
+    if problem.call.startswith("tiles"):
+        return Case(2, 4 * projected.TILE_STEPS)
     if problem.call == "pieces":
         return Case(1, 2 * plan.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
@@ -252,7 +260,7 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
-    if call == "bare":
+    if call.endswith("bare"):
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
@@ -265,7 +273,7 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call == "whole":
         lengths = numpy.array([case.time // 2] + [case.time] * (case.batch - 1))
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
-    if call == "mixed":
+    if call.endswith("mixed"):
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
         return Inputs(forward, inputs.dy, inputs.dstate, step)
     return inputs
@@ -324,6 +332,9 @@ CHANNELS = {
 }  # fmt: skip
 # All blocks on the same stretch of time.
 COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
+# A scan in one kernel with its projection, of more chunks than there are stages.
+PROJECTED = {"channel_warpgroups": 2, "stages": 2}
+INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
 TIME = {"warps": 2, "time_warps": 1, "steps_per_lane": 2, "stages": 2, "lookback": 0}
 DENSE = {
     "cluster_blocks": 1, "grid_blocks": 1, "split_k_warps": 1, "batch_tile": 2, "stages": 2, "row_warps": 2,
@@ -400,6 +411,14 @@ BOTH_KINDS: dict[str, Any] = {
     },
     "state_size": 3,
 }
+# A scan of two gates with a parameter.
+TRACKING: dict[str, Any] = {
+    "model": {
+        "name": "tracking",
+        "parameters": ["rate"],
+        "equations": "z = sigmoid(rate) * sigmoid(W.z)\nh[t] = (1 - z) * h[t-1] + z * W.n",
+    },
+}
 # A diagonal cell whose backward sums nothing, where there is no bias.
 LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tanh(W.n + h[t-1])"}, "hidden_size": 20}
 
@@ -444,6 +463,14 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("looking back", LOOKING | {"hidden_size": 20}, COOPERATIVE, "long resets", BOTH),
         ("two states", TWO_STATES | {"hidden_size": 20}, COOPERATIVE, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
+    ),
+    "projected": (
+        ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-bare", BOTH),
+        ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles", FORWARD),
+        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
+        ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
+        ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
+        ("log", GRU | LOG | INPUTS, PROJECTED, "tiles", FORWARD),
     ),
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),

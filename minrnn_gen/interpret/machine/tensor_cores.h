@@ -1,4 +1,4 @@
-// Matrix products of a warp (mma.sync), and loads of their operands (ldmatrix).
+// Matrix products of a warp (mma.sync), loads of their operands (ldmatrix), and transposed stores (stmatrix).
 #pragma once
 #include "warps.h"
 
@@ -66,6 +66,24 @@ void load_matrices(unsigned (&first)[2], unsigned (*second)[2], const void* row)
                 std::memcpy(m < 2 ? &target.first[m] : &target.second[m - 2], from + lane % 4 * sizeof(unsigned), sizeof(unsigned));
             }
         }
+    });
+}
+// PTX ISA, stmatrix with .trans: lane 8 m + r has the address of row r of matrix m, which is column r of the lanes' pairs.
+struct StmatrixOperands { unsigned char* row; const unsigned* pairs; };
+void store_transposed(void* row, const unsigned (&pairs)[4]) {
+    constexpr std::size_t ROW_BYTES = 16, ROWS = 8;
+    StmatrixOperands operands = {static_cast<unsigned char*>(row), pairs};
+    check_access(row, ROW_BYTES, ROW_BYTES, WRITE, CALLER);
+    collective(~0u, "stmatrix.x4", &operands, CALLER, [](Warp& warp) {
+        for (int lane = 0; lane < LANES; ++lane) {
+            unsigned char* to = static_cast<StmatrixOperands*>(warp.operands[lane])->row;
+            for (std::size_t n = 0; n < ROWS; ++n) {
+                const auto* pairs = static_cast<StmatrixOperands*>(warp.operands[n * 4 + lane % ROWS / 2])->pairs;
+                const auto value = static_cast<unsigned short>(pairs[lane / ROWS] >> lane % 2 * 16);
+                std::memcpy(to + n * sizeof value, &value, sizeof value);
+            }
+        }
+        ++memory_changes;
     });
 }
 }  // namespace minrnn_host

@@ -1,0 +1,209 @@
+"""The search space of scans behind their input projection in one kernel: a persistent product by warpgroups, along time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, solve
+
+# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
+ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
+WARPGROUP_THREADS, WARPGROUP_CHANNELS = 128, 64
+# Columns of a product: with so many the operands of two warpgroups arrive from L2 as fast as they are multiplied.
+TILE_STEPS = 128
+ROW_BYTES = 128  # of an operand in shared memory
+TENSOR_MAP_BYTES = 128
+# Registers of a thread (PTX ISA, setmaxnreg): what copies needs few, and the others share what is left.
+PRODUCER_REGISTERS = 24
+# Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. With so
+# many kernels of two gates do not spill, compiled by NVRTC 13.0; those of three would.
+CONSUMER_REGISTERS_FIXED = 50
+# What follows was fitted to two sizes on an H200 (docs/lab-notes.md). Of the peak of the tensor cores while a tile is
+# multiplied, with endless stages, and of a library's product.
+SHARE_OF_PEAK, PRODUCT_SHARE_OF_PEAK = 0.85, 0.68
+SCAN_SHARE_OF_BANDWIDTH = 0.9  # of a scan alone
+CYCLES_PER_SCAN = 4000.0  # of a tile's, which the products of the other warpgroup do not hide
+# From the end of a tile's products to its states in the block that waits for them, through L2: an upper bound, since no long
+# chain was measured.
+HOP_US = 1.5
+WORTH = 0.95  # a smaller gain is within the error of the predictions
+ENDS_US = 5.0  # the maps of the operands and the first chunks, and the last states stored
+
+
+def refusal(problem: Problem) -> str:
+    """Return why such a kernel is not for calls of the sizes of `problem`; empty where it is."""
+    specialization, storage_bytes = problem.specialization, problem.precision.storage_bytes
+    if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
+        return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
+    if problem.layout != "BTD":
+        return f"the rows of a sequence do not lie behind each other in layout {problem.layout}, only in BTD"
+    if problem.cell.kind != "affine-diagonal" or problem.state_size:
+        return f"{problem.cell.name} is no scan of one value per channel and state"
+    if storage_bytes != 2 or problem.precision.arithmetic_dtype != "float32":
+        return f"products in {problem.precision.name} are not those of warpgroups in 16 bits"
+    if specialization.reverse or specialization.resets or specialization.packed or specialization.states_out != "none":
+        return "it runs forward, without resets, over whole sequences, and writes no states but y"
+    if problem.time % TILE_STEPS:
+        return f"sequences are no whole tiles of {TILE_STEPS} steps"
+    if specialization.alignment_bytes < WIDEST_COPY_BYTES:
+        return f"rows start at multiples of {specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
+    return ""
+
+
+def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
+    return {"channel_warpgroups": (2,), "stages": (2, 3, 4)}
+
+
+def _consumer_registers(problem: Problem) -> int:
+    """Return what a lane needs: its sums, and what the scan of a tile takes besides."""
+    return len(problem.cell.gates) * (WARPGROUP_CHANNELS * TILE_STEPS // WARPGROUP_THREADS) + CONSUMER_REGISTERS_FIXED
+
+
+def _launch_registers(problem: Problem, warpgroups: int) -> int:
+    """Return the registers of a thread at the launch, when all have as many."""
+    gpu = problem.gpu
+    return min(gpu.registers_per_block_max // (warpgroups * WARPGROUP_THREADS) // 8 * 8, gpu.registers_per_thread_max)
+
+
+def _registers_left(problem: Problem, consumers: int) -> int:
+    """Return the registers of a thread that multiplies, once those that copy gave theirs away."""
+    left = _launch_registers(problem, consumers + 1) * (consumers + 1) - PRODUCER_REGISTERS
+    return min(left // consumers // 8 * 8, problem.gpu.registers_per_thread_max // 8 * 8)
+
+
+def _shared_map(problem: Problem, consumers: int, stages: int) -> Mapping[str, int]:
+    channels = consumers * WARPGROUP_CHANNELS
+    mbarriers_bytes = (2 * stages + 1) * limits.MBARRIER_BYTES
+    return {
+        "stages": stages * (len(problem.cell.gates) * channels + TILE_STEPS) * ROW_BYTES,
+        "rows": consumers * TILE_STEPS * ROW_BYTES,
+        "maps": 2 * TENSOR_MAP_BYTES,
+        "mbarriers": -(-mbarriers_bytes // TENSOR_MAP_BYTES) * TENSOR_MAP_BYTES,
+    }
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    inputs_bytes = problem.specialization.input_size * problem.precision.storage_bytes
+    return (
+        Constraint(
+            "whole_channel_tiles",
+            "a block multiplies whole tiles of channels, so hidden_size must be a multiple of one",
+            ("channel_warpgroups",),
+            lambda consumers: problem.hidden_size % (consumers * WARPGROUP_CHANNELS),
+            lambda _: 0,
+            "channels left over",
+        ),
+        Constraint(
+            "whole_chunks",
+            f"rows of both operands are multiplied {ROW_BYTES} bytes at a time, so input_size must be a multiple of that",
+            ("stages",),
+            lambda _: inputs_bytes % ROW_BYTES,
+            lambda _: 0,
+            "bytes left over",
+        ),
+        Constraint(
+            "kept_steps",
+            "what a tile's steps come to, and what their outputs need besides, takes the registers of their pre-activations",
+            ("stages",),
+            lambda _: 2 * len(problem.cell.states) + problem.cell.carried_count,
+            lambda _: len(problem.cell.gates),
+            "values of a step",
+        ),
+        Constraint(
+            "registers_of_warpgroup",
+            "the sums of a tile live in registers, and so does what scans them",
+            ("channel_warpgroups",),
+            lambda _: _consumer_registers(problem),
+            lambda consumers: _registers_left(problem, consumers),
+            "registers",
+        ),
+        *limits.hardware_constraints(
+            problem.gpu,
+            Quantity(("channel_warpgroups",), lambda consumers: (consumers + 1) * WARPGROUP_THREADS),
+            Quantity(("channel_warpgroups",), lambda consumers: _launch_registers(problem, consumers + 1)),
+            Quantity(
+                ("channel_warpgroups", "stages"),
+                lambda consumers, stages: sum(_shared_map(problem, consumers, stages).values()),
+            ),
+        ),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    consumers = candidate["channel_warpgroups"]
+    registers = _launch_registers(problem, consumers + 1)
+    return Resources(
+        threads=(consumers + 1) * WARPGROUP_THREADS,
+        channels_per_block=consumers * WARPGROUP_CHANNELS,
+        registers_estimated=registers,
+        registers_per_thread=registers,
+        shared_map=_shared_map(problem, consumers, candidate["stages"]),
+        blocks_per_sm=1,
+        tile_steps=TILE_STEPS,
+        partition={"consumer_registers": _registers_left(problem, consumers), "producer_registers": PRODUCER_REGISTERS},
+    )
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Return the cost model's terms in microseconds.
+
+    `product`: the tiles of a block one after the other, and `cells` their scans. `chain`: the tiles of a sequence, each of
+    which waits for the state of the one before. `fill_and_drain`: what does not overlap at both ends. `launch`: also that of
+    the workspace's ones.
+    """
+    block, gpu = resources(problem, candidate), problem.gpu
+    along_time = ceil(problem.time / TILE_STEPS)
+    tiles = problem.batch * along_time * -(-problem.hidden_size // block.channels_per_block)
+    products = len(problem.cell.gates) * block.channels_per_block * TILE_STEPS * problem.specialization.input_size
+    # Chunks of other stages are under way while one is multiplied.
+    cycles = products / (_products_per_cycle(problem) * SHARE_OF_PEAK) * (1 + 1 / candidate["stages"] ** 2)
+    rounds, cycles_per_us = maximum(1, ceil(tiles / gpu.sm_count)), gpu.sm_clock_hz / 1e6
+    return {
+        "product": rounds * cycles / cycles_per_us,
+        "cells": rounds * CYCLES_PER_SCAN / cycles_per_us,
+        "chain": along_time * HOP_US,
+        "fill_and_drain": ENDS_US,
+        "launch": 2 * gpu_rates.launch_us(gpu),
+    }
+
+
+def serves(problem: Problem) -> bool:
+    """Say whether there is a kernel for `problem`, whose sizes are those of a call, and two take longer one after the other."""
+    if refusal(problem):
+        return False
+    try:
+        plan = solve(problem, FORWARD).plan()
+    except Infeasible:
+        return False
+    return plan.predicted_total_us < WORTH * apart_us(problem)
+
+
+def apart_us(problem: Problem) -> float:
+    """Return the time of a library's product and a scan at the bandwidth of memory, in microseconds."""
+    gpu = problem.gpu
+    products = len(problem.cell.gates) * problem.element_count * problem.specialization.input_size
+    product_us = products / (_products_per_cycle(problem) * PRODUCT_SHARE_OF_PEAK * gpu.sm_count * gpu.sm_clock_hz) * 1e6
+    scan_us = problem.traffic_bytes / (gpu.bandwidth_bytes_per_s * SCAN_SHARE_OF_BANDWIDTH) * 1e6
+    return product_us + scan_us + 2 * gpu_rates.launch_us(gpu)
+
+
+def _products_per_cycle(problem: Problem) -> float:
+    return float(gpu_rates.TENSOR_PRODUCTS_PER_SM_CYCLE[problem.gpu.compute_capability])
+
+
+FORWARD = Family(
+    name="scan_forward_projected",
+    entry="projected_forward",
+    strategy="projected",
+    copies=True,
+    variables=variables,
+    constraints=constraints,
+    resources=resources,
+    predicted_us=predicted_us,
+    arch=ARCH,
+)
