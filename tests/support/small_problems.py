@@ -327,8 +327,9 @@ TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"
 # Of products by warpgroups.
 LARGE = {
     "cluster_blocks": 1, "split_k_blocks": 1, "row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8,
-    "streams_matrix": 0,
+    "streams_matrix": 0, "mma_sync": 0,
 }  # fmt: skip
+BY_WARPS = {"mma_sync": 1}
 STREAMED = LARGE | {"streams_matrix": 1}
 HALVES, FOUR_TILES, BLOCKS_THAT_SUM = {"split_k_warpgroups": 2}, {"row_tiles": 4}, {"split_k_blocks": 2}
 TWO_THAT_SUM, FOUR_THAT_SUM = {"cluster_blocks": 2, "split_k_blocks": 2}, {"cluster_blocks": 4, "split_k_blocks": 4}
@@ -696,6 +697,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ),
         ("streamed groups", LSTM, STREAMED | {"column_groups": 2}, "resets", BOTH),
         ("streamed heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, STREAMED, "resets", BOTH),
+        ("by warps", LSTM, LARGE | BY_WARPS | {"row_tiles": 2}, "long resets whole", BOTH),
+        ("odd tiles by warps", FP16 | {"model": "gru", "hidden_size": 24}, LARGE | BY_WARPS | {"batch_tile": 24}, "resets", BOTH),
+        ("tf32 by warps", ONCE | {"model": "gru", "hidden_size": 20}, LARGE | BY_WARPS | {"batch_tile": 16}, "resets", BOTH),
+        ("shared by warps", BF16 | {"model": "elman", "hidden_size": 200}, LARGE | BY_WARPS | FOUR_TILES | {"batch_tile": 32}, "resets", FORWARD),
+        ("streamed by warps", LSTM, STREAMED | BY_WARPS, "resets", BOTH),
+        ("three of tf32", {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
+        ("three of tf32, shared", {"model": "lstm", "hidden_size": 100}, LARGE, "long", BOTH),
+        ("three of tf32, streamed", {"model": "elman", "hidden_size": 72}, STREAMED | HALVES | {"batch_tile": 16}, "resets", BOTH),
+        ("three of tf32 by warps", {"model": "gru", "hidden_size": 20}, LARGE | BY_WARPS | {"batch_tile": 16}, "resets", BOTH),
         # Shared memory has no room for the values of all sequences.
         (
             "streamed in rounds",

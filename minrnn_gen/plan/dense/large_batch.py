@@ -32,8 +32,8 @@ def refusal(problem: Problem) -> str:
         return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
-    if problem.matrix_product not in ("mma_16bit", "tf32"):
-        return f"products in {problem.matrix_product} are not those of warpgroups"
+    if problem.matrix_product == "fma":
+        return f"tensor cores make no products in {problem.precision.name}"
     if len(problem.cell.recurrent_gates) > PRODUCTS_MOST:
         return (
             f"{problem.cell.name} has {len(problem.cell.recurrent_gates)} recurrent products, warpgroups take {PRODUCTS_MOST}"
@@ -53,6 +53,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "column_groups": (1, 2),
         "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 160, 176, 192, 256),
         "streams_matrix": (0, 1),
+        "mma_sync": (0, 1),
     }
 
 

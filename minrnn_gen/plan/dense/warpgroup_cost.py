@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
-from minrnn_gen.plan.dense.warpgroup_partition import SWIZZLED_ROW_BYTES, TILE_ROWS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import SLICE_BYTES, SWIZZLED_ROW_BYTES, TILE_ROWS, WarpgroupPartition
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.occupancy import clusters_at_once
@@ -97,8 +97,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 
 def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
-    """Return the thousands of multiply-adds of a block; in tf32, at half the rate, a chunk has half the columns."""
-    return partition.row_tiles * TILE_ROWS * partition.block_chunks * SWIZZLED_ROW_BYTES / 2 * columns / 1000
+    """Return the thousands of multiply-adds of a block, in tf32 of twice as many, since that has half the rate."""
+    of_chunk = TILE_ROWS * partition.multiplications * SLICE_BYTES / 2 * columns
+    of_block: Amount = partition.row_tiles * partition.block_chunks * of_chunk / 1000
+    return of_block
 
 
 def _partials(partition: WarpgroupPartition) -> float:

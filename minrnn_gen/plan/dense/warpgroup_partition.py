@@ -11,7 +11,7 @@ from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
 # wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
-TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES = 64, 8, 128, 1024
+TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES, SLICE_BYTES = 64, 8, 128, 1024, 32
 WARPGROUP_WARPS = 4
 WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
 # Warps that fetch operands; one was measured to be slower by 15 to 42 % than four (docs/performance.md).
@@ -48,6 +48,7 @@ class WarpgroupPartition:
     column_groups: int
     batch_tile: int
     streams_matrix: int = 0
+    mma_sync: int = 0
 
     @property
     def is_backward(self) -> bool:
@@ -82,7 +83,17 @@ class WarpgroupPartition:
     @property
     def chunk_units(self) -> int:
         """Columns of R that are multiplied at once."""
-        return SWIZZLED_ROW_BYTES // self.problem.precision.storage_bytes
+        return SWIZZLED_ROW_BYTES // (self.parts_of_value * self.problem.precision.storage_bytes)
+
+    @property
+    def parts_of_value(self) -> int:
+        """Values that products are made of, for each of R and of the operand: a large and a small part, or itself."""
+        return 2 if self.problem.matrix_product == "tf32x3" else 1
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of a chunk, of 32 bytes of its rows each: in tf32x3 three of a large part, for two slices with one."""
+        return 6 if self.problem.matrix_product == "tf32x3" else SWIZZLED_ROW_BYTES // SLICE_BYTES
 
     @property
     def shares(self) -> int:
@@ -348,6 +359,7 @@ class WarpgroupPartition:
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
+            "chunk_units": self.chunk_units,
             "unit_chunks": self.unit_chunks,
             "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
