@@ -13,7 +13,6 @@ from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4

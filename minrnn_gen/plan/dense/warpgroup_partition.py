@@ -10,6 +10,8 @@ from functools import cached_property
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
+# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
+WGMMA_CAPABILITY = "9.0"
 # wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
 TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES, SLICE_BYTES = 64, 8, 128, 1024, 32
 WARPGROUP_WARPS = 4
@@ -31,6 +33,8 @@ STREAM_SLOTS_LEAST = 4
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
 STREAM_REGISTERS = 12  # of a forward that streams R
+# Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
+MMA_SYNC_REGISTERS = {"forward": 16, "backward": 32}
 # Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
 UNROLLED_CHUNKS_MOST = 32
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
@@ -200,14 +204,15 @@ class WarpgroupPartition:
         gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
         sums, carried = self.batch_tile // 2, self.cells * states
+        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
-            fixed = BACKWARD_REGISTERS_FIXED + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
+            fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
             return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
         of_resets = self.cells // 4 if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
-        fixed = REGISTERS_FIXED + self.streams_matrix * STREAM_REGISTERS
+        fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
 
     @cached_property
