@@ -153,6 +153,11 @@ class GpuProfile(pydantic.BaseModel):
         return self._capability >= (8, 0)
 
     @property
+    def has_bulk_copy(self) -> bool:
+        """Whether bulk copies, and registers that warpgroups divide anew, exist (compute capability 9.0)."""
+        return self._capability >= (9, 0)
+
+    @property
     def has_bf16_arithmetic(self) -> bool:
         """Whether bf16 conversions, arithmetic and tensor-core products exist, and tf32 products (compute capability 8.0)."""
         return self._capability >= (8, 0)

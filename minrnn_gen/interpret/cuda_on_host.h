@@ -54,6 +54,8 @@ unsigned vote(unsigned lanes, bool predicate);
 void mbarrier_init(void* mbarrier, unsigned arrivals);
 void mbarrier_arrive(void* mbarrier);
 void mbarrier_arrive_expect_tx(void* mbarrier, unsigned bytes);
+void mbarrier_arrive_when_copied(void* mbarrier);
+void fetch_piece(void* to_shared, const void* from_global);
 void mbarrier_wait(void* mbarrier, int phase);
 void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes);
 void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier);

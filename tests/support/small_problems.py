@@ -702,6 +702,10 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tf32 by warps", ONCE | {"model": "gru", "hidden_size": 20}, LARGE | BY_WARPS | {"batch_tile": 16}, "resets", BOTH),
         ("shared by warps", BF16 | {"model": "elman", "hidden_size": 200}, LARGE | BY_WARPS | FOUR_TILES | {"batch_tile": 32}, "resets", FORWARD),
         ("streamed by warps", LSTM, STREAMED | BY_WARPS, "resets", BOTH),
+        # Without bulk copies.
+        ("a100", LSTM | {"gpu": "a100"}, LARGE | {"row_tiles": 2}, "long resets whole", BOTH),
+        ("a100 streamed", LSTM | {"hidden_size": 72, "gpu": "a100"}, STREAMED | BLOCKS_THAT_SUM | {"batch_tile": 16}, "resets", BOTH),
+        ("a100 groups", {"model": "gru", "hidden_size": 20, "gpu": "a100"}, LARGE | {"column_groups": 2}, "resets", BOTH),
         ("three of tf32", {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
         ("three of tf32, shared", {"model": "lstm", "hidden_size": 100}, LARGE, "long", BOTH),
         ("three of tf32, streamed", {"model": "elman", "hidden_size": 72}, STREAMED | HALVES | {"batch_tile": 16}, "resets", BOTH),

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import limits
 from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
-from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WGMMA_CAPABILITY, WarpgroupPartition
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
 # Tiles that are no power of two, and not the largest that fit.
@@ -27,8 +26,8 @@ CONSUMERS_MOST = 4
 
 def refusal(problem: Problem) -> str:
     """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
-    if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
-        return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
+    if not problem.gpu.has_async_copy:
+        return f"{problem.gpu.name} has no asynchronous copies, which sm_80 has first"
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
     if problem.matrix_product == "fma":
@@ -45,14 +44,14 @@ def refusal(problem: Problem) -> str:
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     backward = problem.kernel_pass == "backward"
     return {
-        "cluster_blocks": (1, 2, 4, 8) if backward else (1,),
+        "cluster_blocks": (1, 2, 4, 8) if backward and problem.gpu.has_clusters else (1,),
         "split_k_blocks": (1, 2, 4, 8) if backward else (1, 2, 4),
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
         "column_groups": (1, 2),
         "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 160, 176, 192, 256),
         "streams_matrix": (0, 1),
-        "mma_sync": (0, 1),
+        "mma_sync": (0, 1) if problem.gpu.compute_capability == WGMMA_CAPABILITY else (1,),
     }
 
 
@@ -174,6 +173,11 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
+def _arch_of(problem: Problem) -> str:
+    """Return the architecture with what no later one need have: wgmma, and registers that warpgroups divide anew."""
+    return problem.gpu.arch + "a" * problem.gpu.has_bulk_copy
+
+
 def _family(name: str) -> Family:
     return Family(
         name=name,
@@ -184,7 +188,7 @@ def _family(name: str) -> Family:
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
-        arch=ARCH,
+        arch=_arch_of,
     )
 
 

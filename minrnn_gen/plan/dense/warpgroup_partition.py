@@ -183,16 +183,21 @@ class WarpgroupPartition:
         return gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
     @property
+    def divides_registers(self) -> bool:
+        """Whether warpgroups divide the registers anew: some fetch, and those that multiply do not have the most as it is."""
+        return self.consumers > 1 and self.problem.gpu.has_bulk_copy
+
+    @property
     def producer_registers(self) -> int:
         """Registers of a thread that fetches, 0 where all threads have as many."""
-        if self.consumers == 1:
+        if not self.divides_registers:
             return 0
         return PRODUCER_REGISTERS if self.consumers == 2 else PRODUCER_REGISTERS_FEW
 
     @cached_property
     def consumer_registers(self) -> int:
         """Registers of a thread that multiplies."""
-        if self.consumers == 1:
+        if not self.divides_registers:
             return self.launch_registers
         left = self.launch_registers * self.threads - self.producer_registers * WARPGROUP_THREADS
         return left // (self.consumers * WARPGROUP_THREADS) // REGISTER_UNIT * REGISTER_UNIT
@@ -359,7 +364,6 @@ class WarpgroupPartition:
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
         gate_pieces = len(self.problem.cell.gates) * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
-        divides_anew = self.consumers > 1
         return {
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,
@@ -372,8 +376,9 @@ class WarpgroupPartition:
             "register_chunks": self.register_chunks,
             "shared_chunks": self.shared_chunks,
             "ring_slots": self.ring_slots,
+            "bulk_copies": int(self.problem.gpu.has_bulk_copy),
             "producer_warps": self.producer_warps,
-            "consumer_registers": self.consumer_registers if divides_anew else 0,
+            "consumer_registers": self.consumer_registers if self.divides_registers else 0,
             "producer_registers": self.producer_registers,
             "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
             "exchange_bytes": self.exchange_bytes,
