@@ -175,7 +175,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 def _arch_of(problem: Problem) -> str:
     """Return the architecture with what no later one need have: wgmma, and registers that warpgroups divide anew."""
-    return problem.gpu.arch + "a" * problem.gpu.has_bulk_copy
+    return problem.gpu.arch + "a" * problem.gpu.divides_registers
 
 
 def _family(name: str) -> Family:

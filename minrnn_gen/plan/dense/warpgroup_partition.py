@@ -185,7 +185,7 @@ class WarpgroupPartition:
     @property
     def divides_registers(self) -> bool:
         """Whether warpgroups divide the registers anew: some fetch, and those that multiply do not have the most as it is."""
-        return self.consumers > 1 and self.problem.gpu.has_bulk_copy
+        return self.consumers > 1 and self.problem.gpu.divides_registers
 
     @property
     def producer_registers(self) -> int:
