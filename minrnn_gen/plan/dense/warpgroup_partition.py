@@ -34,7 +34,7 @@ REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
 STREAM_REGISTERS = 12  # of a forward that streams R
 # Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
-MMA_SYNC_REGISTERS = {"forward": 16, "backward": 32}
+MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
 # Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
 UNROLLED_CHUNKS_MOST = 32
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
