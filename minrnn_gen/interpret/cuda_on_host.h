@@ -77,7 +77,7 @@ void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low,
 void set_registers(int registers);
 // wgmma, for the 16 rows of this warp: `left` is 4 words in registers or 64 rows in shared memory, `element` is bf16, f16 or tf32.
 void multiply_warpgroup(float* sum, int columns, const unsigned* left, const unsigned char* left_shared, const unsigned char* right_shared,
-                        const char* element);
+                        const char* element, bool adds = true);
 void fence_multiplications();
 void close_multiplications();
 void wait_multiplications(int pending);

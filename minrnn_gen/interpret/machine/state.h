@@ -43,6 +43,7 @@ struct Multiplication {
     const unsigned char *left_shared, *right_shared;
     int columns;
     char element;                           // the first letter of its type
+    bool adds;                              // to the sums, rather than writing them
     unsigned batch;
     float* registers;                       // of the first lane, which name the accumulators
     bool is_done;

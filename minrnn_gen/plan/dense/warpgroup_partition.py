@@ -37,6 +37,10 @@ STREAM_REGISTERS = 12  # of a forward that streams R
 MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
 # Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
 UNROLLED_CHUNKS_MOST = 32
+# Chunks in tf32x3 that tensor cores add up by themselves. Their sums are truncated: emulated, with 512 to 4096 columns, products were
+# off by 2.6 to 3.2 e-7 of themselves by chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused
+# multiply-adds 4 to 12 e-7.
+CHAIN_CHUNKS = 2
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -208,7 +212,8 @@ class WarpgroupPartition:
         cell = self.problem.cell
         gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
-        sums, carried = self.batch_tile // 2, self.cells * states
+        # In tf32x3 those of a chain of chunks, and of all chains.
+        sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
         of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
@@ -369,6 +374,7 @@ class WarpgroupPartition:
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
             "chunk_units": self.chunk_units,
+            "chain_chunks": CHAIN_CHUNKS,
             "unit_chunks": self.unit_chunks,
             "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
