@@ -1,4 +1,4 @@
-"""Mbarriers, barriers of warps, copies that arrive on mbarriers, counters and warpgroups of the emulated machine, used rightly and wrongly."""
+"""Mbarriers, barriers of warps, copies of chunks, counters and warpgroups of the emulated machine, used rightly and wrongly."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import limits
 from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
-from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WGMMA_CAPABILITY, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WarpgroupPartition
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
@@ -51,7 +51,6 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "column_groups": (1, 2),
         "batch_tile": (8, 16, 24, 32, 48, 64, 96, 128, 160, 176, 192, 256),
         "streams_matrix": (0, 1),
-        "mma_sync": (0, 1) if problem.gpu.compute_capability == WGMMA_CAPABILITY else (1,),
     }
 
 

@@ -11,7 +11,6 @@ from minrnn_gen.plan.dense.warpgroup_partition import (
     SWIZZLED_ROW_BYTES,
     TILE_ROWS,
     WARPGROUP_WARPS,
-    WGMMA_CAPABILITY,
     WarpgroupPartition,
 )
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
@@ -23,8 +22,9 @@ from minrnn_gen.plan.solver import Candidate
 WIDE_BYTES = 4  # of a value in tf32
 # Of the bytes that one SM draws from L2 alone (`gpu_rates.SM_BYTES_PER_CYCLE`), those that each draws when all do.
 SHARE_OF_ONE_SM = 0.6
-# Of the rate of wgmma what mma.sync reaches on sm_90, the only one that has both (arXiv 2402.13499).
-MMA_SYNC_SHARE = 0.62
+# Where tensor cores make more products than these in a cycle, they do so by other instructions, and mma.sync reaches a share of
+# them: on sm_90 62.9 % (arXiv 2402.13499).
+MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
 SHARED_BYTES_PER_CYCLE = 128  # that an SM reads of shared memory: a word of each of 32 banks
 # What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
 STREAM_LEAST_NS = 100.0
@@ -116,10 +116,13 @@ def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
 def _by_warps_ns(partition: WarpgroupPartition, columns: Amount) -> Amount:
     """Return the time of products by mma.sync: of the tensor cores, or of each warp's loads of the operand."""
     gpu = partition.problem.gpu
-    share = MMA_SYNC_SHARE if gpu.compute_capability == WGMMA_CAPABILITY else 1.0
-    tensor_cycles = _thousands(partition, columns) * 1000 / (gpu_rates.tensor_products(gpu.compute_capability) * share)
-    loaded_bytes = partition.row_tiles * WARPGROUP_WARPS * partition.block_chunks * partition.multiplications * SLICE_BYTES * columns
-    return maximum(tensor_cycles, loaded_bytes / SHARED_BYTES_PER_CYCLE) / gpu.sm_clock_hz * 1e9
+    products = gpu_rates.tensor_products(gpu.compute_capability)
+    if products > MMA_SYNC_PRODUCTS:
+        products *= MMA_SYNC_SHARE
+    tensor_cycles = _thousands(partition, columns) * 1000 / products
+    warps, of_chunk = partition.row_tiles * WARPGROUP_WARPS, partition.multiplications * SLICE_BYTES * columns
+    load_cycles = warps * partition.block_chunks * of_chunk / SHARED_BYTES_PER_CYCLE
+    return maximum(tensor_cycles, load_cycles) / gpu.sm_clock_hz * 1e9
 
 
 def _partials(partition: WarpgroupPartition) -> float:

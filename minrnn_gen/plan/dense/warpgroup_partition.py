@@ -37,9 +37,9 @@ STREAM_REGISTERS = 12  # of a forward that streams R
 MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
 # Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
 UNROLLED_CHUNKS_MOST = 32
-# Chunks in tf32x3 that tensor cores add up by themselves. Their sums are truncated: emulated, with 512 to 4096 columns, products were
-# off by 2.6 to 3.2 e-7 of themselves by chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused
-# multiply-adds 4 to 12 e-7.
+# Chunks in tf32x3 that tensor cores add up by themselves. They truncate sums: emulated, with 512 to 4096 columns, products were
+# off by 2.6 to 3.2 e-7 with chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused multiply-adds by
+# 4 to 12 e-7.
 CHAIN_CHUNKS = 2
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
@@ -56,12 +56,16 @@ class WarpgroupPartition:
     column_groups: int
     batch_tile: int
     streams_matrix: int = 0
-    mma_sync: int = 0
 
     @property
     def is_backward(self) -> bool:
         """Whether the kernel takes the steps from the last to the first, with the gradients of the products as operand."""
         return self.problem.kernel_pass == "backward"
+
+    @property
+    def mma_sync(self) -> bool:
+        """Whether the warps of a warpgroup multiply each for itself, by `mma.sync`, for want of `wgmma`."""
+        return self.problem.gpu.compute_capability != WGMMA_CAPABILITY
 
     @property
     def operand_width(self) -> int:
@@ -100,7 +104,7 @@ class WarpgroupPartition:
 
     @property
     def multiplications(self) -> int:
-        """Multiplications of a chunk, of 32 bytes of its rows each: in tf32x3 three of a large part, for two slices with one."""
+        """Multiplications of a chunk, of 32 bytes of its rows each: in tf32x3 three for two of its slices."""
         return 6 if self.problem.matrix_product == "tf32x3" else SWIZZLED_ROW_BYTES // SLICE_BYTES
 
     @property
@@ -373,6 +377,7 @@ class WarpgroupPartition:
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
+            "mma_sync": int(self.mma_sync),
             "chunk_units": self.chunk_units,
             "chain_chunks": CHAIN_CHUNKS,
             "unit_chunks": self.unit_chunks,
