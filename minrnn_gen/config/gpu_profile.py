@@ -158,6 +158,16 @@ class GpuProfile(pydantic.BaseModel):
         return self._capability >= (8, 0)
 
     @property
+    def has_bulk_copy(self) -> bool:
+        """Whether bulk copies exist (compute capability 9.0)."""
+        return self._capability >= (9, 0)
+
+    @property
+    def divides_registers(self) -> bool:
+        """Whether warpgroups may divide a block's registers anew: `setmaxnreg`, of which ptxas makes nothing for sm_120."""
+        return (9, 0) <= self._capability < (12, 0)
+
+    @property
     def has_bf16_arithmetic(self) -> bool:
         """Whether bf16 conversions, arithmetic and tensor-core products exist, and tf32 products (compute capability 8.0)."""
         return self._capability >= (8, 0)

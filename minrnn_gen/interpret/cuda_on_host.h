@@ -55,6 +55,8 @@ unsigned vote(unsigned lanes, bool predicate);
 void mbarrier_init(void* mbarrier, unsigned arrivals);
 void mbarrier_arrive(void* mbarrier);
 void mbarrier_arrive_expect_tx(void* mbarrier, unsigned bytes);
+void mbarrier_arrive_when_copied(void* mbarrier);
+void fetch_piece(void* to_shared, const void* from_global);
 void mbarrier_wait(void* mbarrier, int phase);
 void st_async_bytes(void* to, void* mbarrier, unsigned rank, const void* value, int bytes);
 void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* mbarrier);
@@ -77,7 +79,7 @@ void multiply_add_tf32(float (&sum)[4], const unsigned (&left)[4], unsigned low,
 void set_registers(int registers);
 // wgmma, for the 16 rows of this warp: `left` is 4 words in registers or 64 rows in shared memory, `element` is bf16, f16 or tf32.
 void multiply_warpgroup(float* sum, int columns, const unsigned* left, const unsigned char* left_shared, const unsigned char* right_shared,
-                        const char* element);
+                        const char* element, bool adds = true);
 void fence_multiplications();
 void close_multiplications();
 void wait_multiplications(int pending);

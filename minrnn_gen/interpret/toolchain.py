@@ -25,7 +25,7 @@ MACHINE = tuple(
     f"machine/{name}"
     for name in (
         "memory.h", "state.h", "findings.h", "fibers.h", "happens_before.h", "race_detector.h", "warps.h", "tensor_cores.h",
-        "cp_async.h", "mbarriers.h", "clusters.h", "relaxed_memory.h", "bulk_copies.h", "warpgroups.h", "scheduler.h",
+        "mbarriers.h", "cp_async.h", "clusters.h", "relaxed_memory.h", "bulk_copies.h", "warpgroups.h", "scheduler.h",
         "machine.cpp",
     )
 )  # fmt: skip

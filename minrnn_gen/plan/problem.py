@@ -151,8 +151,8 @@ class Problem:
         """Return the same problem at other sizes, or at many: arrays, for which the cost models then give arrays."""
         return replace(self, batch=batch, time=1 if self.kernel_pass == "step" else time)
 
-    def in_plan(self, arch: str = "") -> PlannedProblem:
-        """Return the problem as a plan keeps it; `arch` is what is compiled for, where that is not the GPU's own."""
+    def in_plan(self, arch: str) -> PlannedProblem:
+        """Return the problem as a plan keeps it; `arch` is what is compiled for."""
         return PlannedProblem(
             kernel_pass=self.kernel_pass,
             model=self.cell.name,
@@ -173,7 +173,7 @@ class Problem:
             recomputed_values=self.cell.recomputed_values,
             specialization=self.specialization,
             gpu=self.gpu.name,
-            arch=arch or self.gpu.arch,
+            arch=arch,
             has_bf16_convert=self.gpu.has_bf16_arithmetic,
         )
 

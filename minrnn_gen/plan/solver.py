@@ -87,13 +87,17 @@ class Resources:
         return sum(self.shared_map.values())
 
 
+def _arch_of_gpu(problem: Problem) -> str:
+    return problem.gpu.arch
+
+
 @dataclass(frozen=True)
 class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
     `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
-    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, where that is not the
-    GPU's own architecture, as for instructions that no later one has.
+    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, other than the GPU's own
+    architecture for instructions that no later one has.
     """
 
     name: str
@@ -104,7 +108,7 @@ class Family:
     constraints: Callable[[Problem], tuple[Constraint, ...]]
     resources: Callable[[Problem, Candidate], Resources]
     predicted_us: Callable[[Problem, Candidate], Mapping[str, Amount]]
-    arch: str = ""
+    arch: Callable[[Problem], str] = _arch_of_gpu
 
     @property
     def template(self) -> str:
@@ -154,7 +158,7 @@ class Solution:
             entry=family.entry,
             family=problem.family,
             strategy=family.strategy,
-            problem=problem.in_plan(family.arch),
+            problem=problem.in_plan(family.arch(problem)),
             variables=candidate,
             launch=LaunchShape(
                 threads=resources.threads,

@@ -152,6 +152,18 @@ __device__ void misuse(int fault, unsigned char* h, unsigned* counter, float* y)
         case 33: lower_registers<36>(); break;
         case 34: if (thread < 96) lower_registers<40>(); break;
         case 35: if (thread % 32 < 16) lower_registers<40>(); break;
+        case 36: case 37: case 38: case 39: case 40:
+            if (thread == 0) {
+                fetch_piece(shared.slot[0], h);
+                if (fault == 37) mbarrier_arrive(&shared.full[0]);                      // 37: an arrival that waits for no copy
+                else if (fault != 38) mbarrier_arrive_when_copied(&shared.full[0]);     // 38: none
+                if (fault == 40) mbarrier_arrive_when_copied(&shared.empty[0]);         // 40: at one that is not initialized
+            }
+            if (thread == 32) {
+                if (fault != 39) mbarrier_wait(&shared.full[0], 0);                     // 39: no wait
+                y[0] = shared.slot[0][15];
+            }
+            break;
     }
     __syncthreads();
 }

@@ -1,4 +1,4 @@
-"""Mbarriers, barriers of warps, bulk copies, counters and warpgroups of the emulated machine, used rightly and wrongly."""
+"""Mbarriers, barriers of warps, copies of chunks, counters and warpgroups of the emulated machine, used rightly and wrongly."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ MISUSES = {
     14: "out of bounds", 15: "copy", 16: "deadlock", 17: "registers", 18: "divergence", 19: "", 20: "mbarrier",
     21: "deadlock", 22: "out of bounds", 23: "", 24: "race", 25: "", 26: "race", 27: "race",
     28: "", 29: "registers", 30: "", 31: "registers", 32: "", 33: "registers", 34: "divergence", 35: "deadlock",
+    36: "", 37: "race", 38: "deadlock", 39: "race", 40: "mbarrier",
 }  # fmt: skip
 
 

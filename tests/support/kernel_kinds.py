@@ -98,6 +98,7 @@ EVERYDAY = {
     "time reverse": False, "diagonal channels": True, "diagonal time": False, "recurrent block": True,
     "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
     "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True, "recurrent shared cells": False,
+    "large a100": True, "large three of tf32": False, "large b200": False,
     "large four products": True, "large tf32": False, "large groups of columns": False, "large cluster": False,
     "vectors channels": True, "vectors time": False, "vectors lanes": False,
     "alternating fp64": False, "alternating fp16": True, "own scan of channels": False, "own scan of time": True,

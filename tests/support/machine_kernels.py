@@ -18,15 +18,16 @@ ENTRY = "machine_case"
 
 
 def wrappers(batch_tile: int) -> str:
-    """Return the text of the wrappers of mbarriers, bulk copies and warpgroups, for products of bf16."""
+    """Return the text of the wrappers of mbarriers, bulk copies, counters and warpgroups, for products of bf16."""
     plan = SimpleNamespace(
         variables={"batch_tile": batch_tile},
         sums_of_lane=range(batch_tile // 2),
         storage_dtype="bfloat16",
         storage_bytes=2,
         waits_are_bounded=False,
+        partition={"consumer_registers": 1},
     )
-    names = ("mbarrier", "bulk_copy", "warpgroup")
+    names = ("mbarrier", "bulk_copy", "counter", "async_fetch", "warpgroup", "warpgroup_product")
     return "".join(environment().get_template(f"ptx/{name}.cuh.j2").render(plan=plan) for name in names)
 
 

@@ -349,6 +349,7 @@ LARGE = {
     "streams_matrix": 0,
 }  # fmt: skip
 STREAMED = LARGE | {"streams_matrix": 1}
+A100, B200 = {"gpu": "a100"}, {"gpu": "b200"}
 HALVES, FOUR_TILES, BLOCKS_THAT_SUM = {"split_k_warpgroups": 2}, {"row_tiles": 4}, {"split_k_blocks": 2}
 TWO_THAT_SUM, FOUR_THAT_SUM = {"cluster_blocks": 2, "split_k_blocks": 2}, {"cluster_blocks": 4, "split_k_blocks": 4}
 
@@ -757,6 +758,20 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ),
         ("streamed groups", LSTM, STREAMED | {"column_groups": 2}, "resets", BOTH),
         ("streamed heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, STREAMED, "resets", BOTH),
+        # Products by mma.sync, with bulk copies and without.
+        ("b200", LSTM | B200, LARGE | {"row_tiles": 2}, "long resets whole", BOTH),
+        ("b200 odd tiles", FP16 | B200 | {"model": "gru", "hidden_size": 24}, LARGE | {"batch_tile": 24}, "resets", BOTH),
+        ("b200 tf32", ONCE | B200 | {"model": "gru", "hidden_size": 20}, LARGE | {"batch_tile": 16}, "resets", BOTH),
+        ("b200 shared", BF16 | B200 | {"model": "elman", "hidden_size": 200}, LARGE | FOUR_TILES, "resets", FORWARD),
+        ("b200 cluster", BF16 | B200 | {"model": "elman", "hidden_size": 72}, LARGE | TWO_THAT_SUM, "resets", BACKWARD),
+        ("b200 streamed", LSTM | B200, STREAMED, "resets", BOTH),
+        ("b200 three of tf32", B200 | {"model": "gru", "hidden_size": 20}, LARGE | {"batch_tile": 16}, "resets", BOTH),
+        ("a100", LSTM | A100, LARGE | {"row_tiles": 2}, "long resets whole", BOTH),
+        ("a100 streamed", LSTM | A100 | {"hidden_size": 72}, STREAMED | BLOCKS_THAT_SUM, "resets", BOTH),
+        ("a100 groups", A100 | {"model": "gru", "hidden_size": 20}, LARGE | {"column_groups": 2}, "resets", BOTH),
+        ("three of tf32", {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
+        ("three of tf32, shared", {"model": "lstm", "hidden_size": 100}, LARGE, "long", BOTH),
+        ("three of tf32, streamed", {"model": "elman", "hidden_size": 72}, STREAMED | HALVES, "resets", BOTH),
         # Shared memory has no room for the values of all sequences.
         (
             "streamed in rounds",

@@ -62,6 +62,7 @@ int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned 
     runnable.clear();
     remote_stores.clear();
     bulk_copies.clear();
+    async_arrivals.clear();
     counters.clear();
     store_buffer.clear();
     return int(findings.size());

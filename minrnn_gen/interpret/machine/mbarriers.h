@@ -52,18 +52,21 @@ void mbarrier_init(void* address, unsigned arrivals) {
     constexpr int OPAQUE_BYTE = 0x5a;
     std::memset(address, OPAQUE_BYTE, sizeof(uint64_t));
 }
-static void arrive(void* address, unsigned bytes, const void* caller) {
-    ++steps;
-    Mbarrier& mbarrier = own_mbarrier(address, "arrives on", caller);
+static void arrive_by(const Fiber* by, Mbarrier& mbarrier, unsigned bytes, const Released& released, uint64_t pc) {
     if (!mbarrier.pending_arrivals) {
-        if (mbarrier.arrivals == 1) report("mbarrier", code_offset(caller), 0, current, "arrives twice on an mbarrier in one phase");
-        else report("mbarrier", code_offset(caller), 0, current, "arrives on an mbarrier, whose phase has its %d arrivals", mbarrier.arrivals);
+        if (mbarrier.arrivals == 1) report("mbarrier", pc, 0, by, "arrives twice on an mbarrier in one phase");
+        else report("mbarrier", pc, 0, by, "arrives on an mbarrier, whose phase has its %d arrivals", mbarrier.arrivals);
         abort_launch();
     }
     --mbarrier.pending_arrivals;
     mbarrier.tx_count += bytes;
-    release_into(mbarrier, release(*current));
+    release_into(mbarrier, released);
     complete_phase(mbarrier);
+}
+static void arrive(void* address, unsigned bytes, const void* caller) {
+    ++steps;
+    Mbarrier& mbarrier = own_mbarrier(address, "arrives on", caller);
+    arrive_by(current, mbarrier, bytes, release(*current), code_offset(caller));
 }
 void mbarrier_arrive(void* address) { arrive(address, 0, CALLER); }
 void mbarrier_arrive_expect_tx(void* address, unsigned bytes) { arrive(address, bytes, CALLER); }

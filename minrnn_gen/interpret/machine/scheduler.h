@@ -136,11 +136,13 @@ static void report_deadlock() {
     is_over = true;
 }
 // Stores and copies that arrive in shared memory by themselves, in any order.
-static bool has_arrivals() { return !remote_stores.empty() || !bulk_copies.empty(); }
+static bool has_arrivals() { return !remote_stores.empty() || !bulk_copies.empty() || !async_arrivals.empty(); }
 static void deliver_one(bool may_wait) {
-    const auto stores = unsigned(remote_stores.size()), copies = unsigned(bulk_copies.size());
-    if (!copies || (stores && random_below(stores + copies) < stores)) deliver_remote_store(may_wait);
-    else deliver_bulk_copy();
+    const auto stores = unsigned(remote_stores.size()), copies = unsigned(bulk_copies.size()), arrivals = unsigned(async_arrivals.size());
+    const unsigned which = random_below(stores + copies + arrivals);
+    if (which < stores) deliver_remote_store(may_wait);
+    else if (which < stores + copies) deliver_bulk_copy();
+    else deliver_async_arrival();
 }
 // Remove clusters whose threads have ended; says whether there were any.
 static bool dismiss_clusters() {

@@ -43,6 +43,7 @@ struct Multiplication {
     const unsigned char *left_shared, *right_shared;
     int columns;
     char element;                           // the first letter of its type
+    bool adds;                              // to the sums, rather than writing them
     unsigned batch;
     float* registers;                       // of the first lane, which name the accumulators
     bool is_done;
@@ -117,6 +118,8 @@ struct Released { SharedClock warp_clock, acquired; std::size_t clock_index; uin
 struct RemoteStore { Block* block; unsigned char* to; void* mbarrier; unsigned char value[8]; int bytes; Fiber* by; uint64_t pc; Released released; };
 // A copy from global memory into shared memory of the block (cp.async.bulk).
 struct BulkCopy { Block* block; unsigned char* to; const unsigned char* from; unsigned bytes; void* mbarrier; Fiber* by; uint64_t pc; Released released; };
+// Copies of a thread (cp.async), whose completion arrives on an mbarrier of its block.
+struct AsyncArrival { Block* block; std::vector<AsyncCopy> copies; void* mbarrier; Fiber* by; uint64_t pc; Released released; };
 // Releases to a counter in global memory by the threads of one cluster, joined, and the last of them.
 struct Counter { SharedClock clock; Event last; };
 
@@ -125,6 +128,7 @@ static Fiber* current;
 static std::vector<Fiber*> runnable;
 static std::vector<RemoteStore> remote_stores;
 static std::vector<BulkCopy> bulk_copies;
+static std::vector<AsyncArrival> async_arrivals;
 static std::map<std::pair<const void*, unsigned>, Counter> counters;    // by address, and the first block of the cluster
 static std::vector<BufferedStore> store_buffer;
 static std::vector<std::unique_ptr<Cluster>> clusters;

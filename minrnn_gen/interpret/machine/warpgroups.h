@@ -42,7 +42,7 @@ static void multiply(const Warp& warp, const Multiplication& product, Accumulato
         for (int group = 0; group < product.columns / COLUMNS_AT_ONCE; ++group) {
             float* sums = &accumulators.sums[row * product.columns + group * COLUMNS_AT_ONCE];
             Columns totals;
-            for (int n = 0; n < COLUMNS_AT_ONCE; ++n) totals[n] = sums[n];
+            for (int n = 0; n < COLUMNS_AT_ONCE; ++n) totals[n] = product.adds ? double(sums[n]) : 0.0;
             for (int k = 0; k < depth; ++k) totals += numbers[k] * right[group][k];
             for (int n = 0; n < COLUMNS_AT_ONCE; ++n) sums[n] = product.element == 't' ? towards_zero(totals[n]) : float(totals[n]);
         }
@@ -149,7 +149,7 @@ static void multiply_pending(Warp& warp, int pending) {
         product.is_done = true;
     }
 }
-static void issue_multiplication(Warp& warp, int columns, char element, uint64_t pc) {
+static void issue_multiplication(Warp& warp, int columns, char element, bool adds, uint64_t pc) {
     const WgmmaOperands& first = operands_of(warp, 0);
     for (int lane = 1; lane < LANES; ++lane) {
         const WgmmaOperands& other = operands_of(warp, lane);
@@ -164,12 +164,12 @@ static void issue_multiplication(Warp& warp, int columns, char element, uint64_t
     if (first.left_shared) read_matrix(own_rows(warp, first.left_shared), WARP_ROWS, nullptr, pc);
     accumulators_of(warp, first.sum, columns).batch = warp.batch;
     warp.multiplications.push_back({first.left_shared ? std::vector<uint32_t>() : left_of_lanes(warp), first.left_shared, first.right_shared, columns, element,
-                                    warp.batch, first.sum, false, pc, warp.clock});
+                                    adds, warp.batch, first.sum, false, pc, warp.clock});
     ++warp.multiplied;
     if (random_below(2)) multiply_pending(warp, 0);
 }
 void multiply_warpgroup(float* sum, int columns, const unsigned* left, const unsigned char* left_shared, const unsigned char* right_shared,
-                        const char* element) {
+                        const char* element, bool adds) {
     const uint64_t pc = code_offset(CALLER);
     const unsigned threads_to_end = (current->warp->number / WARPGROUP_WARPS + 1) * WARPGROUP_WARPS * LANES;
     if (threads_to_end > block_threads || columns < 8 || columns > COLUMNS_MOST || columns % 8) {
@@ -177,7 +177,7 @@ void multiply_warpgroup(float* sum, int columns, const unsigned* left, const uns
         abort_launch();
     }
     WgmmaOperands operands = {sum, left, left_shared, right_shared};
-    collective(~0u, "wgmma", &operands, CALLER, [=](Warp& warp) { issue_multiplication(warp, columns, *element, pc); });
+    collective(~0u, "wgmma", &operands, CALLER, [=](Warp& warp) { issue_multiplication(warp, columns, *element, adds, pc); });
 }
 void fence_multiplications() {
     collective(~0u, "wgmma.fence", nullptr, CALLER, [](Warp& warp) { warp.is_fenced = true; });

@@ -13,8 +13,6 @@ from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
-ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 # Products of a unit that the two lanes have that share it (templates/parts/large_batch_tile.cuh.j2).
 PRODUCTS_MOST = 4
 # Tiles that are no power of two, and not the largest that fit.
@@ -28,12 +26,12 @@ CONSUMERS_MOST = 4
 
 def refusal(problem: Problem) -> str:
     """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
-    if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
-        return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
+    if not problem.gpu.has_async_copy:
+        return f"{problem.gpu.name} has no asynchronous copies, which sm_80 has first"
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
-    if problem.matrix_product not in ("mma_16bit", "tf32"):
-        return f"products in {problem.matrix_product} are not those of warpgroups"
+    if problem.matrix_product == "fma":
+        return f"tensor cores make no products in {problem.precision.name}"
     if len(problem.cell.recurrent_gates) > PRODUCTS_MOST:
         return (
             f"{problem.cell.name} has {len(problem.cell.recurrent_gates)} recurrent products, warpgroups take {PRODUCTS_MOST}"
@@ -46,7 +44,7 @@ def refusal(problem: Problem) -> str:
 def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     backward = problem.kernel_pass == "backward"
     return {
-        "cluster_blocks": (1, 2, 4, 8) if backward else (1,),
+        "cluster_blocks": (1, 2, 4, 8) if backward and problem.gpu.has_clusters else (1,),
         "split_k_blocks": (1, 2, 4, 8) if backward else (1, 2, 4),
         "row_tiles": (1, 2) if backward else (1, 2, 4),
         "split_k_warpgroups": (1, 2),
@@ -174,6 +172,11 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
+def _arch_of(problem: Problem) -> str:
+    """Return the architecture with what no later one need have: wgmma, and registers that warpgroups divide anew."""
+    return problem.gpu.arch + "a" * problem.gpu.divides_registers
+
+
 def _family(name: str) -> Family:
     return Family(
         name=name,
@@ -184,7 +187,7 @@ def _family(name: str) -> Family:
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
-        arch=ARCH,
+        arch=_arch_of,
     )
 
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
-from minrnn_gen.plan.dense.warpgroup_partition import SWIZZLED_ROW_BYTES, TILE_ROWS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import (
+    SLICE_BYTES,
+    SWIZZLED_ROW_BYTES,
+    TILE_ROWS,
+    WARPGROUP_WARPS,
+    WarpgroupPartition,
+)
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.occupancy import clusters_at_once
@@ -16,6 +22,10 @@ from minrnn_gen.plan.solver import Candidate
 WIDE_BYTES = 4  # of a value in tf32
 # Of the bytes that one SM draws from L2 alone (`gpu_rates.SM_BYTES_PER_CYCLE`), those that each draws when all do.
 SHARE_OF_ONE_SM = 0.6
+# Where tensor cores make more products than these in a cycle, they do so by other instructions, and mma.sync reaches a share of
+# them: on sm_90 62.9 % (arXiv 2402.13499).
+MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
+SHARED_BYTES_PER_CYCLE = 128  # that an SM reads of shared memory: a word of each of 32 banks
 # What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
 STREAM_LEAST_NS = 100.0
 
@@ -97,8 +107,22 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 
 def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
-    """Return the thousands of multiply-adds of a block; in tf32, at half the rate, a chunk has half the columns."""
-    return partition.row_tiles * TILE_ROWS * partition.block_chunks * SWIZZLED_ROW_BYTES / 2 * columns / 1000
+    """Return the thousands of multiply-adds of a block, in tf32 of twice as many, since that has half the rate."""
+    of_chunk = TILE_ROWS * partition.multiplications * SLICE_BYTES / 2 * columns
+    of_block: Amount = partition.row_tiles * partition.block_chunks * of_chunk / 1000
+    return of_block
+
+
+def _by_warps_ns(partition: WarpgroupPartition, columns: Amount) -> Amount:
+    """Return the time of products by mma.sync: of the tensor cores, or of each warp's loads of the operand."""
+    gpu = partition.problem.gpu
+    products = gpu_rates.tensor_products(gpu.compute_capability)
+    if products > MMA_SYNC_PRODUCTS:
+        products *= MMA_SYNC_SHARE
+    tensor_cycles = _thousands(partition, columns) * 1000 / products
+    warps, of_chunk = partition.row_tiles * WARPGROUP_WARPS, partition.multiplications * SLICE_BYTES * columns
+    load_cycles = warps * partition.block_chunks * of_chunk / SHARED_BYTES_PER_CYCLE
+    return maximum(tensor_cycles, load_cycles) / gpu.sm_clock_hz * 1e9
 
 
 def _partials(partition: WarpgroupPartition) -> float:
@@ -122,7 +146,11 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         sum_ns = ((partition.cluster_blocks > 1) * model.cluster + _partials(partition) * model.partial) * scales.cluster
     return {
         "step": (model.step + is_wide * model.wide) * scales.grid,
-        "products": _thousands(partition, columns) * model.product * scales.product
+        "products": (
+            _by_warps_ns(partition, columns)
+            if partition.mma_sync
+            else _thousands(partition, columns) * model.product * scales.product
+        )
         + partition.warpgroup_chunks * model.chunk * scales.instruction,
         "cells": consumers
         * partition.cells
@@ -144,7 +172,10 @@ def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     operand_kib = column_groups * partition.block_chunks * partition.batch_tile * kib_of_row
     stream_ns = matrix_kib * (model.matrix + is_wide * model.matrix_wide) + operand_kib * model.operand
     stream_ns *= maximum(of_gpu, SHARE_OF_ONE_SM) * scales.grid
-    product_ns = _thousands(partition, partition.batch_tile * column_groups) * model.product * scales.product
+    columns = partition.batch_tile * column_groups
+    product_ns = _thousands(partition, columns) * model.product * scales.product
+    if partition.mma_sync:
+        product_ns = _by_warps_ns(partition, columns)
     operations = gpu_rates.operations_per_element(problem, 1.0) * where(column_groups == 1, 1.0, 0.5)
     cells_ns = tiles * partition.cells * operations * model.operation * scales.instruction
     sums_ns = _partials(partition) * column_groups * model.partial * scales.grid

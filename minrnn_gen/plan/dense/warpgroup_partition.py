@@ -10,8 +10,10 @@ from functools import cached_property
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
+# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
+WGMMA_CAPABILITY = "9.0"
 # wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
-TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES = 64, 8, 128, 1024
+TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES, SLICE_BYTES = 64, 8, 128, 1024, 32
 WARPGROUP_WARPS = 4
 WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
 # Warps that fetch operands; one was measured to be slower by 15 to 42 % than four (docs/performance.md).
@@ -31,8 +33,14 @@ STREAM_SLOTS_LEAST = 4
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
 STREAM_REGISTERS = 12  # of a forward that streams R
+# Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
+MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
 # Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
 UNROLLED_CHUNKS_MOST = 32
+# Chunks in tf32x3 that tensor cores add up by themselves. They truncate sums: emulated, with 512 to 4096 columns, products were
+# off by 2.6 to 3.2 e-7 with chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused multiply-adds by
+# 4 to 12 e-7.
+CHAIN_CHUNKS = 2
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -53,6 +61,11 @@ class WarpgroupPartition:
     def is_backward(self) -> bool:
         """Whether the kernel takes the steps from the last to the first, with the gradients of the products as operand."""
         return self.problem.kernel_pass == "backward"
+
+    @property
+    def mma_sync(self) -> bool:
+        """Whether the warps of a warpgroup multiply each for itself, by `mma.sync`, for want of `wgmma`."""
+        return self.problem.gpu.compute_capability != WGMMA_CAPABILITY
 
     @property
     def operand_width(self) -> int:
@@ -82,7 +95,17 @@ class WarpgroupPartition:
     @property
     def chunk_units(self) -> int:
         """Columns of R that are multiplied at once."""
-        return SWIZZLED_ROW_BYTES // self.problem.precision.storage_bytes
+        return SWIZZLED_ROW_BYTES // (self.parts_of_value * self.problem.precision.storage_bytes)
+
+    @property
+    def parts_of_value(self) -> int:
+        """Values that products are made of, for each of R and of the operand: a large and a small part, or itself."""
+        return 2 if self.problem.matrix_product == "tf32x3" else 1
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of a chunk, of 32 bytes of its rows each: in tf32x3 three for two of its slices."""
+        return 6 if self.problem.matrix_product == "tf32x3" else SWIZZLED_ROW_BYTES // SLICE_BYTES
 
     @property
     def shares(self) -> int:
@@ -168,16 +191,21 @@ class WarpgroupPartition:
         return gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
     @property
+    def divides_registers(self) -> bool:
+        """Whether warpgroups divide the registers anew: some fetch, and those that multiply do not have the most as it is."""
+        return self.consumers > 1 and self.problem.gpu.divides_registers
+
+    @property
     def producer_registers(self) -> int:
         """Registers of a thread that fetches, 0 where all threads have as many."""
-        if self.consumers == 1:
+        if not self.divides_registers:
             return 0
         return PRODUCER_REGISTERS if self.consumers == 2 else PRODUCER_REGISTERS_FEW
 
     @cached_property
     def consumer_registers(self) -> int:
         """Registers of a thread that multiplies."""
-        if self.consumers == 1:
+        if not self.divides_registers:
             return self.launch_registers
         left = self.launch_registers * self.threads - self.producer_registers * WARPGROUP_THREADS
         return left // (self.consumers * WARPGROUP_THREADS) // REGISTER_UNIT * REGISTER_UNIT
@@ -188,15 +216,17 @@ class WarpgroupPartition:
         cell = self.problem.cell
         gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
-        sums, carried = self.batch_tile // 2, self.cells * states
+        # In tf32x3 those of a chain of chunks, and of all chains.
+        sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
+        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
-            fixed = BACKWARD_REGISTERS_FIXED + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
+            fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
             return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
         of_resets = self.cells // 4 if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
-        fixed = REGISTERS_FIXED + self.streams_matrix * STREAM_REGISTERS
+        fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
 
     @cached_property
@@ -343,11 +373,13 @@ class WarpgroupPartition:
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
         gate_pieces = len(self.problem.cell.gates) * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
-        divides_anew = self.consumers > 1
         return {
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,
             "stage_bytes": self.stage_bytes,
+            "mma_sync": int(self.mma_sync),
+            "chunk_units": self.chunk_units,
+            "chain_chunks": CHAIN_CHUNKS,
             "unit_chunks": self.unit_chunks,
             "flag_chunks": self.flag_chunks,
             "chunks": self.chunks,
@@ -355,8 +387,9 @@ class WarpgroupPartition:
             "register_chunks": self.register_chunks,
             "shared_chunks": self.shared_chunks,
             "ring_slots": self.ring_slots,
+            "bulk_copies": int(self.problem.gpu.has_bulk_copy),
             "producer_warps": self.producer_warps,
-            "consumer_registers": self.consumer_registers if divides_anew else 0,
+            "consumer_registers": self.consumer_registers if self.divides_registers else 0,
             "producer_registers": self.producer_registers,
             "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
             "exchange_bytes": self.exchange_bytes,
