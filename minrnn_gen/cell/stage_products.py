@@ -7,8 +7,9 @@ from dataclasses import replace
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.functions import Exp2
+from minrnn_gen.cell.preparation import names_in
 from minrnn_gen.cell.program import Statement
-from minrnn_gen.cell.stages import Stage, StagedProgram, names_in
+from minrnn_gen.cell.stages import Stage, StagedProgram
 
 
 def exponent_of(program: StagedProgram, label: str) -> tuple[str, str] | None:

@@ -205,5 +205,5 @@ FORWARD = Family(
     constraints=constraints,
     resources=resources,
     predicted_us=predicted_us,
-    arch=ARCH,
+    arch=lambda _: ARCH,
 )
