@@ -82,7 +82,13 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         without(f"{OPENED}\n    {BARRIERS}", f"{BARRIERS} if (threadIdx.x == 0) {OPENED}"),
         "race",
     ),
-    "no wait on the mbarrier": (LSTM, 2, 4, without("mbarrier_wait(&shared.mbarrier[t % 2]", "if (t > 9) mbarrier_wait(&shared.mbarrier[t % 2]"), "race"),
+    "no wait on the mbarrier": (
+        LSTM,
+        2,
+        4,
+        without("mbarrier_wait(&shared.mbarrier[t % 2]", "if (t > 9) mbarrier_wait(&shared.mbarrier[t % 2]"),
+        "race",
+    ),
     "a barrier for some": (
         SCAN,
         2,
