@@ -59,10 +59,8 @@ class Target:
 
     def share(self, count: int) -> Target:
         """Return one of `count` equal shares of the SMs as a GPU of its own, itself where that is all of them."""
-        if count == 1:
-            return self
         profile = self.profile.share(count)
-        return Target(profile, profile.model_dump_json().encode(), self.origin)
+        return self if count == 1 else Target(profile, profile.model_dump_json().encode(), self.origin)
 
     @classmethod
     def named(cls, profile: str) -> Target:
@@ -371,12 +369,6 @@ class Builder:
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
         """Return the program of a pass as its kernels take it: a step computes what a forward does."""
         return self.programs.of_kernels(kernel_pass)
-
-    def projects(self, problem: Problem) -> bool:
-        """Say whether a scan of `problem`, whose sizes are those of a call, multiplies x by its weight in the same kernel."""
-        from minrnn_gen.plan.scan import projected
-
-        return projected.serves(problem)
 
     @cached_property
     def unprojected(self) -> set[Specialization]:
