@@ -246,6 +246,7 @@ class KernelPlan:
     passed_over = _PartValue(lambda plan: plan.prediction.passed_over)
     runners_up = _PartValue(lambda plan: plan.prediction.runners_up)
     assumed_rates = _PartValue(lambda plan: plan.prediction.assumed_rates)
+    workspace_head_bytes = _PartValue(lambda _: WORKSPACE_HEAD_BYTES)
 
     def __post_init__(self) -> None:
         _freeze(self, "variables")
@@ -330,14 +331,14 @@ class KernelPlan:
         return range(self.variables.get("batch_tile", self.tile_steps) // 2)
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether the architecture has clusters, and waits that suspend a thread: from compute capability 9.0 on."""
+        return int("".join(filter(str.isdigit, self.arch))) >= 90
+
+    @property
     def packets_per_tile(self) -> int:
         """Tile states of a tile in a look-back: one per state and channel of a column."""
         return self.problem.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
-
-    @property
-    def workspace_head_bytes(self) -> int:
-        """Bytes before the tile states in a look-back's workspace."""
-        return WORKSPACE_HEAD_BYTES
 
     @property
     def predicted_total_us(self) -> float:
