@@ -246,6 +246,8 @@ class KernelPlan:
     passed_over = _PartValue(lambda plan: plan.prediction.passed_over)
     runners_up = _PartValue(lambda plan: plan.prediction.runners_up)
     assumed_rates = _PartValue(lambda plan: plan.prediction.assumed_rates)
+    # Clusters, and waits that suspend a thread, are there from compute capability 9.0 on.
+    has_clusters = _PartValue(lambda plan: int("".join(filter(str.isdigit, plan.arch))) >= 90)
     workspace_head_bytes = _PartValue(lambda _: WORKSPACE_HEAD_BYTES)
 
     def __post_init__(self) -> None:
@@ -329,11 +331,6 @@ class KernelPlan:
     def sums_of_lane(self) -> range:
         """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
         return range(self.variables.get("batch_tile", self.tile_steps) // 2)
-
-    @property
-    def has_clusters(self) -> bool:
-        """Whether the architecture has clusters, and waits that suspend a thread: from compute capability 9.0 on."""
-        return int("".join(filter(str.isdigit, self.arch))) >= 90
 
     @property
     def packets_per_tile(self) -> int:
