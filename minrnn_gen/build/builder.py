@@ -58,9 +58,7 @@ class Target:
     origin: str
 
     def share(self, count: int) -> Target:
-        """Return one of `count` equal shares of the SMs as a GPU of its own, itself where that is all of them."""
-        if count == 1:
-            return self
+        """Return one of `count` equal shares of the SMs as a GPU of its own."""
         profile = self.profile.share(count)
         return Target(profile, profile.model_dump_json().encode(), self.origin)
 

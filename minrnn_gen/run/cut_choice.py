@@ -69,7 +69,8 @@ def choose_cut(
     one_by_one_us += sum(product.us(gpu, is_cut=False) for product in products)
     products_us = sum(product.us(gpu, is_cut=True) for product in products)
     choices: list[CutChoice] = []
-    for shares in range(1, min(layers, LANES_MOST) + 1):
+    # Kernels of shares run in pieces and in nothing else: whichever of them are built take all steps in one launch.
+    for shares in range(2, min(layers, LANES_MOST) + 1):
         for pieces in PIECES:
             piece = Sizes(sizes.batch, -(-sizes.time // pieces))
             # No share takes less time than the whole GPU: most calls are known to gain nothing before one is planned for.
