@@ -58,9 +58,9 @@ class Target:
     origin: str
 
     def share(self, count: int) -> Target:
-        """Return one of `count` equal shares of the SMs as a GPU of its own."""
+        """Return one of `count` equal shares of the SMs as a GPU of its own, itself where that is all of them."""
         profile = self.profile.share(count)
-        return Target(profile, profile.model_dump_json().encode(), self.origin)
+        return self if count == 1 else Target(profile, profile.model_dump_json().encode(), self.origin)
 
     @classmethod
     def named(cls, profile: str) -> Target:
