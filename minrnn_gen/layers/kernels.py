@@ -38,8 +38,6 @@ def _made(recipe: str) -> Kernel:
 @functools.lru_cache
 def kernel_of_share(recipe: str, count: int) -> Kernel:
     """Return the kernel of a recipe for one of `count` equal shares of the GPU, beside others of which it runs."""
-    if count == 1:
-        return kernel_by(recipe)
     spec = spec_from(recipe)
     return Kernel(builder_of(spec, target_of(spec).share(count)))
 

@@ -28,10 +28,10 @@ LANES_MOST, PIECES, PIECE_STEPS_LEAST = 4, (4, 8, 16), 32
 # Measured on an H200 (docs/lab-notes.md): what a piece takes beside its steps, for the launch, the prologue and an event, and
 # what the host takes for each step of a wavefront.
 PIECE_US, HOST_STEP_US = 12.0, 24.0
-# Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; others take as many times as
-# long.
+# Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; by an H200's datasheet others
+# take so many times as long.
 PRODUCT_EFFICIENCY, PIECE_PRODUCT_EFFICIENCY = 0.65, 0.45
-TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "fp32": 16, "fp64": 32}
+TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
 # What has to be predicted as gained for layers to be cut: predictions for shares were measured to be wrong by up to as much.
 GAIN_LEAST = 1.2
 
@@ -69,7 +69,8 @@ def choose_cut(
     one_by_one_us += sum(product.us(gpu, is_cut=False) for product in products)
     products_us = sum(product.us(gpu, is_cut=True) for product in products)
     choices: list[CutChoice] = []
-    for shares in range(1, min(layers, LANES_MOST) + 1):
+    # Kernels of shares run in pieces and in nothing else: whichever of them are built take all steps in one launch.
+    for shares in range(2, min(layers, LANES_MOST) + 1):
         for pieces in PIECES:
             piece = Sizes(sizes.batch, -(-sizes.time // pieces))
             # No share takes less time than the whole GPU: most calls are known to gain nothing before one is planned for.
@@ -156,7 +157,9 @@ class _Products:
         of_weight = rows * len(shape.gates) * spec.hidden_size * spec.input_size
         of_R = rows * len(shape.recurrent_gates) * spec.hidden_size * spec.head_dim
         # In a backward the gradients of both matrices, and again the products with R.
-        return cls(of_weight, of_weight + 2 * of_R if kernel_pass == "backward" else 0, TIMES_OF_16_BITS[spec.precision])
+        in_tf32 = spec.precision == "fp32" and spec.fp32_product == "tf32"
+        times = TIMES_OF_16_BITS["tf32" if in_tf32 else spec.precision]
+        return cls(of_weight, of_weight + 2 * of_R if kernel_pass == "backward" else 0, times)
 
     def us(self, gpu: GpuProfile, is_cut: bool) -> float:
         """Return about how long they take with the whole GPU; where the call `is_cut`, those between layers are of pieces."""

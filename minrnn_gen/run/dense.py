@@ -206,9 +206,11 @@ class DenseRun:
     def run_back(self, recorder: Recorder, backward: Backward, kernel: KernelKey | None = None) -> None:
         """Run all steps of a backward, or of a piece of one, against time."""
         part, arrays, clip = backward.part, backward.arrays, self.builder.spec.recurrent_gradient_clip or 0.0
+        kernel = kernel or self._choose_back(recorder, part, arrays.incoming, arrays.read_states)
+        assert not arrays.neighbours or self.backend.plan(kernel).is_persistent, "only these go on where a later piece ended"
         self._run_steps(
             recorder,
-            kernel or self._choose_back(recorder, part, arrays.incoming, arrays.read_states),
+            kernel,
             part,
             lambda scratch: backward_arguments(self.names_backward, part, self.interface.layout, arrays, clip, scratch),
             backward.packed,

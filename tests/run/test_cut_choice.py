@@ -84,7 +84,7 @@ def test_shares_are_gpus_with_fewer_sms() -> None:
     assert third.sm_count == H200.sm_count // 3
     assert third.model_copy(update={"sm_count": H200.sm_count, "sources": H200.sources}) == H200
     target = Target(H200, b"", "spec")
-    assert target.share(3).profile_bytes != target.share(2).profile_bytes and target.share(1) is target
+    assert target.share(3).profile_bytes != target.share(2).profile_bytes
 
 
 def test_the_environment_may_say_never(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""Layers of torch whose recurrences run beside each other give what layers one after the other give, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.emulated_code import HAS_COMPILER
+from support.uncompiled_kernels import nothing_compiled
+
+from minrnn_gen.assemble import target_of
+from minrnn_gen.build.recipe import spec_from
+from minrnn_gen.interpret.kernel import interpreted
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.precision import precision_of
+from minrnn_gen.run.cut_choice import CutChoice
+from minrnn_gen.run.stack import Cut, StackRun
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+beside = pytest.importorskip("minrnn_gen.torch.beside")
+stack_operator = pytest.importorskip("minrnn_gen.torch.stack_operator")
+
+BATCH, TIME, INPUTS, HIDDEN, LAYERS = 2, 6, 5, 8, 2
+ROUNDOFF = precision_of("fp32").storage_roundoff
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    with nothing_compiled(plans_sizes=True):
+        yield
+
+
+@dataclass
+class Emulated:
+    """Kernels' text in place of kernels on a GPU; `passes` are those that were run with it."""
+
+    passes: list[str]
+
+    def choose(self, layers: Any, _tensors: Any, kernel_pass: Any) -> Any:
+        self.passes.append(kernel_pass)
+        spec = spec_from(layers.recipes[-1])
+        kernel = interpreted(spec, target_of(spec))
+        run = StackRun([kernel_by(recipe).interface for recipe in layers.recipes], kernel.builder, kernel.executor.backend)
+        choice = CutChoice(kernel_pass, Cut(2, 3), 2, kernel.builder.hinted_sizes, 1.0, 2.0)
+        return beside.Beside(choice, run, kernel)
+
+
+def outcome(layer: Any, with_states: bool) -> list[Any]:
+    torch.manual_seed(1)
+    x = torch.randn(BATCH, TIME, INPUTS, requires_grad=True)
+    states = tuple(torch.randn(LAYERS, BATCH, HIDDEN, requires_grad=True) for _ in layer.states) if with_states else ()
+    y, last = layer(x, (states if len(states) > 1 else states[0]) if states else None)
+    results = [y, *(last if isinstance(last, tuple) else (last,))]
+    loss = sum(result.square().sum() for result in results)
+    return [*results, *torch.autograd.grad(loss, [x, *states, *layer.parameters()])]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    ("name", "with_states"),
+    [("GRU", True), *(pytest.param(*way, marks=pytest.mark.matrix_full) for way in (("LSTM", True), ("GRU", False)))],
+)
+def test_they_give_what_layers_one_by_one_give(name: str, with_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = getattr(wing, name)(INPUTS, HIDDEN, LAYERS, fp32_product="fma")
+    expected = outcome(layer, with_states)
+    emulated = Emulated([])
+    monkeypatch.setattr(stack_operator._Layers, "beside_each_other", lambda *arguments: emulated.choose(*arguments))
+    for result, other in zip(outcome(layer, with_states), expected, strict=True):
+        # Sums of some hundred terms in another order.
+        bound = 256 * ROUNDOFF * max(1.0, float(other.detach().abs().max()))
+        torch.testing.assert_close(result, other, rtol=0, atol=bound)
+    assert emulated.passes == ["forward", "backward", "backward"]
+
+
+def test_nothing_is_cut_on_a_cpu_nor_with_lengths() -> None:
+    layer = wing.LSTM(768, 768, 4)
+    layers = stack_operator._Layers(layer._made.recipes["bf16"])
+    x = torch.empty(16, 1024, 768, device="meta")
+    assert layers.beside_each_other((x, None, None, None), "forward") is None
+
+    class OnGpu:
+        is_cuda, shape = True, x.shape
+
+    found = layers.beside_each_other((OnGpu, None, None, None), "forward")
+    assert found is not None and found.choice.predicted_us < found.choice.one_by_one_us
+    assert found.in_words in layer.explain(batch=16, time=1024, dtype=torch.bfloat16)
+    assert layers.beside_each_other((OnGpu, None, torch.ones(16), None), "forward") is None
