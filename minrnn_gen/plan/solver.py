@@ -96,7 +96,7 @@ class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
     `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
-    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, other than the GPU's own
+    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, unlike the GPU's own
     architecture for instructions that no later one has.
     """
 
