@@ -18,7 +18,6 @@ wing = pytest.importorskip("minrnn_gen.torch")
 
 # Relative error of a whole array: what rounding y, and pre-activations for the gradients, to 8 or 11 digits leaves.
 TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
-# Gradients of two paths that round the same pre-activations differ where these are halfway between two numbers.
 LAUNCHES = 200
 
 
@@ -58,7 +57,8 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def exact(layer: Any, x: Any, hx: Any) -> Any:
-    weight, bias = layer.weight_ih_l0.double(), layer.bias_ih_l0.double()
+    """Return y in float64, step after step."""
+    weight, bias = layer.weight_ih_l0.detach().double(), layer.bias_ih_l0.detach().double()
     gates = torch.nn.functional.linear(x.detach().double(), weight, bias)
     z, new = gates.chunk(2, -1)
     z, state, states = torch.sigmoid(z), hx.detach()[0].double(), []
@@ -94,7 +94,7 @@ def test_one_kernel_beside_two_and_beside_float64(
     assert torch.equal(y, found[0]) and torch.equal(final, found[1])
     assert relative(found[0], exact(one, x, hx)) <= TOLERANCE[dtype]
     for one_kernel, two_kernels in zip(found, expected, strict=True):
-        assert relative(one_kernel, two_kernels) <= TOLERANCE[dtype]
+        assert relative(one_kernel, two_kernels) <= 2 * TOLERANCE[dtype]  # each has its own
 
 
 def test_sizes_of_a_large_layer_take_it_by_themselves() -> None:
