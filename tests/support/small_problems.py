@@ -269,6 +269,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
+        if call.startswith("pieces"):
+            lengths[0] = case.time - 3  # within a piece, and not in the first tile
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
     if call == "whole":
         lengths = numpy.array([case.time // 2] + [case.time] * (case.batch - 1))
