@@ -15,6 +15,7 @@ from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, p
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
@@ -371,9 +372,9 @@ class Builder:
         return self.programs.of_kernels(kernel_pass)
 
     @cached_property
-    def unprojected(self) -> set[Specialization]:
-        """Those of scans with their projection whose kernels took more than was promised."""
-        return set()
+    def projection(self) -> ProjectionChoice:
+        """Which scans have their projection in the same kernel."""
+        return ProjectionChoice()
 
     def problem(self, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel."""

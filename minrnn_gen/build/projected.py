@@ -6,7 +6,6 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.errors import CompileFailed
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
-from minrnn_gen.plan.scan.projected import serves
 
 
 def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
@@ -16,11 +15,11 @@ def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
         return None
     specialization = Specialization(WIDEST_COPY_BYTES, input_size=spec.input_size)
     problem = builder.problem_of(builder.cell_shape, builder.key_of("forward", specialization, sizes))
-    if specialization in builder.unprojected or not serves(problem):
+    if specialization in builder.projection.broken or not builder.projection.serves(problem):
         return None
     try:
         builder.build(builder.choose("forward", specialization, sizes))
     except CompileFailed:  # registers of a cell with more functions than most
-        builder.unprojected.add(specialization)
+        builder.projection.broken.add(specialization)
         return None
     return specialization

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projection_choice import ProjectionChoice
+from minrnn_gen.interpret.cases import SLOW
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.scan.projected import TILE_STEPS
@@ -31,14 +32,17 @@ def _on_hopper() -> None:
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Project in the kernel of the scan wherever there is one, whatever is faster; nowhere while the list has False."""
     does = [True]
-    monkeypatch.setattr(Builder, "projects", lambda _, problem: does[0] and not projected.refusal(problem))
+    monkeypatch.setattr(ProjectionChoice, "serves", lambda _, problem: does[0] and not projected.refusal(problem))
     yield does
 
 
 def layer_of(model: str, inputs: int, hidden: int, dtype: str, hint: int) -> Any:
     """Return a layer; of another `hint` it has kernels, and records, of its own."""
     torch.manual_seed(0)
-    return wing.RNN(model, inputs, hidden, batch=hint).to("cuda", getattr(torch, dtype))
+    layer = wing.RNN(model, inputs, hidden, batch=hint)
+    with torch.no_grad():  # some channels keep their states over tiles
+        layer.bias_ih_l0[:hidden] += torch.linspace(-SLOW, 0, hidden)
+    return layer.to("cuda", getattr(torch, dtype))
 
 
 def entries(layer: Any, precision: str = "bf16") -> set[str]:
@@ -92,7 +96,11 @@ def test_one_kernel_beside_two_and_beside_float64(
     with torch.no_grad():
         y, final = one(x, hx)
     assert torch.equal(y, found[0]) and torch.equal(final, found[1])
-    assert relative(found[0], exact(one, x, hx)) <= TOLERANCE[dtype]
+    expected_y = exact(one, x, hx)
+    assert relative(found[0], expected_y) <= TOLERANCE[dtype]
+    # Slow channels, whose states go from lane to lane and from tile to tile, are small beside others.
+    error, size = ((values.detach().double()).norm(dim=(0, 1)) for values in (found[0].double() - expected_y, expected_y))
+    assert bool((error <= TOLERANCE[dtype] * size).all())
     for one_kernel, two_kernels in zip(found, expected, strict=True):
         assert relative(one_kernel, two_kernels) <= 2 * TOLERANCE[dtype]  # each has its own
 

@@ -15,11 +15,12 @@ from support.halves import take_halves
 from support.last_steps import unlike_final_state
 
 from minrnn_gen.assemble import target_of
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.interpret.builder import EmulatedBuilder
-from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, Case, Inputs, inputs_of
+from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, SLOW, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import forward_of, inference_of, leaves, share_of, step_of
@@ -36,6 +37,16 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class WantedProjection(ProjectionChoice):
+    """Wherever there is a kernel, or nowhere."""
+
+    is_wanted: bool = True
+
+    def serves(self, problem: KernelProblem) -> bool:
+        return self.is_wanted and not projected.refusal(problem)
+
+
+@dataclass(frozen=True)
 class WantedBuilder(EmulatedBuilder):
     """Builds, of each pass, the candidate with most of the variables wanted, and of these the one with the fewest threads."""
 
@@ -47,9 +58,10 @@ class WantedBuilder(EmulatedBuilder):
             kernel_pass, specialization, Sizes(self.hinted_sizes.batch, max(self.hinted_sizes.time, ASSUMED_TIME))
         )
 
-    def projects(self, problem: KernelProblem) -> bool:
-        """Say whether x is multiplied in the kernel of the scan: where its variables are wanted, whatever the sizes."""
-        return "channel_warpgroups" in dict(self.wanted) and not projected.refusal(problem)
+    @property
+    def projection(self) -> ProjectionChoice:
+        """In the kernel of the scan where its variables are wanted, whatever the sizes."""
+        return WantedProjection("channel_warpgroups" in dict(self.wanted))
 
     def solve(self, key: KernelKey) -> Solution:
         """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
@@ -99,7 +111,8 @@ class Problem:
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
     # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch; or
     # it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles"
-    # of two sequences; or sequences, one of them without steps, are "packed" one behind the other.
+    # of two sequences, whose states may be "slow" to change; or sequences, one of them without steps, are "packed" one behind
+    # the other.
     call: str
 
     def __str__(self) -> str:
@@ -192,7 +205,7 @@ def prepare(problem: Problem) -> Prepared:
         else kernel.plan
     )
     case = _case_of(problem, plan)
-    inputs = inputs_of(kernel.interface, case)
+    inputs = inputs_of(kernel.interface, case, SLOW if "slow" in problem.call else 0.0)
     if problem.call.startswith("halves"):
         take_halves(kernel)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
@@ -468,12 +481,12 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("complex", COMPLEX | {"hidden_size": 20}, COOPERATIVE, "long resets", FORWARD),
     ),
     "projected": (
-        ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-bare", BOTH),
+        ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-slow tiles-bare", BOTH),
         ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles", FORWARD),
         ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
         ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
         ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
-        ("log", GRU | LOG | INPUTS, PROJECTED, "tiles", FORWARD),
+        ("log", GRU | LOG | INPUTS, PROJECTED, "tiles tiles-slow", FORWARD),
     ),
     "channels": (
         ("one warp", GRU, CHANNELS, "long resets bare", BOTH),

@@ -1,0 +1,21 @@
+"""Whether a scan has its projection in the same kernel: what is faster, and compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.plan.problem import Problem
+
+
+@dataclass(frozen=True)
+class ProjectionChoice:
+    """The choice of one builder; `broken` are the specializations whose kernels took more than was promised."""
+
+    broken: set[Specialization] = field(default_factory=set, kw_only=True)
+
+    def serves(self, problem: Problem) -> bool:
+        """Say whether one kernel is faster for `problem`, whose sizes are those of a call."""
+        from minrnn_gen.plan.scan.projected import serves
+
+        return serves(problem)
