@@ -314,6 +314,11 @@ class KernelPlan:
         return 2 * self.shared_map["operand"] if self.grid_blocks > 1 else 0
 
     @property
+    def waits_suspend(self) -> bool:
+        """Whether a thread that waits for an mbarrier may be suspended: where there are bulk copies, and clusters."""
+        return bool(self.partition.get("bulk_copies", 1))
+
+    @property
     def packed_bytes(self) -> int:
         """Bytes of memory with a head of R in the order in which blocks stream it, behind exchanges; 0 where none do."""
         return self.partition.get("packed_bytes", 0)
