@@ -46,6 +46,7 @@ class Microbenchmark:
     shared_bytes: int = 0
     storage_dtype: str = "bfloat16"
     waits_are_bounded: bool = False
+    has_clusters: bool = True
 
 
 def render_microbenchmark(ruler: Microbenchmark) -> str:

@@ -184,6 +184,15 @@ def test_large_heads(compiled: Callable[..., Kernel], cell: str) -> None:
     check_against_autograd(compiled, cell, "bf16", "BTD", LARGE_SHAPES)
 
 
+# R on the chip and streamed, with less than a tile of sequences and with several.
+LARGE_SHAPES_IN_FP32 = ((5, 9, 1, 512), (70, 5, 1, 768))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_large_heads_in_fp32(compiled: Callable[..., Kernel], cell: str) -> None:
+    check_against_autograd(compiled, cell, "fp32", "BTD", LARGE_SHAPES_IN_FP32)
+
+
 def check_against_autograd(
     compiled: Callable[..., Kernel],
     cell: str,
@@ -247,7 +256,7 @@ def test_a_cuda_graph_replays_a_call_and_a_step(compiled: Callable[..., Kernel],
     assert torch.equal(y_step, kernel.step(x[:, 0], R, state=final)[0])
 
 
-# Of 16 bits as far as the layout goes: in others R is streamed.
+# Products of tensor cores stream R where it does not fit.
 STEPWISE = (("fp32", 1, 640), ("fp32", 3, 512), ("fp64", 1, 512))
 
 
@@ -259,7 +268,7 @@ def test_few_steps_one_by_one_are_replayed_bit_by_bit(
     """A call whose key was met before is neither checked nor prepared, and has the bits of one that nothing is recorded of."""
     import torch
 
-    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision)
+    kernel = compiled(model="lstm", hidden_size=heads * size, heads=heads, precision=precision, fp32_product="fma")
     carried = torch.float64 if precision == "fp64" else torch.float32
 
     def run(seed: int) -> list[Any]:

@@ -25,6 +25,7 @@ def wrappers(batch_tile: int) -> str:
         storage_dtype="bfloat16",
         storage_bytes=2,
         waits_are_bounded=False,
+        has_clusters=True,
         partition={"consumer_registers": 1},
     )
     names = ("mbarrier", "bulk_copy", "counter", "async_fetch", "warpgroup", "warpgroup_product")
