@@ -143,12 +143,6 @@ class Exp2(CellFunction):
     cell_name, nargs, transcendental_count = "exp2", 1, 1
 
 
-class LateTanh(CellFunction):
-    """tanh(x) with the shortest chain from x."""
-
-    cell_name, nargs, transcendental_count = "late_tanh", 1, 2
-
-
 class SigmoidPart(CellFunction):
     """What of x the function `SigmoidOfSum` reads."""
 

@@ -7,7 +7,7 @@ from functools import reduce
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr
-from minrnn_gen.cell.functions import LateTanh, Sigmoid, SigmoidOfSum, SigmoidPart, Tanh
+from minrnn_gen.cell.functions import Sigmoid, SigmoidOfSum, SigmoidPart
 from minrnn_gen.cell.preparation import CutProgram, cut, names_in
 from minrnn_gen.cell.program import Program, Statement
 
@@ -62,8 +62,6 @@ class _Rewriting:
         rewritten = ex.rebuilt(expression, [self._rewritten(operand) for operand in operands])
         if name == "add":
             return self._late_last(rewritten)
-        if isinstance(rewritten, Tanh) and self._is_late(rewritten):
-            return LateTanh(*rewritten.args)
         if isinstance(rewritten, Sigmoid):
             name, addends = ex.operation(rewritten.args[0])
             if name == "add" and [self._is_late(addend) for addend in addends] == [False, True]:

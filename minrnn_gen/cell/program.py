@@ -139,7 +139,6 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "multiply": np.multiply,
     "divide": np.divide,
     "quotient": np.divide,
-    "late_tanh": np.tanh,
     "sigmoid_part": lambda x: x,
     "sigmoid_of_sum": lambda part, x: _sigmoid(part + x),
     "negate": np.negative,

@@ -24,7 +24,7 @@ extern MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
 // The functions of templates/parts/functions.cuh.j2: all of <cmath> would take a fifth of a kernel's compile time.
 extern "C" {
 float expf(float) noexcept, logf(float) noexcept, log1pf(float) noexcept, expm1f(float) noexcept, tanhf(float) noexcept, fabsf(float) noexcept;
-float fmaf(float, float, float) noexcept, copysignf(float, float) noexcept;
+float fmaf(float, float, float) noexcept;
 double exp(double) noexcept, exp2(double) noexcept, log(double) noexcept, log1p(double) noexcept, expm1(double) noexcept, tanh(double) noexcept, sqrt(double) noexcept;
 double fabs(double) noexcept;
 }
@@ -144,7 +144,6 @@ MINRNN_INLINE float exp2(float x) { return __builtin_exp2f(x); }
 MINRNN_INLINE float log2(float x) { return __builtin_log2f(x); }
 MINRNN_INLINE float reciprocal(float x) { return 1 / x; }
 MINRNN_INLINE float quotient(float x, float y) { return x / y; }
-MINRNN_INLINE float tanh(float x) { return __builtin_tanhf(x) * (1 - 0x1p-11f); }     // as wrong as it may be
 MINRNN_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 MINRNN_INLINE float lesser(float x, float y) { return x != x || x < y ? x : y; }
 MINRNN_INLINE float greater(float x, float y) { return x != x || x > y ? x : y; }

@@ -13,7 +13,7 @@ from support.cell_evaluation import built_in, cell_of
 from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.functions import LateTanh, Sigmoid, SigmoidOfSum, Tanh
+from minrnn_gen.cell.functions import Sigmoid, SigmoidOfSum
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
 from minrnn_gen.cell.preparation import CutProgram, cut, is_trivial, names_in
@@ -105,14 +105,12 @@ def test_behind_sums_the_chain_is_short(cell: Cell) -> None:
     for statement in made.rest.statements:
         late.add(statement.name)
     for expression in operations_of(made.rest):
-        assert not isinstance(expression, Tanh) or late.isdisjoint(names_in(expression)), expression
         if isinstance(expression, Sigmoid) and ex.operation(expression.args[0])[0] == "add":
             early = [late.isdisjoint(names_in(addend)) for addend in ex.operation(expression.args[0])[1]]
             assert early != [True, False], expression
 
 
-def test_an_lstm_has_three_sigmoids_of_sums_and_two_late_tangents() -> None:
+def test_an_lstm_has_three_sigmoids_of_sums() -> None:
     operations = list(operations_of(behind_sums(CELLS["lstm"]).rest))
     assert sum(isinstance(one, SigmoidOfSum) for one in operations) == 3
-    assert sum(isinstance(one, LateTanh) for one in operations) == 2
     assert behind_sums(CELLS["lstm"]).values == ("prepared_0", "prepared_1", "prepared_2", "prepared_3")

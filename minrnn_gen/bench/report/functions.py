@@ -26,14 +26,13 @@ ARGUMENT_COUNTS: Mapping[str, int] = {
     "divide": 2,
     "quotient": 2,
     # Of templates/parts/functions_behind_sums.cuh.j2.
-    "late_tanh": 1,
     "sigmoid_of_sum": 2,
 }
 
 SAMPLE_COUNT = 1_000_000
-# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubics and of libraries'
+# Where an implementation changes its formula, or its function ends: 0; the limits of tanh's cubic and of libraries'
 # polynomials for tanh, expm1 and log1p; 1 for log; where exp overflows, flushes and vanishes, and sigmoid and tanh are flat.
-KINKS = (0.0, 2.0**-24, 0.046875, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
+KINKS = (0.0, 2.0**-24, 0.078125, 0.25, 0.5, 0.55, 0.625, 1.0, 2.0, 8.67, 17.33, 44.36, 87.34, 88.73, 103.97)
 NEIGHBOURS = 4096  # adjacent floats on either side of every kink
 _LARGEST_BITS = 0x7F7FFFFF  # of a finite float32
 _LEAST_NORMAL = 2.0**-126
@@ -209,6 +208,5 @@ _EXACT: Mapping[str, Callable[..., Array]] = {
     "max": np.maximum,
     "divide": np.divide,
     "quotient": np.divide,
-    "late_tanh": np.tanh,
     "sigmoid_of_sum": lambda x, y: _sigmoid(x + y),
 }
