@@ -78,9 +78,8 @@ class LoweredVectors(_EveryStep):
     def exponents(self) -> Mapping[str, tuple[str, str]]:
         """Of a scan all of whose coefficients are powers of 2, the factors of their exponents, {state: (constant, other)}."""
         steps = self.prepared.steps
-        states = self.states if self.divides_time else ()
-        exponents = {name: exponent_of(steps, f"coefficient_{name}") for name in states}
-        return {name: factors for name, factors in exponents.items() if factors is not None} if all(exponents.values()) else {}
+        factors = {name: exponent_of(steps, f"coefficient_{name}") for name in self.states} if self.divides_time else {}
+        return {name: pair for name, pair in factors.items() if pair is not None} if all(factors.values()) else {}
 
     @cached_property
     def ends(self) -> StagedProgram:
