@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minrnn_gen.config.environment import scans_take_their_projection
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Problem
 
@@ -15,7 +16,7 @@ class ProjectionChoice:
     broken: set[Specialization] = field(default_factory=set, kw_only=True)
 
     def serves(self, problem: Problem) -> bool:
-        """Say whether one kernel is faster for `problem`, whose sizes are those of a call."""
+        """Say whether one kernel is asked for, and faster for `problem`, whose sizes are those of a call."""
         from minrnn_gen.plan.scan.projected import serves
 
-        return serves(problem)
+        return scans_take_their_projection() and serves(problem)

@@ -71,12 +71,21 @@ def calls_jax_by_c() -> bool:
 
 
 def layers_run_beside_each_other() -> bool:
-    """Return whether layers may run beside each other on pieces of time: not where `MINRNN_WAVEFRONT` is never.
+    """Return whether layers may run beside each other on pieces of time: only where `MINRNN_WAVEFRONT` is auto.
 
-    Raises BadInput where it is anything else, and neither empty nor auto.
+    Raises BadInput where it is anything else, and neither empty nor never.
     """
-    meaning = "never for one layer after the other, auto or nothing for what is expected to be faster"
-    return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) != "never"
+    meaning = "auto for what is expected to be faster, never or nothing for one layer after the other"
+    return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) == "auto"
+
+
+def scans_take_their_projection() -> bool:
+    """Return whether a scan may have its input projection in the same kernel: only where `MINRNN_PROJECTED_SCAN` is auto.
+
+    Raises BadInput where it is anything else, and neither empty nor never.
+    """
+    meaning = "auto for what is expected to be faster, never or nothing for a product by cuBLAS and a scan"
+    return _one_of("MINRNN_PROJECTED_SCAN", ("auto", "never"), meaning) == "auto"
 
 
 def thread_count() -> int:

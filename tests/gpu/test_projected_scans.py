@@ -105,7 +105,8 @@ def test_one_kernel_beside_two_and_beside_float64(
         assert relative(one_kernel, two_kernels) <= 2 * TOLERANCE[dtype]  # each has its own
 
 
-def test_sizes_of_a_large_layer_take_it_by_themselves() -> None:
+def test_sizes_of_a_large_layer_take_it_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "auto")
     layer = layer_of("min_gru", 768, 768, "bfloat16", 16)
     x = torch.randn(16, 1024, 768, device="cuda", dtype=torch.bfloat16)
     hx = torch.zeros(1, 16, 768, device="cuda")

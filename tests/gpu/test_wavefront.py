@@ -83,6 +83,7 @@ def test_nothing_hangs_beside_a_busy_stream(call: Any) -> None:
 
 
 def test_layers_run_beside_each_other_where_that_is_expected_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
     hidden, batch, time = 768, 16, 512
     layer = wing.LSTM(hidden, hidden, 4, precision="bf16", device="cuda", dtype=torch.bfloat16)
     recipes = layer._made.recipes["bf16"]

@@ -87,11 +87,11 @@ def test_shares_are_gpus_with_fewer_sms() -> None:
     assert target.share(3).profile_bytes != target.share(2).profile_bytes
 
 
-def test_the_environment_may_say_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_may_ask_for_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINRNN_WAVEFRONT", raising=False)
-    assert cuts_are_allowed()
-    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
     assert not cuts_are_allowed()
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
+    assert cuts_are_allowed()
     monkeypatch.setenv("MINRNN_WAVEFRONT", "sometimes")
     with pytest.raises(BadInput, match="MINRNN_WAVEFRONT is 'sometimes'"):
         cuts_are_allowed()
