@@ -39,6 +39,16 @@ def test_where_two_kernels_take_longer_it_is_one() -> None:
     assert is_projected({"hidden_size": 768, "input_size": 768}, 16, 1024)
 
 
+@pytest.fixture(autouse=True)
+def _is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "auto")
+
+
+def test_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINRNN_PROJECTED_SCAN")
+    assert not is_projected({})
+
+
 @pytest.mark.parametrize(
     "other",
     [

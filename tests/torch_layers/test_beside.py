@@ -76,7 +76,8 @@ def test_they_give_what_layers_one_by_one_give(name: str, with_states: bool, mon
     assert emulated.passes == ["forward", "backward", "backward"]
 
 
-def test_nothing_is_cut_on_a_cpu_nor_with_lengths() -> None:
+def test_nothing_is_cut_on_a_cpu_nor_with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
     layer = wing.LSTM(768, 768, 4)
     layers = stack_operator._Layers(layer._made.recipes["bf16"])
     x = torch.empty(16, 1024, 768, device="meta")
