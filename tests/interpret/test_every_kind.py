@@ -108,7 +108,8 @@ def test_the_last_step_has_the_sign_of_a_final_zero(name: str) -> None:
     [
         pytest.param(kind, marks=[] if kind.name in CHOOSERS else [pytest.mark.matrix_full])
         for kind in KINDS
-        if not kind.is_raw and kind.spec.get("scan_arithmetic") != "log"
+        # Behind a projection no argument is an element of x.
+        if not kind.is_raw and kind.spec.get("scan_arithmetic") != "log" and "input_size" not in kind.spec
     ],
     ids=str,
 )
