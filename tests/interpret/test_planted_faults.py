@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         WARPGROUPS,
         2,
         4,
-        without("fence_async_proxy();", after="is_complete = lane"),
+        without("fence_async_proxy();", count=1, after="void order_copies() {"),
         "proxy",
     ),
     "a chunk that is not announced": (

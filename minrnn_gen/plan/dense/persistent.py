@@ -28,7 +28,7 @@ REGISTERS_OF_PEER_SUMS_IN_FP64 = 12
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
-REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 62
+REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 66
 # And the places of R's values, where they are loaded one by one; in tf32 those of pairs.
 REGISTERS_OF_PLACES, REGISTERS_OF_PAIRS = 22, 6
 # Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few, and
@@ -42,7 +42,7 @@ MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
 # In tf32, where an operand has twice the words of one of 16 bits, and shared memory has a part of R: of each sequence.
-BACKWARD_REGISTERS_OF_WIDE_GATHER = 3
+BACKWARD_REGISTERS_OF_WIDE_GATHER = 4
 
 
 @dataclass(frozen=True)
