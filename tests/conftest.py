@@ -51,6 +51,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="judges times, and other workers are on the same GPU: run it without -n"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "append each failure to FILE as it happens: of a run that may be cut off, where the summary would be lost"
+    parser.addoption("--failures", metavar="FILE", help=told)
+
+
+class FailuresAtOnce:
+    """Writes what fails into a file while the others run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}, {report.when}\n{report.longreprtext}\n\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--failures")) and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(FailuresAtOnce(Path(path)))
+
+
 def pytest_collection_finish() -> None:
     """Leave modules and thousands of tests, which stay until the end, out of every garbage collection."""
     gc.collect()
