@@ -87,9 +87,8 @@ def test_a_wait_for_a_copy_too_few() -> None:
 def test_a_row_that_nobody_writes() -> None:
     """Until the backward of a dense cell "clears no memory that it writes", others had put zeros into its last row."""
     problem = prepared("recurrent", "block", "backward", "long")
-    assert first_found(problem, r"if \(count\[c\] > 0 && !goes_on\) \{ +// no step follows that.*?\n        \}\n", "").startswith(
-        "wrong: nan"
-    )
+    last_row = r"if \(count\[c\] > 0 && !goes_on\) \{ +// no step follows that.*?\n        \}\n"
+    assert first_found(problem, last_row, "").startswith("wrong: nan")
 
 
 def older_alignment_of_call(*arrays: Array) -> int:
