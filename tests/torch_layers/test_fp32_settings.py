@@ -81,6 +81,8 @@ def test_every_call_follows_what_is_set_then(layer: Any, is_cudnn: bool, setting
 
 def test_torchs_defaults_and_its_older_switches() -> None:
     lstm, scan = wing.LSTM(4, 8), wing.MinGRU(4, 8)
+    # Torch's defaults, of which an earlier test of the process may have left others.
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
     assert products(lstm, X) == {"tf32"} and products(scan, X) == {"tf32x3"}
     torch.backends.cudnn.allow_tf32 = False
     assert products(lstm, X) == {"tf32x3"}
