@@ -23,7 +23,7 @@ LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
 QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
 METHOD = {
     "time": f"median of {LIMITS.in_words}, all in turn; a round's time is that of its slowest rank",
-    "round": f"{CALLS_IN_A_ROW} calls from idle devices on, hosts running ahead; devices wait for each other behind each call",
+    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, devices waiting for each other behind each; on CPUs one",
     "one rank": "the first rank computes all of it, the others idle in the same group",
     "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",

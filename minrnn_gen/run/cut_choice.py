@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.gpu_rates import tensor_products
@@ -46,11 +45,6 @@ class CutChoice:
     piece: Sizes
     predicted_us: float
     one_by_one_us: float
-
-
-def cuts_are_allowed() -> bool:
-    """Say whether calls may be cut at all, as the environment has it now."""
-    return layers_run_beside_each_other()
 
 
 def choose_cut(

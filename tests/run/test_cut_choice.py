@@ -9,11 +9,12 @@ import pytest
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store
+from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.cut_choice import GAIN_LEAST, PIECE_STEPS_LEAST, BackwardOrForward, CutChoice, choose_cut, cuts_are_allowed
+from minrnn_gen.run.cut_choice import GAIN_LEAST, PIECE_STEPS_LEAST, BackwardOrForward, CutChoice, choose_cut
 from minrnn_gen.run.wavefront import wavefront
 
 H200 = load_profile("h200")
@@ -89,9 +90,9 @@ def test_shares_are_gpus_with_fewer_sms() -> None:
 
 def test_the_environment_may_ask_for_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINRNN_WAVEFRONT", raising=False)
-    assert not cuts_are_allowed()
+    assert not layers_run_beside_each_other()
     monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
-    assert cuts_are_allowed()
+    assert layers_run_beside_each_other()
     monkeypatch.setenv("MINRNN_WAVEFRONT", "sometimes")
     with pytest.raises(BadInput, match="MINRNN_WAVEFRONT is 'sometimes'"):
-        cuts_are_allowed()
+        layers_run_beside_each_other()

@@ -17,6 +17,7 @@ from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import load_spec
+from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret.cases import SLOW, Case, inputs_of
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import leaves
@@ -47,6 +48,9 @@ def _is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINRNN_PROJECTED_SCAN")
     assert not is_projected({})
+    monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "sometimes")
+    with pytest.raises(BadInput, match="MINRNN_PROJECTED_SCAN is 'sometimes'"):
+        is_projected({})
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,6 @@ import torch
 
 from minrnn_gen.torch.sequence_group.piece import Piece
 
-# What gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes as long as its launch. Of short
-# pieces it is a share, and of pieces shorter than that nothing.
-_STEPS_MOST, _STEPS_LEAST, _SHARE = 1024, 32, 1 / 16
-
-
-def steps_corrected(time: int) -> int:
-    """Return how many steps of a piece are corrected before all of it is, 0 for none."""
-    steps = min(_STEPS_MOST, int(time * _SHARE))
-    return steps if steps >= _STEPS_LEAST else 0
-
 
 def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
     """Correct the first steps of results, which are those from zero; say whether what entered counts behind them.

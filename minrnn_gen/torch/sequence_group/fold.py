@@ -42,7 +42,7 @@ def correct_pieces(run: RunPart | None, time: int, member: Member, reverse: bool
     within a part of the piece, all of it has to run again. The host waits for the answers of all ranks, once where the first
     part is enough for each of them.
     """
-    steps = _first_steps(time)
+    steps = first_steps(time)
     due, state = run(0, steps) if run is not None and steps else (None, None)
     is_enough = like.new_full((1,), run is None, dtype=torch.uint8) if due is None else _is_rounding(due, state)
     enough = _of_all_pieces(is_enough, member, reverse)
@@ -75,7 +75,8 @@ def _is_rounding(difference: Any, state: Any) -> Any:
     return (difference.abs() <= bound).all().to(torch.uint8).reshape(1)
 
 
-def _first_steps(time: int) -> int:
+def first_steps(time: int) -> int:
+    """Return how many steps of a piece are corrected before anything else is known; 0 for pieces too short to gain by it."""
     steps = max(_STEPS_LEAST, min(_STEPS_FIRST, int(time * _SHARE_FIRST)))
     return steps if steps <= time * _SHARE_MOST else 0
 

@@ -16,9 +16,9 @@ import torch
 
 from minrnn_gen.layers.kernels import kernel_by, recipe_with_products
 from minrnn_gen.torch.recorded import Tensors, gradients_once
-from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states, steps_corrected
+from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, sum_in_order
-from minrnn_gen.torch.sequence_group.fold import fold
+from minrnn_gen.torch.sequence_group.fold import first_steps, fold
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 
@@ -103,7 +103,7 @@ class Gathered:
 
     def _steps_corrected(self, call: Sequence[Any]) -> int:
         """Return how many steps are corrected before all of the piece is; 0 where all of it runs again whatever counts."""
-        return steps_corrected(call[0].shape[self.piece.time_axis]) if self._corrects(call) else 0
+        return first_steps(call[0].shape[self.piece.time_axis]) if self._corrects(call) else 0
 
     def _corrects(self, call: Sequence[Any]) -> bool:
         """Whether pieces are corrected, the same on all ranks, if they are long enough."""
@@ -146,4 +146,5 @@ def _or_any(counts: Any, products: Sequence[Any]) -> Any:
 def _where(counts: Any, again: Sequence[Any], before: Sequence[Any]) -> list[Any]:
     """Return the gradients of a run that was only where something `counts`; that of x lies in one place either way."""
     pairs = zip(again[1:], before[1:], strict=True)
-    return [before[0], *(old if new is None else torch.where(counts, new, old) for new, old in pairs)]
+    # States that are none have no gradient, though those of a run that was not have.
+    return [before[0], *(old if new is None or old is None else torch.where(counts, new, old) for new, old in pairs)]
