@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.gpu_rates import tensor_products
@@ -45,6 +46,11 @@ class CutChoice:
     piece: Sizes
     predicted_us: float
     one_by_one_us: float
+
+
+def is_asked_for() -> bool:
+    """Say whether calls are cut at all, as the environment has it."""
+    return layers_run_beside_each_other()
 
 
 def choose_cut(

@@ -6,11 +6,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, kernel_of_share
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.cut_choice import BackwardOrForward, CutChoice, choose_cut
+from minrnn_gen.run.cut_choice import BackwardOrForward, CutChoice, choose_cut, is_asked_for
 from minrnn_gen.run.stack import StackRun
 
 # Sizes of calls that are remembered, with what was chosen for them.
@@ -43,7 +42,7 @@ class Beside:
 
 def beside_each_other(recipes: Sequence[str], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
     """Return how layers run beside each other in a pass of these sizes; None where one after the other is as fast."""
-    if not layers_run_beside_each_other():
+    if not is_asked_for():
         return None
     return _chosen(tuple(recipes), kernel_pass, batch, time)
 
