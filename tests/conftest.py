@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "append each failure to FILE as it happens: of a run that may be cut off, where the summary would be lost"
     parser.addoption("--failures", metavar="FILE", help=told)
+    told = "of COUNT GPUs, let each worker of -n see one; tests over several GPUs are skipped then"
+    parser.addoption("--one-gpu-each", metavar="COUNT", type=int, default=0, help=told)
 
 
 class FailuresAtOnce:
@@ -69,6 +71,9 @@ class FailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if (gpus := config.getoption("--one-gpu-each")) and worker:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker) % gpus)
     if (path := config.getoption("--failures")) and "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(FailuresAtOnce(Path(path)))
 
