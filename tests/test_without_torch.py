@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -19,6 +21,7 @@ def run_without_torch(*arguments: str) -> str:
     return answer.stdout
 
 
+@pytest.mark.matrix_full
 def test_every_file_that_names_torch_is_collected_without_it() -> None:
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"\btorch\b", path.read_text(encoding="utf-8"))]
     assert len(files) > 20

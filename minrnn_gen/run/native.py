@@ -85,6 +85,8 @@ class NativeKernels:
             return "the cell has states of n values per channel, which only NumPy computes on the CPU"
         if self.builder.spec.scan_arithmetic == "log":
             return "scan_arithmetic is log, which only NumPy computes on the CPU"
+        if self.interface.precision.arithmetic_dtype.startswith("complex"):
+            return "its numbers are complex, with which only NumPy computes on the CPU"
         return ""
 
     @cached_property

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from test_bench_contenders import KernelOnTensors
 
@@ -82,7 +83,7 @@ def test_slstm_is_that_of_its_paper_without_the_stabiliser(time: int, seed: int)
 
 @pytest.mark.parametrize("name", CELLS)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_gradients_of_the_reference_are_differences(name: str, time: int, seed: int) -> None:
     cell = DENSE_REFERENCES[name]
     x, R, dy = arrays_of(cell, time, seed)

@@ -47,6 +47,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield processes
 
 
+@pytest.mark.matrix_full
 def test_every_way_has_the_results_of_one_rank(group: ranks.Ranks) -> None:
     first, second = (DistributedRecord.model_validate_json(text) for text in group.run(2, "benchmark"))
     assert first == second and first.is_complete

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.oracle import oracle
 
 from minrnn_gen.bench.reference.scan_reference import CELL_REFERENCES, relative_error, scan, scan_gradients
@@ -54,7 +55,7 @@ def test_gradients_are_those_of_the_sum(time: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_cells_are_those_of_the_oracle(name: str, time: int, seed: int) -> None:
     cell = CELL_REFERENCES[name]
     gates = 2 * random(seed, len(cell.gates), time, 2, 3)
@@ -65,7 +66,7 @@ def test_cells_are_those_of_the_oracle(name: str, time: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_gradients_of_cells_are_differences(name: str, time: int, seed: int) -> None:
     cell = CELL_REFERENCES[name]
     gates = random(seed, len(cell.gates), time, 3)

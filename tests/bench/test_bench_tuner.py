@@ -145,6 +145,7 @@ class CutMeasurer(FakeMeasurer):
         return super().error_share(trial)
 
 
+@pytest.mark.matrix_full
 def test_a_sweep_goes_on_where_it_was_cut_and_measures_nothing_twice(compiled: list[str], tmp_path: Path) -> None:
     kernels = kernels_of([TunerProblem("min_gru", 2, 100, 8, "fp32"), TunerProblem("elman", 2, 40, 16, "bf16")], "h200")
     path, measurer = tmp_path / "folder" / "results.jsonl", CutMeasurer()

@@ -417,6 +417,7 @@ def test_the_host_needs_neither_cupy_nor_torch(cache: Path) -> None:
     assert run_python(HOST_ONLY, cache) == [[2, 3, 8], [2, 8], "bfloat16", "float32", None]
 
 
+@pytest.mark.matrix_full
 @needs_nvrtc
 def test_many_processes_compile_one_kernel(cache: Path) -> None:
     """At once, into one cache: all get the same, and it is there once."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.browser import assert_is_readable, assert_is_whole, needs_browser
+from support.examples import examples
 
 from minrnn_gen.build.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
 from minrnn_gen.build.drawing import HEIGHT, WIDTH
@@ -81,7 +82,7 @@ def test_every_point_is_within_the_figure(points: list[tuple[float, float]], is_
     assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in places)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.text(max_size=20))
 def test_texts_are_text(words: str) -> None:
     hostile = f"</script><script>alert(1)</script>{words}"

@@ -41,6 +41,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.matrix_full
 def test_the_same_keys_put_by_many_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COMPETE, str(tmp_path)]
     processes = [

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from minrnn_gen.build import store as store_module
 from minrnn_gen.build.sealing import sealed
@@ -97,7 +98,7 @@ names = st.one_of(
 kinds = st.sampled_from(["file", "folder of files", "folder of a folder", "link to a file", "link to a folder", "pipe"])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, kinds, max_size=4))
 def test_only_what_is_named_and_made_as_ours_is_swept(tmp_path_factory: pytest.TempPathFactory, things: dict[str, str]) -> None:
     folder = tmp_path_factory.mktemp("sweep")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees, value_of
+from support.examples import examples
 from support.one_step import lower_step
 
 from minrnn_gen.cell.analysis import classify
@@ -138,7 +139,7 @@ EXACT = {"number": lambda number: Fraction(int(number.p), int(number.q))}
 SMALL = st.fractions(-3, 3, max_denominator=5)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     trees(("W.x", "W.y", "h[t-1]"), False, 2),
     trees(("W.x", "h[t-1]", "h[t-1]", "v"), False, 3),

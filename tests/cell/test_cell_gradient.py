@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
+from support.examples import examples
 from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell.files import find_cell, library_names
@@ -83,7 +84,7 @@ def exactly(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
     return {label: held[name] for label, name in program.results}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(small_cells, points, st.lists(st.integers(-3, 3), min_size=4, max_size=4))
 def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], incoming: list[int]) -> None:
     """In 400 digits a central difference is the derivative but for kinks, where the two sides differ."""
@@ -108,7 +109,7 @@ def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], 
                 assert abs(found[f"gradient_{name}"] - right) <= 1e-30 * (1 + abs(right)), name
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(small_cells, points)
 def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
     import torch

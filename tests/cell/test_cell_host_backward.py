@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
+from support.examples import examples
 from support.one_step import lower_step, lower_step_backward
 from test_cell_lowering import SCANS, scan_cells
 
@@ -95,7 +96,7 @@ def test_the_backward_scan_is_the_steps_gradient_iterated(name: str, time: int) 
     assert_close(gradients_by_scan(cell, problem), gradients_by_steps(cell, problem), 1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     trees(("W.x", "W.y", "p"), depth=2),
     trees(("W.x", "W.y", "p", "early"), depth=2),

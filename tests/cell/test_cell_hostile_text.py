@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import built_in, cell_of
+from support.examples import examples
 from support.one_step import lower_step
 
 from minrnn_gen.cell import (
@@ -75,7 +76,7 @@ def _canary() -> Iterator[None]:
         yield
 
 
-fuzzing = settings(max_examples=250)
+fuzzing = settings(max_examples=examples(250))
 
 
 @fuzzing

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees
+from support.examples import examples
 from support.one_step import lower_step
 from sympy import Rational
 
@@ -90,7 +91,7 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
     return plain[name]() if name in plain else getattr(np, name)(x)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(trees(), trees())
 def test_a_program_computes_the_authors_operations_in_the_authors_order(early: Tree, tree: Tree) -> None:
     early = ("+", ("leaf", "W.x"), ("leaf", "W.y")) if "early" in tree_text(early) else early
@@ -107,7 +108,7 @@ def test_a_program_computes_the_authors_operations_in_the_authors_order(early: T
     np.testing.assert_array_equal(found, expected)  # equal to the last bit: nothing is rewritten
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(trees(depth=5))
 def test_an_expression_written_as_text_reads_back_as_itself(tree: Tree) -> None:
     equations = "early = W.x + W.y + p\nh[t] = c[t-1] + early\nc[t] = "

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
+from support.examples import examples
 from support.one_step import lower_step, lower_step_backward
 
 from minrnn_gen.cell import expressions as ex
@@ -100,7 +101,7 @@ def test_the_scan_and_the_step_agree(name: str, dtype: type) -> None:
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max()))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(trees(("W.x", "W.y", "p"), depth=2), trees(("W.x", "W.y", "p", "early"), depth=2), trees(depth=4))
 def test_any_output_of_a_scan_is_the_steps_to_the_last_bit(early: Tree, gated: Tree, output: Tree) -> None:
     equations = f"early = {tree_text(early)}\nh[t] = ({tree_text(gated)}) * h[t-1] + W.x * W.y * p"
@@ -242,7 +243,7 @@ def test_the_cuda_text_computes_what_numpy_computes(tmp_path: Path) -> None:
     early = "early = W.x * W.y + p\n"
     collected: list[Tree] = []
 
-    @settings(max_examples=60, database=None)
+    @settings(max_examples=examples(60), database=None)
     @given(trees(depth=3))
     def collect(tree: Tree) -> None:
         collected.append(tree)
@@ -283,6 +284,7 @@ print(classify(cell_of("h[t] = (W.a * h[t-1] + W.b + W.c) ** 3 - (W.a * h[t-1]) 
 """
 
 
+@pytest.mark.matrix_full
 def test_every_hash_seed_prints_the_same_programs() -> None:
     texts = set()
     for seed in ("0", "1", "4242"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cell_evaluation import EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
+from support.examples import examples
 from support.one_step import lower_step_backward
 
 from minrnn_gen.cell import expressions as ex
@@ -43,7 +44,7 @@ def parts_of(expression: ex.Expr) -> Iterator[ex.Expr]:
         yield from parts_of(operand)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(trees(LEAVES, depth=4), st.lists(st.integers(-400, 400), min_size=3, max_size=3))
 def test_a_value_lies_in_its_range(tree: Tree, point: list[int]) -> None:
     cell = cell_of(f"h[t] = {tree_text(tree)} + 0 * (W.x + W.y + p)", parameters=["p"])

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.command_runner import EXAMPLES, Command
+from support.examples import examples
 
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.cli.main import main
@@ -85,6 +86,7 @@ def test_infeasible_names_the_constraint(command: Command, tmp_path: Path) -> No
     assert "registers_per_thread" in answer.json["error"]
 
 
+@pytest.mark.matrix_full
 def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> None:
         raise ToolchainMissing("NVRTC cannot be loaded (no such library)")
@@ -196,7 +198,7 @@ WORDS = [
 STARTS = [["compile", SPEC, "--gpu", "h100"], ["run", SPEC, "--gpu", "h100", "--batch", "1", "--time", "1"], ["cells"], []]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(STARTS), st.lists(st.sampled_from(WORDS), max_size=4))
 @example(["compile", SPEC], ["--set", "gpu=\udcff"])
 @example([], ["cells", "show", "\udcff.yaml"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import LAYOUTS
 from support.rendered_kernels import MODELS, Rendered, builder_of, rendered_case
 
@@ -142,7 +143,7 @@ def test_hostile_text_stays_in_comments(text: str) -> None:
     check_stays_in_comments(text)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.text(max_size=30))
 def test_any_text_stays_in_comments(text: str) -> None:
     check_stays_in_comments(text)

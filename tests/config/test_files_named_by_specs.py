@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from minrnn_gen.assemble import target_of
 from minrnn_gen.cell.files import find_cell
@@ -64,7 +65,7 @@ def refusal_of(folder: Path, key: str, path: str) -> str:
     return message
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(KEYS), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 @example("model", f"root:x:0:0:{SECRET}:/root:/bin/bash\n")
 @example("gpu", f"{SECRET}: [\n")

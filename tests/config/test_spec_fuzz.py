@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from minrnn_gen.config.documents import parse_document, validated
 from minrnn_gen.config.spec import Spec, load_spec
@@ -80,7 +81,7 @@ def test_random_text(text: str) -> None:
     answer(lambda: read_text(text))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.sampled_from(EXAMPLES), MUTATIONS)
 def test_mutated_specs(text: str, mutations: list[tuple[float, int, str]]) -> None:
     for place, removed, inserted in mutations:
@@ -116,7 +117,7 @@ def test_random_structures_as_source_and_as_override(value: Any) -> None:
     answer(lambda: load_spec({"model": "min_gru", "hidden_size": 4}, **{str(type(value)): value}))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200))
 def test_random_bytes_in_a_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"

@@ -177,7 +177,7 @@ def test_bidirectional_is_two_runs(drawn: tuple[str, Case], flat_bias: bool, kee
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "BTD"])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(drawn=cases(("min_gru", "gru"), ("none", "lengths and resets")))
 def test_layouts_are_the_same_numbers(layout: str, direction: str, drawn: tuple[str, Case]) -> None:
     model, case = drawn

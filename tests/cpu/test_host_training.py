@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from support.uncompiled_kernels import compiled_for_host
 
 CELL = str(Path(__file__).parents[2] / "examples" / "leaky_light_gru.yaml")
@@ -54,6 +55,7 @@ def test_gradients_are_those_of_small_differences() -> None:
         np.testing.assert_allclose((ahead - behind) / (2 * step), (gradients[name] * along).sum(), rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.matrix_full
 def test_the_sign_of_the_first_input_is_remembered() -> None:
     """20 steps of noise later, a linear readout of the last output tells it; learnt with Adam, in NumPy alone."""
     random, kernel = np.random.default_rng(1), kernel_of()

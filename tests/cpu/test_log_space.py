@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import GATE_KINDS, arranged, by_time, drawn_gates
 from support.oracle import CELLS, FUNCTION_ROUNDINGS, Arithmetic, assert_within
 from support.uncompiled_kernels import compiled_for_host, host_kernel
@@ -45,7 +46,7 @@ def expected_states(cell: str, gates: dict[str, Any], initial: Any, u: float) ->
     return states, bounds
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     cell=st.sampled_from(LOG_CELLS),
     kind=st.sampled_from(GATE_KINDS),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.kernel_inputs import (
     GATE_KINDS,
     LAYOUTS,
@@ -72,7 +73,7 @@ def test_any_order_in_fp32_is_within_the_bound(steps: list[Affine], data: st.Dat
     assert abs(Fraction(float(left[0][1])) - exact[1]) <= Fraction(float(expected.state_bounds["h"].item()))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     cell=st.sampled_from(tuple(CELLS)),
     kind=st.sampled_from(range(7)),

@@ -18,6 +18,8 @@ from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.documents import document_from_mapping, parse_document
 from minrnn_gen.config.spec import load_spec
 
+# Pages whose Python takes ten seconds: `make docs-check` and `make test-all` run it.
+LONG = {"jax", "interpret", "migration"}
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 # A block is for a GPU when it imports CuPy, moves a tensor there, or uses a variable that is called after a GPU or torch.
 ON_A_GPU = re.compile(r"^import cupy$|\.cuda\(|\b\w+_(?:gpu|torch)\b", re.MULTILINE)
@@ -39,7 +41,10 @@ def run(page: Path, chosen: Sequence[Block]) -> None:
             assert printed.getvalue() == expected.text, f"{name_of(page)}:{expected.line}"
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.matrix_full if page.stem in LONG else (), id=name_of(page)) for page in WITH_PYTHON],
+)
 def test_python_runs_with_numpy(page: Path, monkeypatch: pytest.MonkeyPatch, emulated_kernels: Path) -> None:
     monkeypatch.chdir(ROOT)
     if page.stem == "interpret":  # with the machine that the other workers have compiled

@@ -78,6 +78,7 @@ def test_an_example_writes_its_table_and_its_record(name: str, tmp_path: Path, c
     assert record.provenance in printed and record.table in printed
 
 
+@pytest.mark.matrix_full
 def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
     first, second = (run("jax_recall", f"{TINY['jax_recall']} --steps 2", tmp_path) for _ in range(2))
     assert [{key: row[key] for key in row if key not in TIMES} for row in first] == [
@@ -120,6 +121,7 @@ def test_an_episode_shows_its_cue_once_and_pays_for_it_alone() -> None:
             assert float(steps.reward[environment, step]) == is_right
 
 
+@pytest.mark.matrix_full
 def test_a_layer_by_lax_scan_is_ours() -> None:
     models = imported("training.jax_model")
     model = models.SequenceModel("lstm", tokens=5, classes=3, width=8, layers=2, feed_forward=True)

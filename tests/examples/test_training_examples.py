@@ -63,6 +63,7 @@ def test_an_example_writes_its_table_its_record_and_its_plot(
     assert svg_of(record) == svg_of(record)
 
 
+@pytest.mark.matrix_full
 def test_an_lstm_learns_parity_and_a_scan_does_not(tmp_path: Path) -> None:
     lstm, scan = run(
         "parity", "--cells lstm min_gru --time 8 --longer 1 4 --width 16 --batch 16 --steps 300 --tests 256", tmp_path

@@ -73,7 +73,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "cell") -> Folder
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at in {1, 4} else ())
+        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at in {0, 1, 4} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -232,6 +232,7 @@ def test_two_kernels_fit_into_one_program_of_cpp(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "main"], check=False).returncode == 0
 
 
+@pytest.mark.matrix_full
 def test_the_sanitizers_of_the_compiler_find_nothing(tmp_path: Path) -> None:
     folder = exported(tmp_path, SPECS[2]).path
     ran = check(folder, "cell", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

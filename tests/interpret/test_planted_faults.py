@@ -148,6 +148,7 @@ def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, c
     assert all(finding.lines for finding in reported), reported
 
 
+@pytest.mark.matrix_full
 def test_a_long_wait_is_no_deadlock() -> None:
     kernel = faulty(kernel_of(**LONG), without(PUBLISH, SLOWLY + PUBLISH))
     assert [findings(kernel, seed, 1, 300) for seed in range(3)] == [()] * 3

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.emulated_calls import arguments_of, kernel_of
+from support.examples import examples
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret import toolchain
@@ -51,7 +52,7 @@ def whole_arguments(kernel: InterpretedKernel) -> dict[str, Any]:
     return arguments
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.sampled_from(SPECS), st.data())
 def test_an_unaligned_array_is_refused_by_its_name(spec: dict[str, Any], data: st.DataObject) -> None:
     kernel = kernel_of(**spec)

@@ -54,6 +54,7 @@ def test_without_a_compiler_the_status_is_1(monkeypatch: pytest.MonkeyPatch, cap
     )
 
 
+@pytest.mark.matrix_full
 @needs_compiler
 def test_what_would_take_hours_is_refused_with_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     large = ["--set", "hidden_size=30720", "--gpu", "h200"]

@@ -119,6 +119,7 @@ print([float(run(np.ones((1, 3, 2, 4), np.float32)).sum()) for _ in range(2)], c
 """
 
 
+@pytest.mark.matrix_full
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [({"MINRNN_JAX": "python"}, "MINRNN_JAX is python"), ({"CC": "no-such-compiler"}, "CC is 'no-such-compiler'")],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.planning_problems import real_builder
 
 from minrnn_gen.build.builder import Builder, Target
@@ -78,7 +79,7 @@ def extreme_numbers(draw: st.DrawFn) -> dict[str, Any]:
     return changes
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(extreme_numbers(), st.sampled_from(sorted(CELLS)))
 @example({"memory_latency_ns": 1e308}, "min_gru")
 @example({"memory_latency_ns": 5e-324}, "min_gru")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
+from support.examples import examples
 from support.planning_problems import problems, real_solution, solved
 
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -19,7 +20,7 @@ from minrnn_gen.plan.problem import Problem
 PLAN = real_solution("rg_lru", "h200").plan()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems())
 def test_json_there_and_back(problem: Problem) -> None:
     plan = solved(problem).plan()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
@@ -256,7 +257,7 @@ def test_a_broken_sequence_breaks_no_other() -> None:
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_gradients_are_torchs(case: Case) -> None:
     import torch
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store
@@ -62,7 +63,7 @@ def test_every_copy_stays_within_its_run(
             assert start % alignment == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(hidden_size=st.integers(1, 100), batch=sizes, time=sizes, precision_name=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_contiguous_arrays_are_in_the_hinted_specialization(
     hidden_size: int, batch: int, time: int, precision_name: str

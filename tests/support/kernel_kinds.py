@@ -92,17 +92,13 @@ KINDS = (
 # Those of the everyday suite, and whether their calls have resets: each family, strategy, scope and product, every precision,
 # layout and direction. The others are their like, or take long to compile or to run.
 EVERYDAY = {
-    "cooperative blocks": True, "cooperative bf16 parameters": False,
-    "channels one warp": True, "channels two warps": False, "channels cluster": True, "channels tickets": True,
-    "channels log": True, "time two columns": True, "time two warps": False, "time tickets": True, "time vectors": False,
-    "time reverse": False, "diagonal channels": True, "diagonal time": False, "recurrent block": True,
-    "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
-    "recurrent fma": True, "recurrent reverse": False, "recurrent sums": True, "recurrent shared cells": False,
-    "large a100": True, "large three of tf32": False, "large b200": False,
-    "large four products": True, "large tf32": False, "large groups of columns": False, "large cluster": False,
-    "vectors channels": True, "vectors time": False, "vectors lanes": False,
-    "alternating fp64": False, "alternating fp16": True, "own scan of channels": False, "own scan of time": True,
-    "own diagonal cell": True, "own dense cell": False, "raw": False, "raw complex": False, "raw complex tickets": False,
+    "cooperative blocks": True, "channels one warp": True, "channels cluster": True, "channels tickets": True,
+    "channels log": True, "time two columns": True, "time tickets": True, "time reverse": False, "diagonal channels": True,
+    "recurrent block": True, "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True,
+    "recurrent tf32": False, "recurrent fma": True, "recurrent sums": True, "recurrent shared cells": False,
+    "large a100": True, "large three of tf32": False, "large four products": True, "large cluster": False,
+    "vectors channels": True, "vectors time": False, "alternating fp16": True, "own scan of time": True,
+    "own diagonal cell": True, "own dense cell": False, "raw complex tickets": False,
 }  # fmt: skip
 
 

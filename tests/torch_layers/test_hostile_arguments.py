@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.uncompiled_kernels import host_kernel
 
 import minrnn_gen
@@ -142,7 +143,7 @@ def test_what_is_no_dense_tensor_is_said(function: str, kind: str) -> None:
         one_sentence(caught.value)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_tensors_of_any_strides_and_types_are_taken(data: st.DataObject) -> None:
     function = data.draw(st.sampled_from([name for name in FUNCTIONS if name not in OF_ARRAYS]))

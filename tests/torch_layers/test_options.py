@@ -69,6 +69,7 @@ def test_a_subclass_has_the_signature_of_its_own() -> None:
     assert [*inspect.signature(Own).parameters] == ["width"]
 
 
+@pytest.mark.matrix_full
 def test_type_checkers_find_a_typo(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     source = tmp_path / "model.py"

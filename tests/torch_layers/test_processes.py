@@ -50,6 +50,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.matrix_full
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
     try:
         socket.gethostbyname(socket.gethostname())

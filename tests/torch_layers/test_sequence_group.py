@@ -288,6 +288,7 @@ def test_a_raw_scan_that_disagrees_is_refused_on_every_rank(group: ranks.Ranks) 
     assert "rank 1 of the sequence group refuses the call: log_a" in first and second.startswith("log_a is 1")
 
 
+@pytest.mark.matrix_full
 def test_a_rank_that_dies_ends_the_others_by_an_error_of_torch(tmp_path: Path) -> None:
     with ranks.started(tmp_path, 2, timeout=datetime.timedelta(seconds=3)) as processes:
         began = clock.perf_counter()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.tuning_results import RESULTS, SETTING, measured
 
 from minrnn_gen.build.store import Store, templates_digest
@@ -29,7 +30,7 @@ from minrnn_gen.tune.t4_format import t4_of
 
 WRITERS, LINES_OF_EACH = 4, 25
 # Each example has a file of its own.
-a_file_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+a_file_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25), deadline=None)
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_what_is_exported_is_imported_once(memory: History, tmp_path: Path) -> N
         export_results(memory, str(path), gpu="l4")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(RESULTS, max_size=5))
 def test_a_t4_document_has_what_its_schema_requires(results: list[Result]) -> None:
     """The fields, types and words of the results schema 1.0.0, and of "correct", which its tools write beside them."""
