@@ -229,6 +229,16 @@ def test_what_takes_steps_one_by_one_stays_in_turn(elman: Kernel, folder: Path, 
     assert kernels.log == [(elman.builder.target.profile.sm_count, "forward")] * 2
 
 
+def test_without_the_variable_nothing_is_asked(elman: Kernel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINRNN_WAVEFRONT", raising=False)
+    monkeypatch.setattr(dense, "choose_directions", lambda *_: pytest.fail("it was asked"))
+    kernels = LoggedKernels(elman.builder, folder, [])
+    executor, arguments = executor_on(elman, kernels), drawn(elman, 0)
+    with on_a_device(elman, kernels.log, executor):
+        results_of(elman, arguments, False, as_tensors)
+    assert kernels.log == [(elman.builder.target.profile.sm_count, "forward")] * 2
+
+
 @pytest.mark.usefixtures("_beside")
 def test_what_is_prepared_is_all_that_lanes_take(elman: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build_nothing(monkeypatch)
