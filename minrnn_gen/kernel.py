@@ -25,6 +25,7 @@ from minrnn_gen.run.ahead import Watch, build_plain, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
+from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
 
@@ -121,8 +122,13 @@ class Kernel:
         return tuple(self.executor.backend.built.values())
 
     def explain(self) -> str:
-        """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected."""
-        return explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
+        """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected.
+
+        Where both directions run beside each other, a line says so.
+        """
+        text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
+        beside = self.executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
+        return f"{beside.in_words}\n\n{text}" if beside else text
 
     def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = lambda _done, _of: None) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
@@ -131,7 +137,12 @@ class Kernel:
         calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
         Raises BadInput for sizes that are no such pairs, and what `compile` raises.
         """
-        prepare(self._builder, self.executor.backend.plan, sizes_from(sizes), watch)
+        wanted, run = sizes_from(sizes), self.executor.gpu
+        prepare(self._builder, self.executor.backend.plan, wanted, watch)
+        passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if self.spec.training else ("forward",)
+        beside = [each for each in wanted if any(run.directions_beside(kernel_pass, each) for kernel_pass in passes)]
+        if beside:
+            prepare(self._builder.half, self.executor.backend.half.plan, beside, watch)
 
     def export(
         self,

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
-from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_paths
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.config.gpu_profile import GpuProfile, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
@@ -82,6 +82,11 @@ class Builder:
     store: Store
     waits_are_bounded: bool = field(default_factory=debug_build_is_asked_for)
     preferred: Callable[[], Preferred] | None = None
+
+    @cached_property
+    def half(self) -> Self:
+        """What builds kernels for half of the GPU, of which two run beside each other; nothing was measured for it."""
+        return replace(self, target=self.target.share(2), preferred=None)
 
     @cached_property
     def cell_source(self) -> CellSource:
@@ -242,7 +247,7 @@ class Builder:
 
         started = time.perf_counter()
         plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
-        spec = self._spec_without_paths(plan)
+        spec = spec_without_paths(self._kernel_spec, plan.model, plan.gpu)
         header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
         text = render(plan, self.lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
@@ -266,13 +271,6 @@ class Builder:
             seconds=time.perf_counter() - started,
             folder=None,
         )
-
-    def _spec_without_paths(self, plan: KernelPlan) -> str:
-        """Return the spec in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
-        named = json.loads(self._kernel_spec.canonical()) | {"gpu": plan.gpu}
-        if isinstance(self.spec.model, str):
-            named["model"] = plan.model
-        return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     def _make(self, request: str, key: KernelKey) -> BuiltKernel:
         started = time.perf_counter()

@@ -26,6 +26,14 @@ def recipe_of(spec: Spec, cell: CellSource) -> str:
     return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def spec_without_paths(spec: Spec, model: str, gpu: str) -> str:
+    """Return `spec` in clear for a file's header: cell and GPU by their names, since paths differ between machines."""
+    named = json.loads(spec.canonical()) | {"gpu": gpu}
+    if isinstance(spec.model, str):
+        named["model"] = model
+    return json.dumps(named, sort_keys=True, separators=(",", ":"))
+
+
 def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
     """Raise BadInput for a spec whose `state_size` or `groups` does not fit the cell."""
     if not cell.has_vectors:

@@ -71,11 +71,11 @@ def calls_jax_by_c() -> bool:
 
 
 def layers_run_beside_each_other() -> bool:
-    """Return whether layers may run beside each other on pieces of time: only where `MINRNN_WAVEFRONT` is auto.
+    """Return whether layers, and directions, may run beside each other: only where `MINRNN_WAVEFRONT` is auto.
 
     Raises BadInput where it is anything else, and neither empty nor never.
     """
-    meaning = "auto for what is expected to be faster, never or nothing for one layer after the other"
+    meaning = "auto for what is expected to be faster, never or nothing for one after the other"
     return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) == "auto"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -50,7 +51,7 @@ class EmulatedBackend:
     ) -> None:
         """Begin with the kernels that are `built`; `refuse` raises for calls that are not run here."""
         self._kernels = BuiltKernels(builder, built)
-        self._store, self._refuse = builder.store, refuse
+        self._builder, self._refuse = builder, refuse
         self._emulated: dict[str, EmulatedKernel] = {}
         self._seed, self._launches = 0, 0
         self.substitute: Callable[[str, KernelPlan], str] = lambda text, _: text
@@ -65,6 +66,16 @@ class EmulatedBackend:
     def has_graphs(self) -> bool:
         """Whether many steps are launched as a graph: none are here."""
         return False
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether steps of a run may be on lanes: they are, one after the other."""
+        return True
+
+    @cached_property
+    def half(self) -> EmulatedBackend:
+        """What executes runs of kernels for half of the GPU."""
+        return EmulatedBackend(self._builder.half, (), self._refuse)
 
     def without_graphs(self) -> EmulatedBackend:
         """Return this backend: what it emulates is not recorded."""
@@ -106,7 +117,7 @@ class EmulatedBackend:
         built = self._kernels.build(kernel)
         text = self.substitute(built.source, built.plan)
         if text not in self._emulated:
-            self._emulated[text] = emulated_kernel(text, built.plan, self._store)
+            self._emulated[text] = emulated_kernel(text, built.plan, self._builder.store)
         return self._emulated[text]
 
     def begin(self, like: Array, _keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> EmulatedRecorder:
@@ -137,7 +148,7 @@ class EmulatedRecorder:
     """A run on host arrays, which is never replayed. Launches may touch its operands and what it allocates, and no others."""
 
     def __init__(self, backend: EmulatedBackend, like: Array, operands: Iterable[Array | None]) -> None:
-        self._backend, self._like = backend, like
+        self._backend, self._kernels, self._like = backend, backend, like
         self._allocated: list[Any] = []  # which live as long as the run
         self._memory: dict[tuple[int, int], Memory] = {}
         for array in operands:
@@ -172,11 +183,11 @@ class EmulatedRecorder:
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes."""
-        return self._backend.choose(kernel_pass, specialization, sizes)
+        return self._kernels.choose(kernel_pass, specialization, sizes)
 
     def load(self, kernel: KernelKey, part: str = "") -> WatchedKernel:
         """Return a kernel whose launches are watched."""
-        return WatchedKernel(self, self._backend.load(kernel), part)
+        return WatchedKernel(self, self._kernels.load(kernel), part)
 
     def run(self, kernel: EmulatedKernel, blocks: int, arguments: Sequence[Any], part: str) -> None:
         """Launch a kernel; raises KernelMisbehaved where something is wrong with what it does."""
@@ -212,6 +223,15 @@ class EmulatedRecorder:
             if name != "cublas"
         }
         return Scratch(sizes_bytes, {"cublas": 0, **pieces})
+
+    @contextmanager
+    def by_half(self) -> Iterator[None]:
+        """Have the kernels that are chosen and loaded within be those for half of the GPU."""
+        self._kernels = self._backend.half
+        try:
+            yield
+        finally:
+            self._kernels = self._backend
 
     @contextmanager
     def lanes(self, _count: int) -> Iterator[EmulatedRecorder]:

@@ -93,6 +93,9 @@ class Recorder(Protocol):
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory for the launches of this run alone."""
 
+    def by_half(self) -> AbstractContextManager[None]:
+        """Have the kernels that are chosen and loaded within be those for half of the GPU: of `Backend.half`."""
+
     def lanes(self, count: int) -> AbstractContextManager[Lanes]:
         """Return lanes, on which steps run beside each other; they begin behind the run so far, and it goes on behind them."""
 
@@ -123,6 +126,14 @@ class Backend(Protocol):
     @property
     def has_graphs(self) -> bool:
         """Whether many steps are launched as a graph of the backend's own, which no trace has."""
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether steps of a run may be on lanes: not where something else replays what is recorded."""
+
+    @property
+    def half(self) -> Backend:
+        """What executes runs of kernels for half of the GPU, of which two run beside each other."""
 
     def without_graphs(self) -> Backend:
         """Return a backend of the same kernels whose runs are recorded whole."""

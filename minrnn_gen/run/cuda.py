@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from minrnn_gen.build.artifact import BuiltKernel
@@ -34,6 +35,9 @@ class KernelLoader(Protocol):
     @property
     def built(self) -> Mapping[KernelKey, BuiltKernel]: ...
 
+    @property
+    def half(self) -> KernelLoader: ...
+
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey: ...
 
     def choose_built(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey | None: ...
@@ -60,6 +64,16 @@ class CudaBackend:
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
         """Every kernel so far, in the order in which they were built."""
         return self._kernels.built
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether steps of a run may be on lanes: not where runs are recorded whole, for others who replay them."""
+        return self.has_graphs
+
+    @property
+    def half(self) -> CudaBackend:
+        """What executes runs of kernels for half of the GPU, of which two run beside each other."""
+        return CudaBackend(self._kernels.half, self.has_graphs)
 
     def without_graphs(self) -> CudaBackend:
         """Return a backend of the same kernels whose runs are recorded whole, however many steps they have."""
@@ -160,6 +174,15 @@ class CudaRecorder(TraceRecorder):
         """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
         loaded, plan = self._kernels.load(kernel, part)
         return RecordedKernel(self, loaded, plan, self._like.device)
+
+    @contextmanager
+    def by_half(self) -> Iterator[None]:
+        """Have the kernels that are chosen and loaded within be those for half of the GPU."""
+        whole, self._kernels = self._kernels, self._kernels.half
+        try:
+            yield
+        finally:
+            self._kernels = whole
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory, one behind the other, for the launches of this run alone."""

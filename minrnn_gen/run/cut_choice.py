@@ -9,31 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.gpu_rates import tensor_products
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.plan.size_classes import Occupied, occupied, predicted_us
+from minrnn_gen.plan.size_classes import Occupied
+from minrnn_gen.run.expected_time import (
+    GAIN_LEAST,
+    HOST_STEP_US,
+    PIECE_US,
+    BackwardOrForward,
+    Expected,
+    Products,
+    expected_of,
+)
 from minrnn_gen.run.stack import Cut
 from minrnn_gen.run.wavefront import wavefront
 
-BackwardOrForward = Literal["forward", "backward"]
-
 # More lanes have too few SMs each, and shorter pieces are mostly prologue: R goes to the SMs anew for each.
 LANES_MOST, PIECES, PIECE_STEPS_LEAST = 4, (4, 8, 16), 32
-# Measured on an H200 (docs/lab-notes.md): what a piece takes beside its steps, for the launch, the prologue and an event, and
-# what the host takes for each step of a wavefront.
-PIECE_US, HOST_STEP_US = 12.0, 24.0
-# Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; by an H200's datasheet others
-# take so many times as long.
-PRODUCT_EFFICIENCY, PIECE_PRODUCT_EFFICIENCY = 0.65, 0.45
-TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
-# What has to be predicted as gained for layers to be cut: predictions for shares were measured to be wrong by up to as much.
-GAIN_LEAST = 1.2
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ def choose_cut(
     has_pieces = sizes.batch and sizes.time >= PIECES[0] * PIECE_STEPS_LEAST and all(map(_has_pieces, builders))
     if layers < 2 or not has_pieces:
         return None
-    products = [_Products.of(builder, kernel_pass, sizes) for builder in builders]
-    one_by_one_us = layers * _expected(builders[-1], kernel_pass, sizes).us
+    products = [Products.of(builder, kernel_pass, sizes) for builder in builders]
+    one_by_one_us = layers * expected_of(builders[-1], kernel_pass, sizes).us
     one_by_one_us += sum(product.us(gpu, is_cut=False) for product in products)
     products_us = sum(product.us(gpu, is_cut=True) for product in products)
     choices: list[CutChoice] = []
@@ -74,11 +70,11 @@ def choose_cut(
         for pieces in PIECES:
             piece = Sizes(sizes.batch, -(-sizes.time // pieces))
             # No share takes less time than the whole GPU: most calls are known to gain nothing before one is planned for.
-            ramp_us = (pieces + layers - 1) * (_expected(builders[-1], kernel_pass, piece).us + PIECE_US)
+            ramp_us = (pieces + layers - 1) * (expected_of(builders[-1], kernel_pass, piece).us + PIECE_US)
             if piece.time < PIECE_STEPS_LEAST or ramp_us * GAIN_LEAST > one_by_one_us:
                 continue
             try:
-                expected = _expected(share_of(shares), kernel_pass, piece)
+                expected = expected_of(share_of(shares), kernel_pass, piece)
             except Infeasible:
                 continue
             for lanes in _lanes(layers, shares, gpu, expected.occupied):
@@ -99,7 +95,7 @@ def _lanes(layers: int, shares: int, gpu: GpuProfile, footprint: Occupied | None
             yield lanes
 
 
-def _total_us(expected: _Expected, gpu: GpuProfile, layers: int, cut: Cut, products_first: bool, products_us: float) -> float:
+def _total_us(expected: Expected, gpu: GpuProfile, layers: int, cut: Cut, products_first: bool, products_us: float) -> float:
     """Return the predicted time of a cut: of its longest chain, or of turns, or of the host.
 
     Products beside recurrences take longer, by the part of the GPU that these have.
@@ -121,48 +117,3 @@ def _has_pieces(builder: Builder) -> bool:
         and spec.input_size is not None
         and spec.recurrent_gradient_clip is None  # which is of every step's gradient, and none is clipped between pieces
     )
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """A kernel as it is expected: its time in microseconds, and what it takes of the GPU; None where it takes step by step."""
-
-    us: float
-    occupied: Occupied | None
-
-
-def _expected(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> _Expected:
-    """Return the kernel that a call with contiguous arrays of these sizes runs; raises Infeasible where there is none."""
-    specialization = builder.specialization_at(sizes)
-    classes = builder.classes(kernel_pass, specialization)
-    problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
-    kernel = classes.sizes.choose(problem)
-    takes_all_steps = kernel.family.startswith(("persistent", "large_batch"))
-    return _Expected(predicted_us(problem, kernel), occupied(problem, kernel) if takes_all_steps else None)
-
-
-@dataclass(frozen=True)
-class _Products:
-    """Multiply-adds of a layer's products in a pass: with the weight as they are between layers, and all others."""
-
-    between: float
-    whole: float
-    times_of_16_bits: int
-
-    @classmethod
-    def of(cls, builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> _Products:
-        """Return those of a call."""
-        spec, shape, rows = builder.spec, builder.cell_shape, sizes.batch * sizes.time
-        assert spec.input_size is not None
-        of_weight = rows * len(shape.gates) * spec.hidden_size * spec.input_size
-        of_R = rows * len(shape.recurrent_gates) * spec.hidden_size * spec.head_dim
-        # In a backward the gradients of both matrices, and again the products with R.
-        in_tf32 = spec.precision == "fp32" and spec.fp32_product == "tf32"
-        times = TIMES_OF_16_BITS["tf32" if in_tf32 else spec.precision]
-        return cls(of_weight, of_weight + 2 * of_R if kernel_pass == "backward" else 0, times)
-
-    def us(self, gpu: GpuProfile, is_cut: bool) -> float:
-        """Return about how long they take with the whole GPU; where the call `is_cut`, those between layers are of pieces."""
-        per_us = tensor_products(gpu.compute_capability) * gpu.sm_count * gpu.sm_clock_hz * 1e-6
-        efficiency = PIECE_PRODUCT_EFFICIENCY if is_cut else PRODUCT_EFFICIENCY
-        return self.times_of_16_bits * (self.between / efficiency + self.whole / PRODUCT_EFFICIENCY) / per_us

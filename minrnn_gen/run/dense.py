@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.address import Address
@@ -16,6 +18,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_incoming
 from minrnn_gen.codegen.signature import names_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
+from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
@@ -32,10 +35,15 @@ from minrnn_gen.run.dense_launch import (
     step_launch_of,
     workspace_bytes_of,
 )
+from minrnn_gen.run.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
+from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import read_states, sizes_of
 from minrnn_gen.run.scan_launch import alignment_of_call
 from minrnn_gen.run.stepwise import StepwiseRun
+
+# Sizes of calls that are remembered, with what was chosen for them.
+CHOICES_HELD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +79,32 @@ class Backward:
         return replace(self, part=piece_of_call(part, piece, initial), arrays=of_piece)
 
 
+class _RunBack(NamedTuple):
+    """A backward of one direction to come: its call, the initial output, and what is read and written."""
+
+    part: Call
+    first: Array | None
+    outputs: Outputs
+    incoming: IncomingGradient
+    gradients: Gradients
+    dR: Array
+
+
 @dataclass(frozen=True)
 class DenseRun:
     """The kernels of one builder of a dense cell.
 
     A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `StepwiseRun` takes them
-    one after the other. What can be multiplied for all steps at once is, before and after.
+    one after the other. What can be multiplied for all steps at once is, before and after. Both directions of a call run
+    beside each other where that is expected to be faster.
+
+    `at_once`: of how many runs the GPU holds the blocks at once that wait for others anywhere.
     """
 
     interface: Interface
     builder: Builder
     backend: Backend
+    at_once: int = 1
 
     @cached_property
     def stepwise(self) -> StepwiseRun:
@@ -98,14 +121,36 @@ class DenseRun:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_backward)
 
+    @cached_property
+    def half(self) -> DenseRun:
+        """The kernels for half of the GPU, of which two run beside each other."""
+        return DenseRun(self.interface, self.builder.half, self.backend.half, DIRECTIONS)
+
+    def beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
+        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        can_be = self.interface.directions and self.backend.has_lanes and layers_run_beside_each_other()
+        return self._choice_for(kernel_pass, sizes) if can_be else None
+
+    @cached_property
+    def _choice_for(self) -> Callable[[BackwardOrForward, Sizes], DirectionsChoice | None]:
+        return lru_cache(CHOICES_HELD)(partial(choose_directions, self.builder))
+
     def expect_backward(self, call: Call) -> None:
         """Begin to build the backward of contiguous arrays of these sizes, while the forward is built and runs."""
         if call.batch:
-            self.backend.build_ahead("backward", self.builder.hinted_specialization, sizes_of(call))
+            dense = self.half if self.beside("backward", sizes_of(call)) else self
+            dense.backend.build_ahead("backward", dense.builder.hinted_specialization, sizes_of(call))
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, _states_out: StatesOut) -> None:
-        """Run a call of one direction, or a piece of one."""
-        self._run_forward(recorder, part, outputs)
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], _states_out: StatesOut) -> None:
+        """Run a call in each direction."""
+
+        def chosen(dense: DenseRun) -> Iterator[KernelKey]:
+            return (dense._choose_forward(recorder, part, outputs) for part, outputs in runs)
+
+        with self._on_lanes(recorder, "forward", runs[0][0], chosen) as (dense, on_lane):
+            for lane, (part, outputs) in enumerate(runs):
+                with on_lane(lane):
+                    dense.run_forward(recorder, part, outputs)
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
@@ -113,7 +158,7 @@ class DenseRun:
         if key is None:
             # These kernels read a row of channels at once.
             x = call.x if call.x.strides[-1] == 1 else recorder.contiguous(call.x)
-            self._run_forward(recorder, replace(call, x=x), outputs, single_step=True)
+            self.run_forward(recorder, replace(call, x=x), outputs, single_step=True)
         else:
             kernel = recorder.load(key)
             kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
@@ -130,9 +175,8 @@ class DenseRun:
         dR = recorder.new_array((directions, *packed_shape), carried, fill=0)
         if call.batch:
             first = self._initial_output(recorder, call)
-            for run, part in runs_of(interface, projected):
-                self._run_back(
-                    recorder,
+            runs = [
+                _RunBack(
                     part,
                     first.selected(0, run) if first is not None and interface.directions else first,
                     outputs_of_run(interface, forward.outputs, run),
@@ -140,20 +184,47 @@ class DenseRun:
                     gradients_of_run(interface, projected.x_axes, written, run),
                     dR.selected(0, run),
                 )
+                for run, part in runs_of(interface, projected)
+            ]
+
+            def chosen(dense: DenseRun) -> Iterator[KernelKey]:
+                return (dense._choose_back(recorder, run.part, run.incoming, dense._read_states(run.outputs)) for run in runs)
+
+            with self._on_lanes(recorder, "backward", projected, chosen) as (dense, on_lane):
+                for lane, run in enumerate(runs):
+                    with on_lane(lane):
+                        dense._run_back(recorder, run)
         return WideGradients(sums, dR)
 
-    def _run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool = False) -> None:
-        interface = self.interface
-        assert part.R is not None
-        states_out: StatesOut = "none"
-        if outputs.kept:
-            states_out = "storage" if outputs.kept[0].dtype == interface.precision.storage_dtype else "arithmetic"
-        is_storage = states_out == "storage"
+    @contextmanager
+    def _on_lanes(
+        self,
+        recorder: Recorder,
+        kernel_pass: BackwardOrForward,
+        call: Call,
+        chosen: Callable[[DenseRun], Iterator[KernelKey]],
+    ) -> Iterator[tuple[DenseRun, Callable[[int], AbstractContextManager[None]]]]:
+        """Give what runs each direction of a call, and its lane: by halves where that is faster, else in turn on no lane.
+
+        `chosen` gives the kernels of all directions.
+        """
+        if self.beside(kernel_pass, sizes_of(call)):
+            with recorder.by_half():
+                # Steps that are taken one by one may be a graph, which is launched on no lane.
+                if all(self.half.backend.plan(key).is_persistent for key in chosen(self.half)):
+                    with recorder.lanes(DIRECTIONS) as lanes:
+                        yield self.half, lambda lane: lanes.step(lane, ())
+                    return
+        yield self, lambda _: nullcontext()
+
+    def run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool = False) -> None:
+        """Run a call of one direction, or a piece of one."""
+        layout, is_storage = self.interface.layout, self._states_out(outputs) == "storage"
         self._run_steps(
             recorder,
-            self._choose(recorder, "forward", part, states_out, part.x, part.R, outputs.y),
+            self._choose_forward(recorder, part, outputs),
             part,
-            lambda scratch: forward_arguments(self.names, part, interface.layout, outputs, is_storage, scratch, single_step),
+            lambda scratch: forward_arguments(self.names, part, layout, outputs, is_storage, scratch, single_step),
         )
 
     def begin_back(
@@ -190,9 +261,8 @@ class DenseRun:
         if first is not None:
             (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
             recorder.multiply(product)
-        states = read_states(interface, self.builder, outputs)
         of_run = BackwardArrays(
-            states,
+            self._read_states(outputs),
             incoming,
             products,
             first_products,
@@ -226,21 +296,25 @@ class DenseRun:
             (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), arrays.first_dproducts, dR)
             recorder.multiply(product)
 
+    def _states_out(self, outputs: Outputs) -> StatesOut:
+        if not outputs.kept:
+            return "none"
+        return "storage" if outputs.kept[0].dtype == self.interface.precision.storage_dtype else "arithmetic"
+
+    def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
+        return read_states(self.interface, self.builder, outputs)
+
+    def _choose_forward(self, recorder: Recorder, part: Call, outputs: Outputs) -> KernelKey:
+        assert part.R is not None
+        return self._choose(recorder, "forward", part, self._states_out(outputs), part.x, part.R, outputs.y)
+
     def _choose_back(self, recorder: Recorder, part: Call, incoming: IncomingGradient, states: tuple[Array, ...]) -> KernelKey:
         assert part.R is not None
         return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states)
 
-    def _run_back(
-        self,
-        recorder: Recorder,
-        part: Call,
-        first: Array | None,
-        outputs: Outputs,
-        incoming: IncomingGradient,
-        gradients: Gradients,
-        dR: Array,
-    ) -> None:
-        kernel = self._choose_back(recorder, part, incoming, read_states(self.interface, self.builder, outputs))
+    def _run_back(self, recorder: Recorder, run: _RunBack) -> None:
+        part, first, outputs, incoming, gradients, dR = run
+        kernel = self._choose_back(recorder, part, incoming, self._read_states(outputs))
         # A persistent kernel writes every row of a sequence.
         is_persistent = self.backend.plan(kernel).is_persistent
         writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
@@ -268,7 +342,7 @@ class DenseRun:
             return
         kernel = recorder.load(key)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))
-        resident = kernel.resident_blocks() if kernel.plan.group_exchange_bytes else 0
+        resident = kernel.resident_blocks() // self.at_once if kernel.plan.group_exchange_bytes else 0
         for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident):
             kernel.launch(launch)
 

@@ -16,8 +16,11 @@ from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.direction_choice import DirectionsChoice
+from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projected import ProjectedScan
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.replay import ByKey, Trace, TraceCache
@@ -32,8 +35,8 @@ class CellRun(Protocol):
     def expect_backward(self, call: Call, /) -> None:
         """Build what a backward needs whatever its arrays."""
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut, /) -> None:
-        """Run a call of one direction."""
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut, /) -> None:
+        """Run a call in each direction: of `runs` each is of one, with what it writes."""
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:
         """Run one step."""
@@ -65,6 +68,10 @@ class GpuRun:
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
         self.restored = ByKey[RestoredBackward]()
+
+    def directions_beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
+        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        return self._cells.beside(kernel_pass, sizes) if isinstance(self._cells, DenseRun) else None
 
     @property
     def preactivation_axes(self) -> str:
@@ -116,8 +123,8 @@ class GpuRun:
         fused = self._fused.forward(recorder, call, outputs, states_out, saves) if self._fused else None
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
-            for run, part in runs_of(interface, projected):
-                self._cells.forward(recorder, part, outputs_of_run(interface, outputs, run), states_out)
+            runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
+            self._cells.forward(recorder, runs, states_out)
         forward = Forward(call, projected, outputs)
         replay = self.forwards.keep(recorder.finish(forward.written, forward))
         return forward if replay is None else replace(forward, replay=replay)

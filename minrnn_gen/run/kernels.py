@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
@@ -32,6 +34,11 @@ class BuiltKernels:
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
         """Every kernel so far, in the order in which they were built."""
         return MappingProxyType(self._built.copy())
+
+    @cached_property
+    def half(self) -> Self:
+        """The kernels for half of the GPU, of which two run beside each other."""
+        return type(self)(self._builder.half, ())
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes; the first of its pass and specialization, if only that is wanted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,8 +47,12 @@ class ScanRun:
     def expect_backward(self, call: Call) -> None:
         """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
-        """Run a call of one direction."""
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut) -> None:
+        """Run a call in each direction."""
+        for part, outputs in runs:
+            self._run_forward(recorder, part, outputs, states_out)
+
+    def _run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         rows = (part.x, outputs.y, *outputs.kept)
         kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
         resident = resident_blocks_of(kernel)

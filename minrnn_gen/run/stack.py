@@ -160,7 +160,7 @@ class StackRun:
                     ends = [*handed_on[step.layer], of_layer.outputs.final]
                     initial, final = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial, ends[step.piece]
                     part = piece_of_call(of_layer.projected, piece, initial)
-                    self._dense.forward(recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, final), "none")
+                    self._dense.run_forward(recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, final))
         saved = [array for layer in layers for array in (*layer.outputs.kept, layer.projected.x)]
         inner = [layer.outputs.y for layer in layers[:-1]]
         return StackResult((layers[-1].outputs.y, *final, *((*saved, *inner) if saves else ())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,8 +50,12 @@ class VectorsRun:
     def expect_backward(self, call: Call) -> None:
         """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
-    def forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
-        """Run a call of one direction."""
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut) -> None:
+        """Run a call in each direction."""
+        for part, outputs in runs:
+            self._run_forward(recorder, part, outputs, states_out)
+
+    def _run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
         kernel = recorder.load(choose(recorder, "forward", part, states_out, part.x, outputs.y))
         wide = self.interface.vector_states
         axes = self.interface.states_axes(wide[0]) if wide else ""

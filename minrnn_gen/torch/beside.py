@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, kernel_of_share
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.cut_choice import BackwardOrForward, CutChoice, choose_cut, is_asked_for
+from minrnn_gen.run.cut_choice import CutChoice, choose_cut, is_asked_for
+from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.stack import StackRun
 
 # Sizes of calls that are remembered, with what was chosen for them.

@@ -64,8 +64,8 @@ class DecodingStack(LayerStack):
 
         which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
         inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where
-        layers run beside each other, a line says how. Plans for the GPU here, or where there is none for the default one.
-        Raises BadInput for anything else.
+        layers, or both directions of a layer, run beside each other, a line says how. Plans for the GPU here, or where there is
+        none for the default one. Raises BadInput for anything else.
         """
         if which not in PASSES:
             raise BadInput(f"which is {shown(which)}; one of {', '.join(PASSES)} is expected")
@@ -124,5 +124,6 @@ def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | No
     built = build_plain(builder, which, sizes)
     text = explain(built, memory_bytes=builder.target.profile.memory_bytes)
     if sequence_group is None:
-        return text
+        beside = None if which == "step" else kernel.executor.gpu.directions_beside(which, sizes)
+        return f"{beside.in_words}\n\n{text}" if beside else text
     return f"{ways_in_words(kernel, sizes.batch, sizes.time, member_of(sequence_group))}\n\n{text}"

@@ -17,7 +17,7 @@ import torch
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.run.cut_choice import BackwardOrForward
+from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.torch import calls, kernel_operator
 from minrnn_gen.torch.backward_operator import define_backward, in_order
 from minrnn_gen.torch.beside import Beside, beside_each_other

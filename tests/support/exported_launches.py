@@ -268,6 +268,7 @@ class PlannedRun:
     allocated: dict[int, int] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
     has_graphs: bool = False
+    has_lanes: bool = False
 
     def begin(self, *_: Any) -> PlannedRun:
         self.shared = {}

@@ -14,6 +14,7 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.interpret.kernel import interpreted
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.cut_choice import CutChoice
 from minrnn_gen.run.stack import Cut, StackRun
@@ -74,6 +75,20 @@ def test_they_give_what_layers_one_by_one_give(name: str, with_states: bool, mon
         bound = 256 * ROUNDOFF * max(1.0, float(other.detach().abs().max()))
         torch.testing.assert_close(result, other, rtol=0, atol=bound)
     assert emulated.passes == ["forward", "backward", "backward"]
+
+
+def test_layers_say_that_directions_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = wing.LSTM(512, 512, bidirectional=True)
+    kernel = kernel_by(layer._made.recipes["bf16"][0])
+
+    def explained() -> str:
+        return layer.explain(batch=16, time=1024, dtype=torch.bfloat16)
+
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
+    choice = kernel.executor.gpu.directions_beside("forward", Sizes(16, 1024))
+    assert choice is not None and choice.in_words in explained()
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
+    assert choice.in_words not in explained()
 
 
 def test_nothing_is_cut_on_a_cpu_nor_with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

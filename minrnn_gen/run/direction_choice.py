@@ -1,0 +1,76 @@
+"""Whether both directions of a dense cell run beside each other, by kernels for half of the GPU each, as the model predicts.
+
+Both halves are resident at once, also where blocks of a kernel wait for others anywhere on the GPU. What is chosen depends on
+the spec, the sizes and the GPU alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.errors import Infeasible
+from minrnn_gen.plan.occupancy import clusters_at_once
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.plan.size_classes import Occupied
+from minrnn_gen.run.expected_time import (
+    GAIN_LEAST,
+    HOST_STEP_US,
+    PIECE_US,
+    BackwardOrForward,
+    Products,
+    expected_of,
+)
+
+DIRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class DirectionsChoice:
+    """Two directions beside each other, by kernels for `sm_count` SMs each, and what is predicted, in microseconds."""
+
+    sm_count: int
+    predicted_us: float
+    one_by_one_us: float
+
+    @property
+    def in_words(self) -> str:
+        """What was chosen, and why."""
+        return (
+            f"both directions beside each other: by kernels for {self.sm_count} SMs each, {self.predicted_us:.0f} us "
+            f"predicted; one direction after the other {self.one_by_one_us:.0f} us"
+        )
+
+
+def choose_directions(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
+    """Return how both directions of a pass run beside each other; None where one after the other is as fast."""
+    if not (sizes.batch and sizes.time):
+        return None
+    gpu, half = builder.target.profile, builder.half
+    # Products take as long either way: each by the whole GPU, or two by half of it.
+    products_us = DIRECTIONS * Products.of(builder, kernel_pass, sizes).us(gpu, is_cut=False)
+    whole_us = expected_of(builder, kernel_pass, sizes).us
+    one_by_one_us = DIRECTIONS * whole_us + products_us
+
+    def beside_us(direction_us: float) -> float:
+        return max(direction_us + PIECE_US + products_us, DIRECTIONS * HOST_STEP_US)
+
+    # Half of the GPU takes no less time than all of it: short calls are known to gain nothing before one is planned for it.
+    if beside_us(whole_us) * GAIN_LEAST > one_by_one_us:
+        return None
+    try:
+        expected = expected_of(half, kernel_pass, sizes)
+    except Infeasible:
+        return None
+    if expected.occupied is None or not _both_are_resident(gpu, half.target.profile, expected.occupied):
+        return None
+    predicted_us = beside_us(expected.us)
+    choice = DirectionsChoice(half.target.profile.sm_count, predicted_us, one_by_one_us)
+    return choice if predicted_us * GAIN_LEAST <= one_by_one_us else None
+
+
+def _both_are_resident(gpu: GpuProfile, half: GpuProfile, occupied: Occupied) -> bool:
+    """Say whether the GPU holds what both halves hold at once, where that matters: where blocks wait for others anywhere."""
+    at_once = [clusters_at_once(profile, occupied.cluster_blocks, 1) for profile in (half, gpu)]
+    return not occupied.waits_in_grid or DIRECTIONS * at_once[0] <= at_once[1]

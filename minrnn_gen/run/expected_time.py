@@ -1,0 +1,68 @@
+"""What a pass over a dense layer is expected to take: its recurrence by one kernel, and its products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.config.gpu_profile import GpuProfile
+from minrnn_gen.plan.gpu_rates import tensor_products
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.plan.size_classes import Occupied, occupied, predicted_us
+
+BackwardOrForward = Literal["forward", "backward"]
+
+# Measured on an H200 (docs/lab-notes.md): what a piece takes beside its steps, for the launch, the prologue and an event, and
+# what the host takes for each step on a lane.
+PIECE_US, HOST_STEP_US = 12.0, 24.0
+# Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; by an H200's datasheet others
+# take so many times as long.
+PRODUCT_EFFICIENCY, PIECE_PRODUCT_EFFICIENCY = 0.65, 0.45
+TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
+# What has to be predicted as gained for kernels of shares: predictions for these were measured to be wrong by up to as much.
+GAIN_LEAST = 1.2
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A kernel as it is expected: its time in microseconds, and what it takes of the GPU; None where it takes step by step."""
+
+    us: float
+    occupied: Occupied | None
+
+
+def expected_of(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> Expected:
+    """Return the kernel that a call with contiguous arrays of these sizes runs; raises Infeasible where there is none."""
+    specialization = builder.specialization_at(sizes)
+    classes = builder.classes(kernel_pass, specialization)
+    problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
+    kernel = classes.sizes.choose(problem)
+    takes_all_steps = kernel.family.startswith(("persistent", "large_batch"))
+    return Expected(predicted_us(problem, kernel), occupied(problem, kernel) if takes_all_steps else None)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Multiply-adds of a layer's products in a pass: with the weight as they are between layers, and all others."""
+
+    between: float
+    whole: float
+    times_of_16_bits: int
+
+    @classmethod
+    def of(cls, builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> Products:
+        """Return those of a call."""
+        spec, shape, rows = builder.spec, builder.cell_shape, sizes.batch * sizes.time
+        of_weight = rows * len(shape.gates) * spec.hidden_size * (spec.input_size or 0)
+        of_R = rows * len(shape.recurrent_gates) * spec.hidden_size * spec.head_dim
+        # In a backward the gradients of both matrices, and again the products with R.
+        in_tf32 = spec.precision == "fp32" and spec.fp32_product == "tf32"
+        times = TIMES_OF_16_BITS["tf32" if in_tf32 else spec.precision]
+        return cls(of_weight, of_weight + 2 * of_R if kernel_pass == "backward" else 0, times)
+
+    def us(self, gpu: GpuProfile, is_cut: bool) -> float:
+        """Return about how long they take with the whole GPU; where the call `is_cut`, those between layers are of pieces."""
+        per_us = tensor_products(gpu.compute_capability) * gpu.sm_count * gpu.sm_clock_hz * 1e-6
+        efficiency = PIECE_PRODUCT_EFFICIENCY if is_cut else PRODUCT_EFFICIENCY
+        return self.times_of_16_bits * (self.between / efficiency + self.whole / PRODUCT_EFFICIENCY) / per_us
