@@ -138,8 +138,11 @@ class _Layers:
         of_all = [together(states, self.has_directions) for states in zip(*final, strict=True)]
         return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
 
-    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
-        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none."""
+    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, reads_x: bool = True) -> list[Any]:
+        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none.
+
+        Where nobody `reads_x`, its gradient may be None.
+        """
         if beside := self.beside_each_other(tensors, "backward"):
             incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
             whole, cut = _whole(tensors), beside.choice.cut
@@ -156,8 +159,7 @@ class _Layers:
             call = self.call(tensors, layer, self.dropped_below(tensors, layer, below))
             own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
             own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
-            reads_x = bool(layer) or tensors[0].requires_grad
-            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=reads_x)
+            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=bool(layer) or reads_x)
             dy = self.dropped_below(tensors, layer, dy)
             states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
             parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
@@ -185,7 +187,8 @@ class _Layers:
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
-            return self.run_back(tensors, results, *self.arriving(tensors, results[0], gradients))
+            dy, dstate = self.arriving(tensors, results[0], gradients)
+            return self.run_back(tensors, results, dy, dstate, tensors[0].requires_grad)
         return _Dispatched(self.recipes, self.dropout).backward(tensors, results, gradients)
 
 

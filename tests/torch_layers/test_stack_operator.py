@@ -99,7 +99,16 @@ def test_it_is_one_node() -> None:
     assert called == ["minrnn_gen.layers.default"]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["lstm", "qrnn"])
+def test_compiled_layers_have_gradients_of_their_parameters_alone(name: str) -> None:
+    """The gradient of an input that asks for none is a result of the operator all the same."""
+    layer, x = LAYERS[name](), torch.randn(BATCH, TIME, INPUTS)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = (torch.autograd.grad(run(x)[0].square().sum(), list(layer.parameters())) for run in (compiled, layer))
+    assert_equal(list(found), list(expected))
+
+
+@pytest.mark.parametrize("dropout", [0.5, pytest.param(0.0, marks=pytest.mark.matrix_full)])
 def test_the_operators_keep_what_their_schemas_say(dropout: float) -> None:
     layer = LAYERS["gru in both directions"]()
     recipes = list(layer._made.recipes["fp32"])
