@@ -41,16 +41,16 @@ class Dropout:
     probability: float
 
     def of_gradient(self, gradient: Array) -> Dropout:
-        """Return the dropout of a gradient of what is written here, in its place."""
+        """Return the dropout, in place, that makes of the gradient of `target` that of `source`."""
         return replace(self, source=gradient, target=gradient)
 
     def piece(self, axes: str, piece: Piece) -> Dropout:
-        """Return that of a piece of time; `axes` are the letters of the three."""
+        """Return the dropout of a piece of time; `axes` are the letters of the three axes."""
         source, mask, target = (narrowed_in_time(array, axes, piece) for array in (self.source, self.mask, self.target))
         return replace(self, source=source, mask=mask, target=target)
 
     def run(self, recorder: Recorder) -> None:
-        """Launch it."""
+        """Launch the kernel, on whatever lane the run is."""
         if 0 in self.source.shape:
             return
         # Planning asks how many values there are, and not which axis is which.
