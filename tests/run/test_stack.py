@@ -44,8 +44,8 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, 
 
 # What is asked for, the variables of the kernels, the layout, and what calls have.
 WAYS = {
+    "lstm, dropout": (LSTM, DENSE, "BTD", "dropout state"),
     "lstm": (LSTM, DENSE, "BTD", "state"),
-    "dropout": (LSTM, DENSE, "BTD", "dropout state"),
     "time first": (LSTM, DENSE | {"batch_tile": 4}, "TBD", "resets state"),
     "time first, dropout": ({"model": "gru", "hidden_size": 24}, DENSE, "TBD", "dropout resets"),
     "dropout without vectors": ({"model": "elman", "hidden_size": 9}, DENSE, "BTD", "dropout"),
