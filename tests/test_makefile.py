@@ -56,7 +56,7 @@ def test_what_is_downloaded_is_said_beforehand(target: str, tmp_path: Path) -> N
 def test_the_site_is_checked_with_every_change(tmp_path: Path) -> None:
     assert '"docs-check BLOCKS="' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     whole = recipe(tmp_path, "docs-check", system="Linux", has_gpu=False)
-    assert "pytest -q tests/docs" in whole
+    assert 'pytest -q -m "matrix_full or not matrix_full" tests/docs' in whole
     alone = recipe(tmp_path, "docs-check", system="Linux", has_gpu=False, settings=("BLOCKS=",))
     for text in (whole, alone):
         assert "mkdocs build --strict" in text and "docs/site/check.py" in text and "codespell" in text

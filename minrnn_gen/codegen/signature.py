@@ -265,6 +265,17 @@ def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
     yield from _stepwise_sizes()
 
 
+def _dropout(_: Variant, __: ArrayNames) -> Parameters:
+    rows = "[rows, row_length], row_stride apart"
+    # Not restricted: gradients are dropped in place.
+    yield Parameter("source", "const storage_t*", rows, "launch.source")
+    yield input_array("mask", "bool", f"{rows}: what is kept", "launch.mask")
+    yield Parameter("target", "storage_t*", f"{rows}: source or another array", "launch.target")
+    for name in ("row_stride", "rows", "row_length"):
+        yield Parameter(name, "int64", "", f"launch.{name}")
+    yield Parameter("scale", "compute_t", "of what is kept", "launch.scale")
+
+
 # The parameters of every `_step`, whose call is in the struct.
 STEP_SIGNATURE = Signature((
     Parameter("call", "const Call* __restrict__", "[1]", "scratch.call"),
@@ -278,6 +289,7 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("diagonal_backward", ""): _scan_backward,
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
+    ("dropout", ""): _dropout,
     ("vector_forward", ""): vector_forward,
     ("vector_backward", ""): vector_backward,
     ("vector_step", ""): vector_step,

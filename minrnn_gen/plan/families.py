@@ -32,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.FORWARD,
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
+    pointwise.DROPOUT,
     vectors.FORWARD,
     vectors.BACKWARD,
     vectors.STEP,
@@ -87,6 +88,8 @@ def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
 
 def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
+    if problem.kernel_pass == "dropout":
+        return (pointwise.DROPOUT,)
     if problem.state_size:
         return ({"forward": vectors.FORWARD, "backward": vectors.BACKWARD, "step": vectors.STEP}[problem.kernel_pass],)
     match problem.cell.kind:
@@ -110,7 +113,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 def _refusal(problem: Problem) -> str:
     """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
-    is_over_time = problem.cell.kind == "dense" and problem.kernel_pass != "step"
+    is_over_time = problem.cell.kind == "dense" and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 
 

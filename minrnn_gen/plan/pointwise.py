@@ -1,4 +1,4 @@
-"""Kernels with a thread for each channel of a sequence, of which only the threads of a block are chosen; single steps."""
+"""Kernels of which only the threads of a block are chosen: single steps, a thread for each channel, and dropout."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 REGISTERS_FIXED = 24
+# Of a thread that drops a vector of 16 bytes of values, by a byte of the mask for each.
+DROPOUT_REGISTERS = 40
 
 
 def elementwise_family(
@@ -66,5 +68,19 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     }
 
 
+def _dropout_registers(_problem: Problem) -> int:
+    return DROPOUT_REGISTERS
+
+
+def dropout_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Dropout is bound by memory: each value is read and written, and a byte of the mask is read."""
+    gpu, storage_bytes, threads = problem.gpu, problem.precision.storage_bytes, candidate["threads"]
+    blocks = limits.resident(problem, threads, threads, DROPOUT_REGISTERS, {}).blocks_per_sm
+    starved = max(1.0, gpu.bytes_in_flight_per_sm / (blocks * threads * problem.specialization.alignment_bytes))
+    moved_bytes = problem.element_count * (2 * storage_bytes + 1)
+    return {"memory": moved_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved, "launch": launch_us(gpu)}
+
+
 SCAN = elementwise_family("scan_step", "elementwise", _registers, predicted_us)
 DIAGONAL = elementwise_family("diagonal_step", "elementwise", _registers, predicted_us)
+DROPOUT = elementwise_family("dropout", "elementwise", _dropout_registers, dropout_us)

@@ -12,7 +12,8 @@ from minrnn_gen.plan.kernel_plan import FamilyName, KernelPlan, PlannedProblem, 
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import Fp32Product, Precision
 
-KernelPass = Literal["forward", "backward", "step"]
+# "dropout" is between layers, whatever their cell.
+KernelPass = Literal["forward", "backward", "step", "dropout"]
 Layout = Literal["BTD", "TBD", "BDT"]
 # As cell.analysis proves it.
 CellKind = Literal["affine-diagonal", "diagonal", "dense"]

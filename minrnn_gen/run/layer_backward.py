@@ -11,12 +11,16 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pieces import Piece, narrowed_in_time
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.dense import Backward, DenseRun
+from minrnn_gen.run.dropout import Dropout
 from minrnn_gen.run.projection import weight_gradient, x_gradient_of_piece
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBackward:
-    """A layer of a backward; `dx` is the gradient of its input."""
+    """A layer of a backward; `dx` is the gradient of what its input comes from.
+
+    That is the input itself, or where there is `dropout` its source; the input is not there before its gradients are added up.
+    """
 
     interface: Interface
     projected: Call
@@ -30,6 +34,7 @@ class LayerBackward:
     sums: Array | None
     dweight: Array
     dR: Array
+    dropout: Dropout | None
 
     @classmethod
     def of(
@@ -42,6 +47,7 @@ class LayerBackward:
         incoming: IncomingGradient,
         dinitial: tuple[Array, ...],
         first: Array | None,
+        dropout: Dropout | None,
     ) -> LayerBackward:
         """Allocate what a layer's backward writes."""
         carried, weight, sums = interface.precision.arithmetic_dtype, call.weight, None
@@ -62,6 +68,7 @@ class LayerBackward:
             sums,
             recorder.new_array(weight.shape, carried),
             recorder.new_array((1, *square), carried, fill=0),
+            dropout,
         )
 
     def begin(self, recorder: Recorder, dense: DenseRun) -> Backward:
@@ -92,10 +99,14 @@ class LayerBackward:
         gradient = narrowed_in_time(self.dpreactivations, self.projected.x_axes, piece)
         dx = narrowed_in_time(self.dx, call.x_axes, piece)
         recorder.multiply(x_gradient_of_piece(gradient, weight, dx, self.interface.precision.multiplies_in_tf32))
+        if self.dropout:
+            self.dropout.of_gradient(self.dx).piece(call.x_axes, piece).run(recorder)
 
     def finish(self, recorder: Recorder, dense: DenseRun, backward: Backward) -> None:
         """Add up the gradients of R and of the weight."""
         dense.finish_back(recorder, backward, self.dR.selected(0, 0))
         in_tf32 = self.interface.precision.multiplies_in_tf32
+        if self.dropout:
+            self.dropout.run(recorder)
         for product in weight_gradient(self.dpreactivations, self.call.x, self.dweight, False, in_tf32):
             recorder.multiply(product)

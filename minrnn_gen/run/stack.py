@@ -4,7 +4,7 @@ A wavefront writes what the layers one after the other write, into the same arra
 States, and their gradients, are handed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
 
 The order of a call: x, resets, then for each layer R, weight, bias, recurrent_bias and the cell's own vectors, then the initial
-states of all layers, all or none; None where absent.
+states of all layers, all or none, then with dropout the masks of all layers but the last; None where absent.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from minrnn_gen.call.validate import check_call
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.dense import DenseRun
+from minrnn_gen.run.dropout import Dropout
 from minrnn_gen.run.gpu import added_up
 from minrnn_gen.run.layer_backward import LayerBackward
 from minrnn_gen.run.projection import projection_of_piece
@@ -55,11 +56,12 @@ class StackResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer of a call: its arrays, x still to be projected, and the pre-activations."""
+    """A layer of a call: its arrays, x still to be projected, the dropout that writes x, and the pre-activations."""
 
     call: Call
     outputs: Outputs
     projected: Call
+    dropout: Dropout | None
 
 
 class StackRun:
@@ -71,35 +73,39 @@ class StackRun:
         self._forwards = TraceCache[StackResult, None]()
         self._backwards = TraceCache[StackResult, None]()
 
-    def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool) -> list[Any]:
+    def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool, dropout: float = 0.0) -> list[Any]:
         """Return y, the final states of all layers, and where it `saves` what a backward needs beside.
 
-        That is of each layer the states after every step and the pre-activations, then the outputs of all layers but the last.
+        That is of each layer the states after every step and the pre-activations, then the outputs of all layers but the last,
+        as they are before `dropout`, the probability with which their masks were drawn; without masks it is 0.
         """
-        call_key = keyed(("layers", cut, saves), [*tensors])
+        call_key = keyed(("layers", cut, saves, dropout), [*tensors])
         replay = self._forwards.replay(call_key)
         if replay is not None:
             return [*replay.result.arrays]
         arrays = _described(tensors, call_key is not None)
         recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
-        result = self._run(recorder, arrays, cut, saves)
+        result = self._run(recorder, arrays, cut, saves, dropout)
         self._forwards.keep(recorder.finish(result, None))
         return [*result.mapped(owner_of).arrays]
 
-    def backward(self, tensors: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], cut: Cut) -> list[Any]:
+    def backward(
+        self, tensors: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], cut: Cut, dropout: float = 0.0
+    ) -> list[Any]:
         """Return the gradients of `tensors`, None for what has none.
 
-        `results`: y, and what only a backward needs; `incoming`: the gradients of y and of the final states, None for zeros.
+        `results`: y, and what only a backward needs; `incoming`: the gradients of y and of the final states, None for zeros;
+        `dropout` as in the forward.
         """
         flat = [*tensors, *results, *incoming]
-        call_key = keyed(("layers back", cut), flat)
+        call_key = keyed(("layers back", cut, dropout), flat)
         replay = self._backwards.replay(call_key)
         if replay is not None:
             return self._gradients(tensors, replay.result.arrays)
         arrays = _described(flat, call_key is not None)
         recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
         ends = len(tensors), len(tensors) + len(results)
-        result = self._run_back(recorder, arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :], cut)
+        result = self._run_back(recorder, arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :], cut, dropout)
         self._backwards.keep(recorder.finish(result, None))
         return self._gradients(tensors, result.mapped(owner_of).arrays)
 
@@ -113,10 +119,32 @@ class StackRun:
         interface = self._interfaces[layer]
         begin = _LAYERS_FROM + layer * self._layer_arrays
         R, weight, bias, recurrent_bias, *own = arrays[begin : begin + self._layer_arrays]
-        states = arrays[_LAYERS_FROM + len(self._interfaces) * self._layer_arrays :]
-        initial = [None if state is None else state.selected(0, layer) for state in states]
+        initial = [None if state is None else state.selected(0, layer) for state in self._initial(arrays)]
         flat = (x, R, weight, bias, recurrent_bias, arrays[1], None, None, *own, *initial)
         return check_call(interface, _named, lambda _: None, CallArguments.from_flat(interface, flat))
+
+    @property
+    def _states_from(self) -> int:
+        """Where the initial states of a call begin."""
+        return _LAYERS_FROM + len(self._interfaces) * self._layer_arrays
+
+    def _initial(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the initial states of all layers."""
+        return arrays[self._states_from : self._states_from + len(self._interfaces[0].states)]
+
+    def _masks(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the masks of all layers but the last, none without dropout."""
+        return arrays[self._states_from + len(self._interfaces[0].states) :]
+
+    def _dropout(
+        self, recorder: Recorder, arrays: Sequence[Array | None], layer: int, below: Array, probability: float
+    ) -> Dropout | None:
+        """Return the dropout that writes the input of a layer, None where that is what comes from `below`."""
+        masks = self._masks(arrays)
+        if not (layer and masks):
+            return None
+        target = recorder.new_array(below.shape, below.dtype)
+        return Dropout(below, _present(masks[layer - 1]), target, probability)
 
     def _states_of_all(self, recorder: Recorder, batch: int) -> tuple[Array, ...]:
         """Allocate states of all layers, or their gradients."""
@@ -130,7 +158,9 @@ class StackRun:
         shape, dtype = interface.state_shape(batch), interface.precision.arithmetic_dtype
         return [tuple(recorder.new_array(shape, dtype) for _ in interface.states) for _ in range(pieces - 1)]
 
-    def _run(self, recorder: Recorder, arrays: Sequence[Array | None], cut: Cut, saves: bool) -> StackResult:
+    def _run(
+        self, recorder: Recorder, arrays: Sequence[Array | None], cut: Cut, saves: bool, probability: float
+    ) -> StackResult:
         x, count, interface = _present(arrays[0]), len(self._interfaces), self._interfaces[0]
         precision, axes = interface.precision, interface.preactivation_axes
         batch, time = self._batch(x), x.shape[interface.x_axes.index("t")]
@@ -138,7 +168,9 @@ class StackRun:
         reads_states = saves and bool(self._dense.builder.lowered_backward.needs_saved_states)
         layers: list[_Layer] = []
         for layer in range(count):
-            call = self._call(arrays, layer, layers[-1].outputs.y if layers else x)
+            below = layers[-1].outputs.y if layers else x
+            dropout = self._dropout(recorder, arrays, layer, below, probability)
+            call = self._call(arrays, layer, dropout.target if dropout else below)
             y_shape = interface.y_shape(batch, time)
             kept = interface.states if reads_states else ()
             outputs = Outputs(
@@ -147,7 +179,7 @@ class StackRun:
                 tuple(state.selected(0, layer) for state in final),
             )
             projected = recorder.new_array(interface.shape(axes, batch, time), precision.storage_dtype)
-            layers.append(_Layer(call, outputs, replace(call, x=projected, x_axes=axes, weight=None)))
+            layers.append(_Layer(call, outputs, replace(call, x=projected, x_axes=axes, weight=None), dropout))
         pieces = pieces_of(time, cut.pieces)
         handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
         with recorder.lanes(cut.lanes + 1) as lanes:
@@ -158,15 +190,19 @@ class StackRun:
                         self._project(recorder, of_layer, piece)
                         continue
                     ends = [*handed_on[step.layer], of_layer.outputs.final]
-                    initial, final = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial, ends[step.piece]
+                    initial = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial
                     part = piece_of_call(of_layer.projected, piece, initial)
-                    self._dense.run_forward(recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, final))
+                    self._dense.run_forward(
+                        recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, ends[step.piece])
+                    )
         saved = [array for layer in layers for array in (*layer.outputs.kept, layer.projected.x)]
         inner = [layer.outputs.y for layer in layers[:-1]]
         return StackResult((layers[-1].outputs.y, *final, *((*saved, *inner) if saves else ())))
 
     def _project(self, recorder: Recorder, layer: _Layer, piece: Piece) -> None:
         call, projected = layer.call, layer.projected
+        if layer.dropout:
+            layer.dropout.piece(call.x_axes, piece).run(recorder)
         x, result = (narrowed_in_time(whole.x, whole.x_axes, piece) for whole in (call, projected))
         in_tf32 = self._interfaces[0].precision.multiplies_in_tf32
         recorder.multiply(projection_of_piece(x, _present(call.weight), result, in_tf32))
@@ -178,10 +214,11 @@ class StackRun:
         results: Sequence[Array | None],
         incoming: Sequence[Array | None],
         cut: Cut,
+        probability: float,
     ) -> StackResult:
         count, x, batch = len(self._interfaces), _present(arrays[0]), self._batch(_present(arrays[0]))
         dinitial = self._states_of_all(recorder, batch)
-        layers = self._layers_back(recorder, arrays, results, incoming, dinitial)
+        layers = self._layers_back(recorder, arrays, results, incoming, dinitial, probability)
         pieces = pieces_of(x.shape[self._interfaces[0].x_axes.index("t")], cut.pieces)
         handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
         # What a layer multiplies for all steps at once has another lane: no step waits for that of another layer.
@@ -216,6 +253,7 @@ class StackRun:
         results: Sequence[Array | None],
         incoming: Sequence[Array | None],
         dinitial: tuple[Array, ...],
+        probability: float,
     ) -> list[LayerBackward]:
         """Return what the backward of each layer reads and writes, from the last layer down."""
         count, interface = len(self._interfaces), self._interfaces[0]
@@ -224,12 +262,14 @@ class StackRun:
         of_layer = (len(saved) - count + 1) // count
         outputs = [*saved[count * of_layer :], y]
         output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
-        initial = arrays[_LAYERS_FROM + count * self._layer_arrays + output]
+        initial = self._initial(arrays)[output]
         # As the first products had it.
         first = None if initial is None else recorder.cast(initial, interface.precision.storage_dtype)
         layers: list[LayerBackward] = []
         for layer in reversed(range(count)):
-            call = self._call(arrays, layer, outputs[layer - 1] if layer else _present(arrays[0]))
+            below = outputs[layer - 1] if layer else _present(arrays[0])
+            dropout = self._dropout(recorder, arrays, layer, below, probability)
+            call = self._call(arrays, layer, dropout.target if dropout else below)
             *kept, preactivations = saved[layer * of_layer : (layer + 1) * of_layer]
             layers.append(
                 LayerBackward.of(
@@ -244,6 +284,7 @@ class StackRun:
                     ),
                     tuple(state.selected(0, layer) for state in dinitial),
                     None if first is None else first.selected(0, layer),
+                    dropout,
                 )
             )
         return layers
@@ -265,8 +306,9 @@ class StackRun:
             of_layer = (None, R, weight, bias, recurrent_bias, None, None, None, *vectors)
             _, *others = gradients_by_slot(interface, of_layer, raw)
             gradients += [*others[:_SHARED], *others[PARAMETERS_FROM - 1 :]]
-        initial = tensors[len(tensors) - states :]
-        return [*gradients, *(None if state is None else gradient for state, gradient in zip(initial, dinitial, strict=True))]
+        pairs = zip(self._initial(tensors), dinitial, strict=True)
+        of_states = [None if state is None else gradient for state, gradient in pairs]
+        return [*gradients, *of_states, *(None for _ in self._masks(tensors))]
 
 
 def _present(array: Array | None) -> Array:

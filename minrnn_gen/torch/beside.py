@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, kernel_of_share
 from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.ahead import Watch
 from minrnn_gen.run.cut_choice import CutChoice, choose_cut, is_asked_for
+from minrnn_gen.run.dropout import plain_dropout
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.stack import StackRun
 
@@ -29,6 +31,13 @@ class Beside:
         """Begin to build the kernels that it takes."""
         specialization = self.kernel.builder.hinted_specialization
         self.kernel.executor.backend.build_ahead(self.choice.kernel_pass, specialization, self.choice.piece)
+
+    def prepare(self, drops: bool, watch: Watch) -> None:
+        """Compile the kernels that it takes, with that of dropout where it `drops`."""
+        kernel, piece = self.kernel, self.choice.piece
+        kernel.prepare([piece], watch)
+        if drops:
+            kernel.executor.backend.plan(kernel.builder.choose("dropout", plain_dropout(kernel.interface), piece))
 
     @property
     def in_words(self) -> str:

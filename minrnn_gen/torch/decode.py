@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from minrnn_gen.build.explain import explain
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch import calls, checks
 from minrnn_gen.torch.beside import beside_each_other
@@ -22,7 +22,8 @@ from minrnn_gen.torch.stack import LayerStack
 from minrnn_gen.torch.stack_operator import together
 from minrnn_gen.torch.tensors import check_tensor
 
-PASSES = ("forward", "backward", "step")
+Pass = Literal["forward", "backward", "step"]
+PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 class DecodingStack(LayerStack):
@@ -53,7 +54,7 @@ class DecodingStack(LayerStack):
 
     def explain(
         self,
-        which: KernelPass = "forward",
+        which: Pass = "forward",
         *,
         batch: int | None = None,
         time: int | None = None,
@@ -118,7 +119,7 @@ def _sizes(recipe: str, batch: int | None, time: int | None) -> Sizes:
     return sizes
 
 
-def _explained(recipe: str, which: KernelPass, batch: int | None, time: int | None, sequence_group: Any) -> str:
+def _explained(recipe: str, which: Pass, batch: int | None, time: int | None, sequence_group: Any) -> str:
     kernel, sizes = kernel_by(recipe), _sizes(recipe, batch, time)
     builder = kernel.builder
     built = build_plain(builder, which, sizes)

@@ -112,7 +112,8 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
         return None
     arguments: Any = node.args
     if node.target is stack_operator.OPERATOR:
-        recipes, _, x, *sequences, parameters, state = arguments
+        recipes, _, _, x, *sequences, masks, parameters, state = arguments
+        assert not masks
         names = _array_names(kernel_by(recipes[0]))
         firsts = range(0, len(parameters), len(names))
         layers = [dict(zip(names, parameters[first : first + len(names)], strict=True)) for first in firsts]

@@ -15,6 +15,7 @@ from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.beside import beside_each_other
 from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
+from minrnn_gen.torch.dropout import draw_masks, dropped
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
@@ -68,7 +69,7 @@ class LayerStack:
                 beside_each_other(recipes, "backward", batch, time),
             ):
                 if beside:
-                    beside.kernel.prepare([beside.choice.piece], watch)
+                    beside.prepare(bool(self.dropout), watch)
 
     def _precision_of(self, dtype: torch.dtype | None) -> str:
         """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
@@ -185,11 +186,14 @@ class LayerStack:
             states = [state.to(STATES[precision]) for state in states]
         parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
         recipes = self._recipes(precision)
-        is_one_node = self.num_layers > 1 and ranks is None
-        if is_one_node and not (self.dropout and self.training) and _reaches_down((x, *parameters[0], *states)):
+        dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
+        masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
+        # A program that is exported has layers for inference as one operator, and no others.
+        is_one_node = self.num_layers > 1 and ranks is None and not (masks and torch.compiler.is_exporting())
+        if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
             of_all = (parameter for of_layer in parameters for parameter in of_layer)
-            x, *last = run_layers(recipes, len(made.states), (x, *sequences, *of_all, *initial))
+            x, *last = run_layers(recipes, len(made.states), (x, *sequences, *of_all, *initial, *masks), dropout)
             return x, last
         final: list[Any] = []
         for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
@@ -201,8 +205,8 @@ class LayerStack:
             else:
                 x, *last = ranks.run(kernel_by(recipe), tensors)
             final.append(last)
-            if layer + 1 < self.num_layers:
-                x = torch.nn.functional.dropout(x, self.dropout, self.training)
+            if layer < len(masks):
+                x = dropped(x, masks[layer], dropout)
         if self.num_layers == 1:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
         return x, [together(layers, self.bidirectional) for layers in zip(*final, strict=True)]

@@ -1,8 +1,9 @@
 """Layers on top of each other as one operator, which autograd records as one node.
 
 The order of a call: x, resets, lengths, cu_seqlens, then for each layer R, weight, bias, recurrent_bias and the cell's own
-vectors, then the initial states of all layers, all or none; None where absent. Results: y, the final states of all layers, and
-what only a backward needs: of each layer what its kernel saves, then the outputs of all layers but the last.
+vectors, then the initial states of all layers, all or none, then with dropout the masks of all layers but the last; None where
+absent. Results: y, the final states of all layers, and what only a backward needs: of each layer what its kernel saves, then
+the outputs of all layers but the last, as they are before dropout.
 """
 
 from __future__ import annotations
@@ -22,31 +23,36 @@ from minrnn_gen.torch import calls, kernel_operator
 from minrnn_gen.torch.backward_operator import define_backward, in_order
 from minrnn_gen.torch.beside import Beside, beside_each_other
 from minrnn_gen.torch.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.dropout import dropped
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
-_CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor?[] parameters, Tensor[] state"
+_CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor[] masks, Tensor?[] parameters, Tensor[] state"
 # Where the parameters of the first layer begin, and how many of a layer's are none of the cell's own.
 _PARAMETERS_FROM, _SHARED = 4, SEQUENCES_FROM - 1
 
 
-def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...]) -> Sequence[Any]:
-    """Return y and the final states of a call, recorded where a tensor requires grad; `states` says how many the cell has."""
+def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...], dropout: float = 0.0) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad; `states` says how many the cell has.
+
+    `dropout` is the probability with which masks among the tensors were drawn, 0 without masks.
+    """
+    layers = _Layers(tuple(recipes), dropout)
     if is_plain(tensors):
-        layers = _Layers(tuple(recipes))
         if records(tensors):
             return RecurrenceFunction.of(layers, tensors)  # type: ignore[no-any-return]
         return layers.run(tensors, False)
     if not torch.compiler.is_compiling():
-        _Layers(tuple(recipes)).check(tensors)
-    results: Sequence[Any] = OPERATOR(list(recipes), records(tensors), *_by_schema(tensors, states))
+        layers.check(tensors)
+    results: Sequence[Any] = OPERATOR(list(recipes), records(tensors), dropout, *layers.by_schema(tensors, states))
     return results[: 1 + states]
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """Layers of these kernels, from the first one up; calls go straight to them."""
+    """Layers of these kernels, from the first one up, with `dropout` between them; calls go straight to them."""
 
     recipes: tuple[str, ...]
+    dropout: float = 0.0
 
     @cached_property
     def kernels(self) -> list[Kernel]:
@@ -69,9 +75,32 @@ class _Layers:
         count = _SHARED + len(self.kernels[layer].parameters)
         begin = _PARAMETERS_FROM + layer * count
         R, weight, bias, recurrent_bias, *own = tensors[begin : begin + count]
-        states = tensors[_PARAMETERS_FROM + len(self.recipes) * count :]
+        _, states, _ = self.split(tensors, self.results_count - 1)
         initial = (state if state is None else of_layer(state, layer, self.has_directions) for state in states)
         return (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
+
+    @property
+    def masks_count(self) -> int:
+        """How many masks a call has: of all layers but the last, none without dropout."""
+        return len(self.recipes) - 1 if self.dropout else 0
+
+    def split(self, tensors: Tensors, states: int) -> tuple[Tensors, Tensors, Tensors]:
+        """Return parameters, initial states and masks of a call whose cell has so many states."""
+        masks_from = len(tensors) - self.masks_count
+        states_from = masks_from - states
+        return tensors[_PARAMETERS_FROM:states_from], tensors[states_from:masks_from], tensors[masks_from:]
+
+    def by_schema(self, tensors: Tensors, states: int) -> tuple[Any, ...]:
+        """Return the tensors of a call as the operators take them: masks, parameters and states as three lists."""
+        parameters, initial, masks = self.split(tensors, states)
+        present = [state for state in initial if state is not None]
+        return (*tensors[:_PARAMETERS_FROM], [*masks], [*parameters], present)
+
+    def dropped_below(self, tensors: Tensors, layer: int, values: Any) -> Any:
+        """Return what dropout makes of the output that a layer reads, or of its gradient: x and that of x as they are."""
+        if not (layer and self.dropout):
+            return values
+        return dropped(values, tensors[layer - 1 - self.masks_count], self.dropout)
 
     @property
     def has_directions(self) -> bool:
@@ -95,12 +124,13 @@ class _Layers:
         if beside := self.beside_each_other(tensors, "forward"):
             if saves and (back := self.beside_each_other(tensors, "backward")):
                 back.expect()
-            return beside.run.forward(_whole(tensors), beside.choice.cut, saves)
+            return beside.run.forward(_whole(tensors), beside.choice.cut, saves, self.dropout)
         x, count = tensors[0], self.results_count
         final: list[Any] = []
         extra: list[Any] = []
         inner: list[Any] = []
         for layer, kernel in enumerate(self.kernels):
+            x = self.dropped_below(tensors, layer, x)
             x, *others = calls.forward(kernel, self.call(tensors, layer, x), saves)
             final.append(others[: count - 1])
             extra += others[count - 1 :]
@@ -108,11 +138,15 @@ class _Layers:
         of_all = [together(states, self.has_directions) for states in zip(*final, strict=True)]
         return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
 
-    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
-        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none."""
+    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, reads_x: bool = True) -> list[Any]:
+        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none.
+
+        Where nobody `reads_x`, its gradient may be None.
+        """
         if beside := self.beside_each_other(tensors, "backward"):
             incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
-            dx, *others = beside.run.backward(_whole(tensors), _without_gaps(results), incoming, beside.choice.cut)
+            whole, cut = _whole(tensors), beside.choice.cut
+            dx, *others = beside.run.backward(whole, _without_gaps(results), incoming, cut, self.dropout)
             return [dx, *(None,) * (_PARAMETERS_FROM - 1), *others[1:]]
         y, *saved = results
         count = len(self.recipes)
@@ -122,16 +156,16 @@ class _Layers:
         initial: list[list[Any]] = []
         for layer in reversed(range(count)):
             kernel, below = self.kernels[layer], outputs[layer - 1] if layer else tensors[0]
-            call = self.call(tensors, layer, below)
+            call = self.call(tensors, layer, self.dropped_below(tensors, layer, below))
             own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
             own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
-            reads_x = bool(layer) or tensors[0].requires_grad
-            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=reads_x)
+            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=bool(layer) or reads_x)
+            dy = self.dropped_below(tensors, layer, dy)
             states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
             parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
             initial.insert(0, others[states_from:])
         of_all = [None if states[0] is None else together(states, self.has_directions) for states in zip(*initial, strict=True)]
-        return [dy, *(None,) * (_PARAMETERS_FROM - 1), *parameters, *of_all]
+        return [dy, *(None,) * (_PARAMETERS_FROM - 1), *parameters, *of_all, *(None,) * self.masks_count]
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
         """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
@@ -153,8 +187,9 @@ class _Layers:
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         if is_plain(tensors) and not torch.is_grad_enabled():
-            return self.run_back(tensors, results, *self.arriving(tensors, results[0], gradients))
-        return _Dispatched(self.recipes).backward(tensors, results, gradients)
+            dy, dstate = self.arriving(tensors, results[0], gradients)
+            return self.run_back(tensors, results, dy, dstate, tensors[0].requires_grad)
+        return _Dispatched(self.recipes, self.dropout).backward(tensors, results, gradients)
 
 
 class _Dispatched(_Layers):
@@ -165,14 +200,14 @@ class _Dispatched(_Layers):
         return None
 
     def forward(self, tensors: Tensors) -> Tensors:
-        call = _by_schema(tensors, self.results_count - 1)
-        return below_autograd(OPERATOR, [*self.recipes], True, *call)  # type: ignore[no-any-return]
+        call = self.by_schema(tensors, self.results_count - 1)
+        return below_autograd(OPERATOR, [*self.recipes], True, self.dropout, *call)  # type: ignore[no-any-return]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         y, *extra = results
         dy, dstate = self.arriving(tensors, y, gradients)
-        call = _by_schema(tensors, self.results_count - 1)
-        in_order = iter(_BACKWARD([*self.recipes], *call, y, extra, dy, dstate))
+        call = self.by_schema(tensors, self.results_count - 1)
+        in_order = iter(_BACKWARD([*self.recipes], self.dropout, *call, y, extra, dy, dstate))
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
@@ -196,32 +231,29 @@ def together(states: Sequence[Any], has_directions: bool) -> Any:
     return (torch.cat if has_directions else torch.stack)(tuple(states))
 
 
-def _by_schema(tensors: Tensors, states: int) -> tuple[Any, ...]:
-    """Return the tensors of a call as the operators take them: parameters and states as two lists."""
-    state = [tensor for tensor in tensors[len(tensors) - states :] if tensor is not None]
-    return (*tensors[:_PARAMETERS_FROM], [*tensors[_PARAMETERS_FROM : len(tensors) - states]], state)
-
-
 def _have_gradients(tensors: Tensors) -> list[bool]:
-    """Say of each tensor of a call whether a backward returns its gradient."""
-    return [tensor is not None and not 0 < place < _PARAMETERS_FROM for place, tensor in enumerate(tensors)]
+    """Say of each tensor of a call whether a backward returns its gradient: not of sequences and masks."""
+    return [
+        tensor is not None and not 0 < place < _PARAMETERS_FROM and tensor.dtype is not torch.bool
+        for place, tensor in enumerate(tensors)
+    ]
 
 
-def _run(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
-    layers = _Layers(tuple(recipes))
+def _run(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes), dropout)
     return layers.run(in_order(call, layers.results_count - 1), saves)
 
 
-def _run_backward(recipes: Sequence[str], *arguments: Any) -> list[Any]:
+def _run_backward(recipes: Sequence[str], dropout: float, *arguments: Any) -> list[Any]:
     *call, y, extra, dy, dstate = arguments
-    layers = _Layers(tuple(recipes))
+    layers = _Layers(tuple(recipes), dropout)
     tensors = in_order(call, layers.results_count - 1)
     gradients = layers.run_back(tensors, (y, *extra), dy, dstate)
     return [gradient for gradient, has_gradient in zip(gradients, _have_gradients(tensors), strict=True) if has_gradient]
 
 
-def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
-    layers = _Layers(tuple(recipes))
+def _fake(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes), dropout)
     states = layers.results_count - 1
     tensors = in_order(call, states)
     x, extra, inner = tensors[0], [], []
@@ -233,12 +265,12 @@ def _fake(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
     return [x, *final, *extra, *inner[:-1]] if saves else [x, *final]
 
 
-def _record(recipes: Sequence[str], saves: bool, *call: Any) -> list[Any]:
+def _record(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
     if saves and records(in_order(call, 0)):
-        layers = _Dispatched(tuple(recipes))
+        layers = _Dispatched(tuple(recipes), dropout)
         return list(RecurrenceFunction.apply(layers, *in_order(call, layers.results_count - 1)))
-    return below_autograd(OPERATOR, [*recipes], saves, *call)  # type: ignore[no-any-return]
+    return below_autograd(OPERATOR, [*recipes], saves, dropout, *call)  # type: ignore[no-any-return]
 
 
-OPERATOR = define(f"layers(str[] recipes, bool saves, {_CALL}) -> Tensor[]", _run, _fake, _record)
-_BACKWARD = define_backward("layers_backward", ("str[] recipes",), _CALL, _run_backward, _have_gradients)
+OPERATOR = define(f"layers(str[] recipes, bool saves, float dropout, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define_backward("layers_backward", ("str[] recipes", "float dropout"), _CALL, _run_backward, _have_gradients)

@@ -174,7 +174,9 @@ def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
 
 
 def test_every_family_is_there() -> None:
-    assert {plan.template for text in SPECS for _, plan in plans_of(text)} == {family.template for family in FAMILIES}
+    # Dropout is between layers, and has no name of a cell.
+    of_cells = {family.template for family in FAMILIES} - {"dropout.cu.j2"}
+    assert {plan.template for text in SPECS for _, plan in plans_of(text)} == of_cells
 
 
 def test_arguments_of_launches_do_not_meet() -> None:

@@ -53,7 +53,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
-PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout")
 Kernel = tuple[KernelPlan, Any]
 
 
@@ -66,7 +66,7 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
     """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
     hinted = builder.hinted_specialization
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
-    for resets, states_out in product((False, True), kept) if kernel_pass != "step" else ((False, "none"),):
+    for resets, states_out in product((False, True), kept) if kernel_pass in ("forward", "backward") else ((False, "none"),):
         for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, resets=resets, states_out=states_out))):
             kinds: dict[tuple[bool, ...], int] = {}
             for rank, candidate in enumerate(solution.candidates):
@@ -152,7 +152,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 # What a source begins with, and the names that may follow.
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "checkpoints", "part_ends",
-    "phase", "preactivations",
+    "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
 }  # fmt: skip
 
 

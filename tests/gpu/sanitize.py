@@ -17,9 +17,13 @@ from support.vector_calls import VectorCall
 import minrnn_gen
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.interface import Y_AXES
+from minrnn_gen.call.pieces import Piece
 from minrnn_gen.errors import Infeasible
+from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
+from minrnn_gen.run.dropout import Dropout
 
 BATCH = 2
 # A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.
@@ -98,7 +102,18 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool, batch: int) -> No
     y, _, saved = kernel.forward(x, **vectors, **sequences, all_states=all_states)
     kernel.backward(saved, y, states)
     kernel.step(normal((batch, len(kernel.gates), interface.hidden_size)), **vectors)
+    if interface.recurrent_gates and interface.layout != "BDT" and not interface.directions:
+        drop(kernel, y)
     cupy.cuda.Device().synchronize()
+
+
+def drop(kernel: Kernel, y: Any) -> None:
+    """Drop a piece of the time of y, as between layers."""
+    axes, mask = Y_AXES[kernel.interface.layout], cupy.random.random(y.shape) < 0.5
+    dropout = Dropout(*(memory.inspect(array, "an array") for array in (y, mask, cupy.empty_like(y))), 0.5)
+    time = y.shape[axes.index("t")]
+    recorder = kernel.executor.backend.begin(dropout.source, None, ())
+    dropout.piece(axes, Piece(1, time - 1, time)).run(recorder)
 
 
 def run_with_vectors(kernel: Kernel, call: VectorCall, all_states: bool) -> None:

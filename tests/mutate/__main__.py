@@ -63,7 +63,7 @@ def main() -> int:
 
 def _prepared(name_part: str) -> list[Prepared]:
     prepared = []
-    for family in (name for name in (*FAMILIES, "step") if name_part in name):
+    for family in (name for name in (*FAMILIES, "step", "dropout") if name_part in name):
         for problem in problems_of(family):
             try:
                 prepared.append(prepare(problem))

@@ -32,18 +32,23 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.run.stack import Cut, StackRun
 
 torch = pytest.importorskip("torch")
+dropout = pytest.importorskip("minrnn_gen.torch.dropout")
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
 )
 
 LAYERS, BATCH, TIME = 2, 3, 7
+PROBABILITY = 0.3
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 # What is asked for, the variables of the kernels, the layout, and what calls have.
 WAYS = {
+    "lstm, dropout": (LSTM, DENSE, "BTD", "dropout state"),
     "lstm": (LSTM, DENSE, "BTD", "state"),
     "time first": (LSTM, DENSE | {"batch_tile": 4}, "TBD", "resets state"),
+    "time first, dropout": ({"model": "gru", "hidden_size": 24}, DENSE, "TBD", "dropout resets"),
+    "dropout without vectors": ({"model": "elman", "hidden_size": 9}, DENSE, "BTD", "dropout"),
     "gru": (BF16 | {"model": "gru", "hidden_size": 24}, DENSE, "BTD", "resets state"),
     "heads": (FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, DENSE, "TBD", "resets"),
     "parameters": (LEAKY | BF16, DENSE, "BTD", "state"),
@@ -86,16 +91,22 @@ class Stack:
         ]
         self.x, self.dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
         self.resets = torch.rand(BATCH, TIME) < 0.3 if "resets" in flags else None
+        self.dropout = PROBABILITY if "dropout" in flags else 0.0
+        self.masks = dropout.draw_masks(self.x, hidden, LAYERS - 1, self.dropout)
         states = [torch.randn(LAYERS, BATCH, hidden) for _ in interface.states]
         self.states = states if "state" in flags else [None] * len(interface.states)
         self.dfinal = [torch.randn(LAYERS, BATCH, hidden) if "state" in flags else None for _ in interface.states]
 
     def step(self, cut: Cut) -> tuple[list[Any], list[Any]]:
         """Return the results of a forward that saves, and the gradients of its backward."""
-        call = [self.x, self.resets, *(tensor for layer in self.layers for tensor in layer), *self.states]
-        results = self.run.forward(call, cut, True)
+        call = [self.x, self.resets, *(tensor for layer in self.layers for tensor in layer), *self.states, *self.masks]
+        results = self.run.forward(call, cut, True, self.dropout)
         saved = results[1 + len(self.interface.states) :]
-        return results, self.run.backward(call, [results[0], *saved], [self.dy, *self.dfinal], cut)
+        return results, self.run.backward(call, [results[0], *saved], [self.dy, *self.dfinal], cut, self.dropout)
+
+    def dropped_below(self, layer: int, values: Any) -> Any:
+        """Return what dropout makes of the output that a layer reads, or of its gradient."""
+        return dropout.dropped(values, self.masks[layer - 1], self.dropout) if layer and self.masks else values
 
     def one_by_one(self) -> tuple[list[Any], list[Any]]:
         """Return the same results and gradients of calls of the kernel, layer by layer."""
@@ -104,7 +115,7 @@ class Stack:
         for layer, (R, weight, bias, recurrent_bias, *own) in enumerate(self.layers):
             initial = {name: state[layer] for name, state in zip(names, self.states, strict=True) if state is not None}
             y, final, saved = self.kernel.forward(
-                y,
+                self.dropped_below(layer, y),
                 R,
                 weight=weight,
                 bias=bias,
@@ -121,14 +132,14 @@ class Stack:
         for layer in reversed(range(LAYERS)):
             dstate = {name: state[layer] for name, state in zip(names, self.dfinal, strict=True) if state is not None}
             named = self.kernel.backward(calls[layer], dy, dstate or None)
-            dy = named["x"]
+            dy = self.dropped_below(layer, named["x"])
             own = [named["parameters"][name] for name in self.interface.parameters]
             of_layers = [named["R"], named["weight"], named["bias"], named.get("recurrent_bias"), *own, *of_layers]
             dinitial.insert(0, named["state"])
         stacked = [torch.stack([states[name] for states in finals]) for name in names]
         started = self.states[0] is not None
         initial = [torch.stack([states[name] for states in dinitial]) if started else None for name in names]
-        return [y, *stacked, *extra, *inner[:-1]], [dy, None, *of_layers, *initial]
+        return [y, *stacked, *extra, *inner[:-1]], [dy, None, *of_layers, *initial, *(None for _ in self.masks)]
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:

@@ -17,7 +17,9 @@ from support.last_steps import unlike_final_state
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
+from minrnn_gen.call.array import wrap_numpy
 from minrnn_gen.call.interface import RUNS_REVERSED
+from minrnn_gen.call.pieces import Piece
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, SLOW, Case, Inputs, inputs_of
@@ -32,6 +34,7 @@ from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
+from minrnn_gen.run.dropout import Dropout, scale_of
 
 Arrays = Mapping[str, Any]
 
@@ -176,6 +179,8 @@ class Prepared:
         its_pass = self.problem.kernel_pass
         if its_pass == "step":
             return dict(step_of(kernel, inputs))
+        if its_pass == "dropout":
+            return {"y": _dropped(kernel, inputs.dy)}
         if its_pass == "forward":
             if self.problem.call == "all":
                 y, states = kernel(**inputs.forward, all_states=True)
@@ -225,7 +230,22 @@ def prepare(problem: Problem) -> Prepared:
     return made
 
 
+def _dropped(kernel: Kernel, source: Any) -> Any:
+    """Return what dropout makes of a piece of time of `source`, with zeros around it."""
+    time, target = source.shape[1], numpy.zeros_like(source)
+    mask, piece = numpy.random.default_rng(0).random(source.shape) >= DROPPED, Piece(1, time - 2, time)
+    if isinstance(kernel, InterpretedKernel):
+        dropout = Dropout(*(wrap_numpy(array, "an array") for array in (source, mask, target)), DROPPED)
+        recorder = kernel.backend.begin(dropout.source, None, (dropout.source, dropout.mask, dropout.target))
+        dropout.piece("bth", piece).run(recorder)
+    else:
+        target[:, 1:-1] = numpy.where(mask, source * scale_of(DROPPED), 0)[:, 1:-1]
+    return target
+
+
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
+    if problem.kernel_pass == "dropout":
+        return Case(3, DROPOUT_STEPS)
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
@@ -831,6 +851,14 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "stages": 1}),
 )
+# So many steps that blocks take more than one turn, and the probability with which values are dropped.
+DROPOUT_STEPS, DROPPED = 23, 0.3
+DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("dropout", {"model": "ind_rnn", "hidden_size": 24, "precision": "bf16"}),
+    ("dropout in fp16, some aligned", {"model": "ind_rnn", "hidden_size": 20, "precision": "fp16"}),
+    ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
+    ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
+)
 
 
 @cache
@@ -842,6 +870,8 @@ def problems_of(family: str) -> tuple[Problem, ...]:
             for name, spec, wanted in STEPS
             for call in ("long", "bare", "resets")
         )
+    if family == "dropout":
+        return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)
     return tuple(
         Problem(f"{family} {name}", tuple(spec.items()), tuple(wanted.items()), kernel_pass, call.replace("-", " "))
         for name, spec, wanted, calls, passes in FAMILIES[family]

@@ -26,6 +26,7 @@ stack_operator = pytest.importorskip("minrnn_gen.torch.stack_operator")
 
 BATCH, TIME, INPUTS, HIDDEN, LAYERS = 2, 6, 5, 8, 2
 ROUNDOFF = precision_of("fp32").storage_roundoff
+OTHER_WAYS = (("GRU", True, 0.0), ("LSTM", True, 0.0), ("LSTM", True, 1.0), ("GRU", False, 0.6))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +51,7 @@ class Emulated:
 
 
 def outcome(layer: Any, with_states: bool) -> list[Any]:
-    torch.manual_seed(1)
+    torch.manual_seed(1)  # of the masks too
     x = torch.randn(BATCH, TIME, INPUTS, requires_grad=True)
     states = tuple(torch.randn(LAYERS, BATCH, HIDDEN, requires_grad=True) for _ in layer.states) if with_states else ()
     y, last = layer(x, (states if len(states) > 1 else states[0]) if states else None)
@@ -61,12 +62,14 @@ def outcome(layer: Any, with_states: bool) -> list[Any]:
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.parametrize(
-    ("name", "with_states"),
-    [("GRU", True), *(pytest.param(*way, marks=pytest.mark.matrix_full) for way in (("LSTM", True), ("GRU", False)))],
+    ("name", "with_states", "dropout"),
+    [("GRU", True, 0.3), *(pytest.param(*way, marks=pytest.mark.matrix_full) for way in OTHER_WAYS)],
 )
-def test_they_give_what_layers_one_by_one_give(name: str, with_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_give_what_layers_one_by_one_give(
+    name: str, with_states: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    layer = getattr(wing, name)(INPUTS, HIDDEN, LAYERS, fp32_product="fma")
+    layer = getattr(wing, name)(INPUTS, HIDDEN, LAYERS, dropout=dropout, fp32_product="fma")
     expected = outcome(layer, with_states)
     emulated = Emulated([])
     monkeypatch.setattr(stack_operator._Layers, "beside_each_other", lambda *arguments: emulated.choose(*arguments))
@@ -89,6 +92,18 @@ def test_layers_say_that_directions_run_beside_each_other(monkeypatch: pytest.Mo
     assert choice is not None and choice.in_words in explained()
     monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
     assert choice.in_words not in explained()
+
+
+def test_the_kernel_of_dropout_is_prepared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = interpreted(spec := spec_from(wing.GRU(INPUTS, HIDDEN, LAYERS)._made.recipes["fp32"][-1]), target_of(spec))
+    choice = CutChoice("forward", Cut(2, 3), 2, kernel.builder.hinted_sizes, 1.0, 2.0)
+    run = StackRun([kernel.interface] * LAYERS, kernel.builder, kernel.executor.backend)
+    made, watched = beside.Beside(choice, run, kernel), lambda _done, _of: None
+    monkeypatch.setattr(type(kernel), "prepare", lambda *_: None)
+    made.prepare(False, watched)
+    assert "dropout" not in {key.kernel_pass for key in kernel.plans}
+    made.prepare(True, watched)
+    assert "dropout" in {key.kernel_pass for key in kernel.plans}
 
 
 def test_nothing_is_cut_on_a_cpu_nor_with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,22 +99,33 @@ def test_it_is_one_node() -> None:
     assert called == ["minrnn_gen.layers.default"]
 
 
-def test_the_operators_keep_what_their_schemas_say() -> None:
+@pytest.mark.parametrize("name", ["lstm", "qrnn"])
+def test_compiled_layers_have_gradients_of_their_parameters_alone(name: str) -> None:
+    """The gradient of an input that asks for none is a result of the operator all the same."""
+    layer, x = LAYERS[name](), torch.randn(BATCH, TIME, INPUTS)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = (torch.autograd.grad(run(x)[0].square().sum(), list(layer.parameters())) for run in (compiled, layer))
+    assert_equal(list(found), list(expected))
+
+
+@pytest.mark.parametrize("dropout", [0.5, pytest.param(0.0, marks=pytest.mark.matrix_full)])
+def test_the_operators_keep_what_their_schemas_say(dropout: float) -> None:
     layer = LAYERS["gru in both directions"]()
     recipes = list(layer._made.recipes["fp32"])
     given = [one for below in range(layer.num_layers) for one in layer._parameters_of(below)]
     parameters = [None if one is None else one.detach().requires_grad_() for one in given]
     x, states = torch.randn(BATCH, TIME, INPUTS, requires_grad=True), list(states_of(layer))
+    masks = [torch.rand(BATCH, TIME, 2 * HIDDEN) < dropout] if dropout else []
     for state in (states, []):
-        call = (x, None, None, None, parameters, state)
-        torch.library.opcheck(OPERATORS.layers.default, (recipes, True, *call))
+        call = (x, None, None, None, masks, parameters, state)
+        torch.library.opcheck(OPERATORS.layers.default, (recipes, True, dropout, *call))
         with torch.no_grad():
-            torch.library.opcheck(OPERATORS.layers.default, (recipes, False, *call))
-            y, *rest = OPERATORS.layers(recipes, True, *call)
+            torch.library.opcheck(OPERATORS.layers.default, (recipes, False, dropout, *call))
+            y, *rest = OPERATORS.layers(recipes, True, dropout, *call)
         final, saved = rest[: len(states)], rest[len(states) :]
         plain = [None if one is None else one.detach() for one in parameters]
-        backward = (recipes, x.detach(), None, None, None, plain, [one.detach() for one in state], y, saved, y, final)
-        torch.library.opcheck(OPERATORS.layers_backward.default, backward)
+        of_call = (x.detach(), None, None, None, masks, plain, [one.detach() for one in state])
+        torch.library.opcheck(OPERATORS.layers_backward.default, (recipes, dropout, *of_call, y, saved, y, final))
 
 
 def test_layers_below_the_first_that_is_trained_keep_nothing() -> None:
