@@ -19,9 +19,9 @@ FULL = pytest.mark.matrix_full
 MODELS, GPUS = ("lstm", "gru", "slstm", "elman"), ("h100", "a100", "rtx4090", "b200")
 # Less than a tile, an uneven number of tiles, one block, and several.
 HEAD_DIMS = (16, 40, 64, 128, 256)
-# Every head size on every GPU and of every cell; every day each cell twice, each GPU and size at least once.
+# Every head size on every GPU and of every cell; every day each cell once.
 CASES = tuple(
-    pytest.param(model, GPUS[(m + d) % 4], head_dim, {"precision": "bf16"}, marks=() if (m + 2 * d) % 5 < 2 else FULL)
+    pytest.param(model, GPUS[(m + d) % 4], head_dim, {"precision": "bf16"}, marks=() if (m + 2 * d) % 5 == 0 else FULL)
     for (m, model), (d, head_dim) in itertools.product(enumerate(MODELS), enumerate(HEAD_DIMS))
 )
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
@@ -41,9 +41,7 @@ WIDE_CASES = tuple(
 # One product in tf32 for each of fp32: heads of a block, of clusters, of which shared memory has a part, and of a grid.
 TF32 = {"precision": "fp32", "fp32_product": "tf32"}
 TF32_EVERY_DAY = {
-    ("slstm", "h200", 33),
     ("elman", "h100", 256),
-    ("lstm", "h200", 512),
     ("gru", "h200", 768),
     ("lstm", "a100", 128),
 }
@@ -76,7 +74,7 @@ FIRST_HOLDS = (
     ("elman", "h100", (1, 1024), "bf16"), ("lstm", "h100", (1, 768), "bf16"), ("gru", "a100", (3, 256), "bf16"),
     ("lstm", "rtx4090", (6, 128), "fp16"), ("slstm", "a100", (12, 64), "fp32"), ("slstm", "rtx4090", (1, 33), "bf16"),
 )  # fmt: skip
-EVERY_DAY = FIRST_HOLDS[::2]
+EVERY_DAY = FIRST_HOLDS[::3]
 LAYER_CASES = tuple(
     pytest.param(
         *case,

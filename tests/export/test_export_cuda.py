@@ -78,7 +78,7 @@ def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tupl
 
 # A scan by one block and by a look-back, a dense cell in one block, in clusters and over a grid, both directions, every layout.
 CASES: tuple[Any, ...] = (
-    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("resets", "states"), whole=False),
+    case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("resets", "states")),
     case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
     case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),

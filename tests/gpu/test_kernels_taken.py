@@ -32,11 +32,10 @@ def test_what_a_gpu_does_not_have_is_said(tmp_path: Path) -> None:
 
 # Of both passes.
 SAMPLES_LEAST = 200
-# Every day the backward, which has more to choose.
-PASSES_IN_TURN = ("backward", pytest.param("forward", marks=pytest.mark.matrix_full))
 
 
-@pytest.mark.parametrize("kernel_pass", PASSES_IN_TURN)
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("kernel_pass", PASSES)
 def test_in_the_sample_of_persistent_kernels_every_choice_meets_every_other(kernel_pass: KernelPass) -> None:
     """Of each cell, as far as they go together at all; a fraction of all."""
     samples, candidates = sampled(kernel_pass, "h200"), everything(kernel_pass, "h200")
@@ -48,7 +47,7 @@ def test_in_the_sample_of_persistent_kernels_every_choice_meets_every_other(kern
 
 
 @pytest.mark.matrix_full
-@pytest.mark.parametrize("kernel_pass", PASSES_IN_TURN)
+@pytest.mark.parametrize("kernel_pass", PASSES)
 def test_a_sample_is_built_as_it_is(kernel_pass: KernelPass, tmp_path: Path) -> None:
     """Its own pass in every specialization; the other as it is for everybody."""
     store = Store(tmp_path)
