@@ -140,7 +140,7 @@ class Kernel:
         wanted, run = sizes_from(sizes), self.executor.gpu
         prepare(self._builder, self.executor.backend.plan, wanted, watch)
         passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if self.spec.training else ("forward",)
-        beside = [each for each in wanted if any(run.directions_beside(kernel_pass, each) for kernel_pass in passes)]
+        beside = [size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes)]
         if beside:
             prepare(self._builder.half, self.executor.backend.half.plan, beside, watch)
 

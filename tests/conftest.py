@@ -113,11 +113,17 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
     return (yield from _skipped_without_torch())
 
 
+def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the temporary folder of a run, one for all of its workers."""
+    folder = Path(tmp_path_factory.getbasetemp())
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the tests out of the user's cache, and old kernels of the user's out of the tests."""
+    """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; what one worker plans, all have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "cache"))
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         yield
@@ -126,5 +132,4 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of emulated kernels, one for all workers of a run: each of them, and the machine below, is compiled once."""
-    folder = Path(tmp_path_factory.getbasetemp())
-    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "emulated-kernels"
+    return folder_of_all_workers(tmp_path_factory) / "emulated-kernels"
