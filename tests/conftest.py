@@ -121,7 +121,7 @@ def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; what one worker plans, all have."""
+    """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; all workers share theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "cache"))
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.

@@ -212,6 +212,7 @@ def selective_problem(task: Task = "forward", precision: PrecisionName = "fp32")
     return Problem(table="selective", task=task, model="selective", precision=precision, **sizes)
 
 
+@pytest.mark.matrix_full
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("task", ["forward", "forward + backward"])
 def test_selective_scans_are_right_in_both_layouts(task: Task) -> None:

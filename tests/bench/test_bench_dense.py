@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.everyday import one_in
 from support.examples import examples
 from support.fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from test_bench_contenders import KernelOnTensors
@@ -110,7 +111,7 @@ def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("task", ["forward", "forward + backward"])
-@pytest.mark.parametrize("model", CELLS)
+@pytest.mark.parametrize("model", one_in(2, CELLS))
 def test_ours_is_right_by_both_paths(model: str, task: Task) -> None:
     problem = problem_of(model, task)
     rows = measured(problem, dense.contenders(problem, FakeGpu(), (), {}))

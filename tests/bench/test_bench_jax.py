@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.everyday import one_in
 from support.fake_gpu import FakeClock, OnHost
 
 from minrnn_gen.bench.contenders import jax_calls
@@ -32,7 +33,7 @@ def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
     return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(1, 1))}
 
 
-@pytest.mark.parametrize("model", ["lstm", "gru", "min_gru"])
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "gru", "min_gru"]))
 def test_values_and_gradients_are_judged_beside_those_of_jax_and_torch(gpu: OnHost, model: str) -> None:
     problem = problem_of("jit", model)
     rows = measured(problem, jax_calls.contenders(problem, gpu, jax_calls.NAMES, {}))

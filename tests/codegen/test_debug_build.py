@@ -93,7 +93,7 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("way", "kernel_pass"),
     [
-        pytest.param(way, kernel_pass, marks=() if (turn + at) % 4 == 0 else pytest.mark.matrix_full)
+        pytest.param(way, kernel_pass, marks=() if (turn + at) % 8 == 0 else pytest.mark.matrix_full)
         for turn, way in enumerate(WAITING)
         for at, kernel_pass in enumerate(PASSES)
     ],

@@ -156,6 +156,7 @@ def test_recurrent_gradients_are_clipped_as_the_config_says() -> None:
 
 
 # torch looks so itself at tensors that come out of what it leaves uncompiled.
+@pytest.mark.matrix_full
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_within_torch_compile() -> None:
     Wx, R, b, states = drawn("slstm")

@@ -105,6 +105,7 @@ def test_an_agent_remembers_a_cue_and_is_lost_without_memory(tmp_path: Path) -> 
     assert abs(row["reset at every step"] - 0.5) < 5 * 0.5 / answers**0.5
 
 
+@pytest.mark.matrix_full
 def test_an_episode_shows_its_cue_once_and_pays_for_it_alone() -> None:
     recall = imported("jax_recall")
     agent = recall.Agent("gru", recall.Settings(environments=16, time=40, cues=3, delay=4, width=4))

@@ -216,6 +216,7 @@ def test_nothing_is_launched_for_no_sequences_and_little_for_no_steps(tmp_path: 
     assert {seen.address for seen in backward if isinstance(seen, SeenFill)} == wanted
 
 
+@pytest.mark.matrix_full
 def test_the_gpu_is_found_by_its_name_then_by_its_capability(tmp_path: Path) -> None:
     names, sizes = ("h100", "h200", "a100"), (4096, 64)
     kernel, source = exported(tmp_path, SCAN, [sizes], *names, without=WITHOUT)
@@ -386,6 +387,7 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     assert source.multiplies is ("product" in (tmp_path / "log").read_text())
 
 
+@pytest.mark.matrix_full
 def test_without_cublas_what_multiplies_is_refused(tmp_path: Path) -> None:
     way = Way(backward=True)
     for folder, spec, refused in (

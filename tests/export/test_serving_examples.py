@@ -93,6 +93,7 @@ def test_the_example_in_c_writes_pythons_tokens(served: tuple[Path, list[int]]) 
     assert "safetensors" in missing.stderr
 
 
+@pytest.mark.matrix_full
 def test_the_example_in_cpp_writes_pythons_tokens(served: tuple[Path, list[int]]) -> None:
     folder, tokens = served
     compiler = shutil.which("c++")

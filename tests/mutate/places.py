@@ -11,8 +11,9 @@ from pathlib import Path
 
 from minrnn_gen.config.package_files import package_folder
 
-# Microbenchmarks are no kernels; bounded waits are of debug builds, whose clock stands still when emulated.
-OUT_OF_SCOPE = ("microbenchmarks/", "ptx/bounded_wait.cuh.j2")
+# Microbenchmarks are no kernels, nor is what a C compiler takes for hosts; bounded waits are of debug builds, whose clock stands
+# still when emulated.
+OUT_OF_SCOPE = ("microbenchmarks/", "cpu/", "export/", "ptx/bounded_wait.cuh.j2")
 # Functions whose call is removed, and the kind of mutant that is.
 REMOVED = {
     "__syncthreads": "no barrier",

@@ -44,9 +44,10 @@ faults, one at a time:
 Each mutant is rendered, compiled and run on small problems that have its line, under up to eight seeds each. A finding, a wrong
 result or the compiler *kills* it. Under the same seeds none of the problems reports anything of the originals.
 
-Three things are left out:
+Four things are left out:
 
 - microbenchmarks, which measure a GPU and are no kernels;
+- the C of the [CPU target](cpu.md) and of exports, which runs on hosts: the sanitizers of the C compiler watch it;
 - the waits of debug builds, which have no clock when emulated;
 - the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text
   that a GPU runs. Instead every call of a wrapper that waits, orders, sends, loads or copies is weakened. Wrappers that

@@ -96,6 +96,7 @@ for case in ("qrnn h200 bf16 BTD", "rg_lru t4 fp16 BDT", "min_lstm b200 fp64 TBD
 """
 
 
+@pytest.mark.matrix_full
 def test_plan_and_source_are_the_same_under_any_hash_seed() -> None:
     printed = set()
     for seed in ("0", "1", "4294967295"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.built_kernels import build_nothing
+from support.everyday import one_in
 from support.fake_device import as_if_on_a_device, executor_on
 from support.uncompiled_kernels import compiled_for_host
 
@@ -24,7 +25,7 @@ SPECS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
+@pytest.mark.parametrize("spec", one_in(2, SPECS), ids=lambda spec: spec["model"])
 def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = compiled_for_host(spec, plans_sizes=True)
     built = build_nothing(monkeypatch)

@@ -52,6 +52,7 @@ def test_nan_stays_in_its_sequence_and_behind_a_reset(case: Case, data: st.DataO
     check_that_nan_stays(case, data)
 
 
+@pytest.mark.matrix_full
 @settings(max_examples=examples(12))
 @given(cases(kernels_of(("gru", "lstm", "slstm"), ("fp32", "bf16"))))
 def test_other_precisions_are_within_their_roundoff(case: Case) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support import emulated_code
 from support.dense_cases import MODELS, TOLERANCES, numpy_dtype
 from support.emulated_code import HAS_COMPILER
+from support.everyday import one_in
 from support.examples import examples
 from support.fake_device import as_if_on_a_device
 from support.one_step import lower_step
@@ -166,10 +167,10 @@ def expected_of(kernel: Kernel, call: dict[str, Any]) -> tuple[Array, dict[str, 
     return found["y"], {name: found[f"state_{name}"] for name in kernel.states}
 
 
-# A third of them with the whole matrix only: compiling one takes seconds.
+# Two thirds of them with the whole matrix only: compiling one takes seconds.
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=pytest.mark.matrix_full if number % 3 == 2 else ()) for number, way in enumerate(WAYS)],
+    one_in(3, WAYS),
     ids=str,
 )
 @settings(max_examples=examples(6))

@@ -165,6 +165,7 @@ def test_a_cut_changes_no_bit(way: str, tmp_path: Path) -> None:
             assert_same(gradients, uncut[1])
 
 
+@pytest.mark.matrix_full
 def test_the_kernels_are_those_that_are_wanted(tmp_path: Path) -> None:
     for number, (asked, wanted, layout, flags) in enumerate(WAYS.values()):
         stack = Stack(asked, wanted, layout, flags, tmp_path / str(number))

@@ -580,6 +580,20 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         (
+            "fewer values than threads",
+            SELECTIVE | {"hidden_size": 70, "state_size": 4},
+            {"lanes": 1, "tile_steps": 4, "threads": 64} | WHOLE_TIME,
+            "long",
+            FORWARD,
+        ),
+        (
+            "fewer values than threads in time",
+            BDT | SELECTIVE | {"hidden_size": 70, "state_size": 4},
+            {"lanes": 1, "tile_steps": 4, "threads": 64} | WHOLE_TIME,
+            "long",
+            FORWARD,
+        ),
+        (
             "no input that is shared",
             {"model": "s4d", "hidden_size": 6, "state_size": 4},
             {"tile_steps": 4} | WHOLE_TIME,

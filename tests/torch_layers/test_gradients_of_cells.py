@@ -70,6 +70,7 @@ def test_in_both_directions(model: str) -> None:
     assert torch.autograd.gradcheck(run, tensors)
 
 
+@pytest.mark.matrix_full
 @pytest.mark.parametrize("model", ["lstm", "min_gru"])
 def test_gradients_of_gradients_are_refused(model: str) -> None:
     run, tensors = call_of(model, True)

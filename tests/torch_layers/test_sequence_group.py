@@ -156,6 +156,7 @@ def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str
     check_call(group, call)
 
 
+@pytest.mark.matrix_full
 @settings(max_examples=10)
 @given(calls(VECTORS))
 def test_pieces_of_a_cell_with_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
@@ -297,6 +298,7 @@ def test_a_rank_that_dies_ends_the_others_by_an_error_of_torch(tmp_path: Path) -
     assert "RuntimeError" in error and "by peer" in error, error  # that a connection was closed, or reset
 
 
+@pytest.mark.matrix_full
 def test_a_rank_that_no_longer_answers_ends_the_others_by_the_timeout_of_their_group(tmp_path: Path) -> None:
     with ranks.started(tmp_path, 2, timeout=datetime.timedelta(seconds=3)) as processes:
         began = clock.perf_counter()

@@ -149,6 +149,7 @@ assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 """
 
 
+@pytest.mark.matrix_full
 def test_what_is_exported_runs_in_another_process(tmp_path: Path) -> None:
     """The graph names the kernel by its recipe: the cell goes along, its file does not."""
     file = tmp_path / "cell.yaml"

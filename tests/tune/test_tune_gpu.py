@@ -66,6 +66,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     return made
 
 
+@pytest.mark.matrix_full
 @pytest.mark.usefixtures("compiler", "cupy")
 @pytest.mark.parametrize(
     "case",
@@ -92,6 +93,7 @@ def test_every_kernel_of_a_spec_is_checked_and_timed(builder_of: BuilderOf, tmp_
     assert measurer._workload is None
 
 
+@pytest.mark.matrix_full
 @pytest.mark.usefixtures("compiler")
 def test_what_is_slow_is_run_once(builder_of: BuilderOf, cupy: FakeCupy, tmp_path: Path) -> None:
     builder = builder_of()

@@ -91,6 +91,7 @@ def test_a_full_disk_costs_the_line_and_is_said_once(
     assert [one.times_us for one in memory.results("h200")] == [(1.0,), (4.0,)]
 
 
+@pytest.mark.matrix_full
 def test_writers_at_once_lose_nothing_and_one_that_is_killed_loses_a_line_at_most(memory: History) -> None:
     program = f"""
 import sys

@@ -80,6 +80,7 @@ def test_the_winner_is_right_and_nearly_the_fastest(builder_of: BuilderOf, seed:
     assert taken(builder_of()) == winner_of(tuned)
 
 
+@pytest.mark.matrix_full
 @a_cache_each
 @given(st.integers(0, 20))
 def test_an_interruption_at_any_point_costs_the_visit_that_it_met(compiler: Compiler, builder_of: BuilderOf, at: int) -> None:
