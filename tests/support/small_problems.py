@@ -604,7 +604,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "both kinds of states",
             BOTH_KINDS | {"hidden_size": 10},
             {"lanes": 2, "tile_steps": 4} | WHOLE_TIME,
-            "long all resets",
+            "long all resets bare",
             BOTH,
         ),
         ("copies", COPYING, {"lanes": 2, "tile_steps": 4, "threads": 32} | WHOLE_TIME, "long resets", BOTH),
