@@ -14,6 +14,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.worker_folder import folder_of_all_workers
 
 # Workers have a core each: threads of torch and BLAS would wait for each other, and that is most of what their tests took.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -111,12 +112,6 @@ def pytest_runtest_setup() -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     return (yield from _skipped_without_torch())
-
-
-def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the temporary folder of a run, one for all of its workers."""
-    folder = Path(tmp_path_factory.getbasetemp())
-    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.worker_folder import folder_of_all_workers
 
 import minrnn_gen
 from minrnn_gen.assemble import target_of
@@ -44,10 +44,8 @@ ROUNDINGS = 64
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One store for all workers of a run: each kernel is compiled once."""
-    base = Path(tmp_path_factory.getbasetemp())
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native-kernels"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CACHE_DIR", str(folder))
+        patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
         yield
 
 

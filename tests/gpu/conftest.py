@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from support.scan_strategies import Strategy, kernel_taking
+from support.worker_folder import folder_of_all_workers
 
 import minrnn_gen
 from minrnn_gen.build.store import Store
@@ -39,8 +38,7 @@ def compiled() -> Callable[..., Kernel]:
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """What the workers of a run compile once for all of them."""
-    folder = Path(tmp_path_factory.getbasetemp())
-    return Store((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels-of-all-workers")
+    return Store(folder_of_all_workers(tmp_path_factory) / "kernels-of-all-workers")
 
 
 @pytest.fixture(scope="session")
