@@ -82,7 +82,9 @@ class TraceRecorder:
             yield recorded
         finally:
             lanes.join(stream, count)
-        self._operations = [*before, StepsOnLanes(Place(self._like.library, device), recorded.steps)]
+        self._operations = before
+        if self._is_replayable:  # in a run that is not, arrays may have no slots
+            before.append(StepsOnLanes(Place(self._like.library, device), recorded.steps))
 
     @contextmanager
     def on_lane(self, lane: int) -> Iterator[list[Operation]]:
