@@ -71,21 +71,21 @@ def calls_jax_by_c() -> bool:
 
 
 def layers_run_beside_each_other() -> bool:
-    """Return whether layers, and directions, may run beside each other: only where `MINRNN_WAVEFRONT` is auto.
+    """Return whether layers, and directions, may run beside each other: not where `MINRNN_WAVEFRONT` is never.
 
-    Raises BadInput where it is anything else, and neither empty nor never.
+    Raises BadInput where it is anything else, and neither empty nor auto.
     """
-    meaning = "auto for what is expected to be faster, never or nothing for one after the other"
-    return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) == "auto"
+    meaning = "never for one after the other, auto or nothing for what is expected to be faster"
+    return _one_of("MINRNN_WAVEFRONT", ("auto", "never"), meaning) != "never"
 
 
 def scans_take_their_projection() -> bool:
-    """Return whether a scan may have its input projection in the same kernel: only where `MINRNN_PROJECTED_SCAN` is auto.
+    """Return whether a scan may have its input projection in the same kernel: not where `MINRNN_PROJECTED_SCAN` is never.
 
-    Raises BadInput where it is anything else, and neither empty nor never.
+    Raises BadInput where it is anything else, and neither empty nor auto.
     """
-    meaning = "auto for what is expected to be faster, never or nothing for a product by cuBLAS and a scan"
-    return _one_of("MINRNN_PROJECTED_SCAN", ("auto", "never"), meaning) == "auto"
+    meaning = "never for a product by cuBLAS and a scan, auto or nothing for what is expected to be faster"
+    return _one_of("MINRNN_PROJECTED_SCAN", ("auto", "never"), meaning) != "never"
 
 
 def thread_count() -> int:

@@ -90,11 +90,11 @@ def test_shares_are_gpus_with_fewer_sms() -> None:
     assert target.share(3).profile_bytes != target.share(2).profile_bytes
 
 
-def test_the_environment_may_ask_for_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_may_forbid_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MINRNN_WAVEFRONT", raising=False)
-    assert not layers_run_beside_each_other()
-    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
     assert layers_run_beside_each_other()
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
+    assert not layers_run_beside_each_other()
     monkeypatch.setenv("MINRNN_WAVEFRONT", "sometimes")
     with pytest.raises(BadInput, match="MINRNN_WAVEFRONT is 'sometimes'"):
         layers_run_beside_each_other()

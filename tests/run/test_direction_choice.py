@@ -85,15 +85,13 @@ def test_halves_that_are_no_whole_clusters_stay_in_turn(builder: Builder, monkey
     assert choose_directions(builder, "forward", CHAIN) is None
 
 
-def test_it_has_to_be_asked_for(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_may_forbid_it(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(builder)
-    for value in ("", "never"):
+    for value in ("", "auto"):
         monkeypatch.setenv("MINRNN_WAVEFRONT", value)
-        assert choice_of(kernel) is None
-    monkeypatch.setenv("MINRNN_WAVEFRONT", "auto")
-    choice = choice_of(kernel)
-    assert choice is not None and choice == choose_directions(builder, "forward", CHAIN)
-    monkeypatch.delenv("MINRNN_WAVEFRONT")
+        choice = choice_of(kernel)
+        assert choice is not None and choice == choose_directions(builder, "forward", CHAIN)
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
     assert choice_of(kernel) is None
 
 

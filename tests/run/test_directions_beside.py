@@ -229,8 +229,8 @@ def test_what_takes_steps_one_by_one_stays_in_turn(elman: Kernel, folder: Path, 
     assert kernels.log == [(elman.builder.target.profile.sm_count, "forward")] * 2
 
 
-def test_without_the_variable_nothing_is_asked(elman: Kernel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINRNN_WAVEFRONT", raising=False)
+def test_where_it_is_forbidden_nothing_is_asked(elman: Kernel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")
     monkeypatch.setattr(dense, "choose_directions", lambda *_: pytest.fail("it was asked"))
     kernels = LoggedKernels(elman.builder, folder, [])
     executor, arguments = executor_on(elman, kernels), drawn(elman, 0)

@@ -41,12 +41,12 @@ def test_where_two_kernels_take_longer_it_is_one() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "auto")
+def _is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINRNN_PROJECTED_SCAN", raising=False)
 
 
-def test_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINRNN_PROJECTED_SCAN")
+def test_the_environment_may_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "never")
     assert not is_projected({})
     monkeypatch.setenv("MINRNN_PROJECTED_SCAN", "sometimes")
     with pytest.raises(BadInput, match="MINRNN_PROJECTED_SCAN is 'sometimes'"):

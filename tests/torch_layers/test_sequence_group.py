@@ -523,8 +523,9 @@ def test_a_pipeline_cuts_sequences_or_where_these_are_few_channels(
 @given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0), st.floats(0, 1e9))
 def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float, state_bytes: float) -> None:
     allowed = {"pipeline": 1.0, **cost.gathering_passes(size, False, 1.0)}
-    ways = cost.choices(size, range(1, batch + 1), seconds, state_bytes, allowed, None, None)
+    of_groups = {count: seconds * (1 + 1 / count) for count in range(1, batch + 1)}
+    ways = cost.choices(size, of_groups, state_bytes, allowed, None, None)
     assert [choice.way for choice in ways] != [] and ways == sorted(ways, key=lambda choice: choice.passes)
     for choice in ways:
-        settled = cost.choices(size, range(1, batch + 1), seconds, state_bytes, allowed, choice.way, choice.micro_batches)
+        settled = cost.choices(size, of_groups, state_bytes, allowed, choice.way, choice.micro_batches)
         assert settled == [choice] and 1 <= choice.micro_batches <= batch

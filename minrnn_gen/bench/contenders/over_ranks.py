@@ -21,7 +21,7 @@ from minrnn_gen.bench.problems.distributed_problems import MICRO_BATCHES, REMEMB
 from minrnn_gen.bench.report.distributed_record import ALONE, DistributedRow
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.functional import recurrence
-from minrnn_gen.torch.sequence_group.cells import ways_of
+from minrnn_gen.torch.sequence_group.cells import expected_ways
 from minrnn_gen.torch.sequence_group.exchange import watched
 from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup, member_of
 
@@ -129,7 +129,7 @@ def _asked(
     else:
         groups = [(way, SequenceGroup(host.group, way)) for way in ("summary", "correct", "pipeline")]
     for name, group in [*groups, ("chosen", SequenceGroup(host.group))]:
-        choice = ways_of(kernel, problem.batch, problem.time, member_of(group))[0]
+        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events)[0]
         yield (
             DistributedRow(
                 problem=problem, kernel_pass=kernel_pass, contender=name, way=choice.way, micro_batches=choice.micro_batches,

@@ -181,15 +181,19 @@ def _raw(quick: bool) -> tuple[Problem, ...]:
 
 
 def _cells(quick: bool) -> tuple[Problem, ...]:
-    shapes = ((2, 1024, 256),) if quick else ((8, 4096, 1536), (8, 16384, 1536), (1, 65536, 512), (64, 512, 1024))
+    sizes = ((8, 4096, 1536), (8, 16384, 1536), (1, 65536, 512), (64, 512, 1024))
+    precisions: tuple[PrecisionName, ...] = ("fp32", "bf16")
+    shapes: list[_Shape] = [(*size, precision) for size in sizes for precision in precisions]
+    # Few channels over a long time, whose tiles are too few for a GPU, and so many steps that all of its memory is moved.
+    shapes += [(*size, "bf16") for size in ((1, 65536, 128), (3, 7001, 640), (1, 262144, 4096), (1, 1048576, 1024))]
     tasks: tuple[Task, ...] = ("forward", "backward")
-    precisions: tuple[PrecisionName, ...] = ("bf16",) if quick else ("fp32", "bf16")
+    if quick:
+        shapes = [(2, 1024, 256, "bf16")]
     return tuple(
         Problem(table="cells", task=task, model=model, precision=precision, batch=batch, time=time, channels=channels)
         for task in tasks
         for model in ("min_gru", "min_lstm")
-        for batch, time, channels in shapes
-        for precision in precisions
+        for batch, time, channels, precision in shapes
     )
 
 

@@ -59,8 +59,9 @@ def _speed_up(call: _Call, ranks: int, name: str) -> str:
         # With more than two ranks the products of coefficients are taken then.
         allowed["correct"] = cost.CORRECT_PASSES_WORST + allowed["summary"] - cost.SUMMARY_PASSES
     states = call.batch * call.width * _STATE_BYTES
-    seconds = cost.piece_seconds(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, 0)
-    ways = cost.choices(ranks, cost.counts_up_to(call.batch * call.width, None), seconds, states, allowed, None, None)
+    counts = cost.counts_up_to(call.batch * call.width, None)
+    seconds = cost.seconds_of_bytes(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, counts)
+    ways = cost.choices(ranks, seconds, states, allowed, None, None)
     passes = next(choice.passes for choice in ways if choice.way == way)
     speed_up = f"{ranks / passes:.2f}"
     is_chosen = ways[0].way == way and name == way
@@ -74,11 +75,6 @@ def constants_text() -> str:
             f"{cost.BYTES_PER_SECOND / 1e12:g} TB/s",
             "what a scan reads and writes",
             "below the 4.8 TB/s of an H200's data sheet",
-        ),
-        (
-            f"{1e6 * cost.DENSE_STEP_SECONDS:g} us",
-            "a step of a dense cell",
-            "assumed: barrier, exchange, product, pointwise part",
         ),
         (
             f"{1e6 * cost.HOP_SECONDS:g} us",
@@ -111,7 +107,7 @@ def constants_text() -> str:
         (
             f"{1e6 * cost.CORRECTION_SECONDS:g} us",
             "a correction where gates forget",
-            "measured: what a call over two H200 took longer than its kernel",
+            "measured: what calls in a row over two H100 took longer than half of one GPU's time",
         ),
         (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",

@@ -10,6 +10,7 @@ import json
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,10 +32,15 @@ class RefusedEverywhere(BadInput):
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of a call. `times`: the steps of each rank's piece; `records`: whether any rank records gradients."""
+    """What all ranks know of a call.
+
+    `times`: the steps of each rank's piece; `records`: whether any rank records gradients; `seconds`: {groups of a piece: what
+    the slowest rank expects a pass over one of them to take}.
+    """
 
     times: tuple[int, ...]
     records: bool
+    seconds: Mapping[int, float]
 
     def begin(self, rank: int) -> int:
         """Return how many steps lie before the piece of a rank."""
@@ -47,14 +53,29 @@ class Agreement:
 
 
 def agree(
-    member: Member, device: torch.device, form: Mapping[str, Any], *, time: int, records: bool, refusal: BadInput | None
+    member: Member,
+    device: torch.device,
+    form: Mapping[str, Any],
+    *,
+    time: int,
+    records: bool,
+    refusal: BadInput | None,
+    seconds: Mapping[int, float] = MappingProxyType({}),
 ) -> Agreement:
     """Return what all ranks agree on. `form`: what has to be equal on all of them; `refusal`: why this rank refuses its call.
+
+    `seconds`: what this rank expects of its piece, as `Agreement` has it of all.
 
     Raises BadInput on every rank where a rank refuses, naming it, and where forms differ, naming rank and difference.
     """
     on_gpu = device.type != "cpu"
-    said = {"form": dict(form), "time": time, "records": records, "refusal": str(refusal or "")[:_ERROR_CHARACTERS]}
+    said = {
+        "form": dict(form),
+        "time": time,
+        "records": records,
+        "refusal": str(refusal or "")[:_ERROR_CHARACTERS],
+        "seconds": [*seconds.items()],
+    }
     text = json.dumps(said, ensure_ascii=True, sort_keys=True)
     if on_gpu:
         agreed = _AGREED.setdefault(member.process_group, {})
@@ -70,7 +91,11 @@ def agree(
             raise RefusedEverywhere(f"rank {rank} of the sequence group refuses the call: {answer['refusal']}")
     for rank, answer in enumerate(everyone):
         _check_equal(rank, answer["form"], everyone[0]["form"])
-    agreement = Agreement(tuple(answer["time"] for answer in everyone), any(answer["records"] for answer in everyone))
+    agreement = Agreement(
+        tuple(answer["time"] for answer in everyone),
+        any(answer["records"] for answer in everyone),
+        {count: max(dict(answer["seconds"])[count] for answer in everyone) for count in seconds},
+    )
     if on_gpu:
         _AGREED[member.process_group][text] = agreement
     return agreement

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,16 +15,26 @@ from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.key import keyed
 from minrnn_gen.call.validate import check_call
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, Infeasible
 from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.expected_time import expected_of
 from minrnn_gen.run.replay import ByKey
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.dispatch import is_plain, records
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
-from minrnn_gen.torch.sequence_group.cost import PRODUCT_PASSES_OF_CELL, Choice, choices, gathering_passes, piece_seconds
+from minrnn_gen.torch.sequence_group.cost import (
+    DENSE_STEP_SECONDS,
+    PRODUCT_PASSES_OF_CELL,
+    SECONDS_LEAST,
+    Choice,
+    choices,
+    gathering_passes,
+    seconds_of_bytes,
+)
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way
@@ -77,29 +89,57 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
 
 def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool) -> _Settled:
     """Check a call and agree on it with the other ranks."""
-    time, refusal = 0, None
+    time, refusal, seconds = 0, None, {}
+    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
+    is_packed = tensors[CU_SEQLENS] is not None
     try:
         check_plain_call(kernel, tensors, is_global=True)
         _check_way(kernel, member)
-        time = tensors[0].shape[kernel.interface.x_axes.index("t")]
+        batch, time = (tensors[0].shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+        along, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
+        seconds = seconds_of(kernel, batch, time, counts, tensors[0].is_cuda)
     except BadInput as refused:
         refusal = refused
-    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
     form = {} if refusal else {**form_of(kernel, tensors), **asked}
-    agreement = agree(member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal)
-    batch = tensors[0].shape[kernel.interface.x_axes.index("b")]
-    is_packed = tensors[CU_SEQLENS] is not None
-    choice = ways_of(kernel, batch, agreement.time, member, Piece.has_sequences(tensors), is_packed)[0]
-    along, _ = cuts_of(kernel, batch, is_packed, member.micro_batches)
+    agreement = agree(
+        member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
+    )
+    choice = ways_of(kernel, batch, agreement.seconds, member, Piece.has_sequences(tensors))[0]
     return _Settled(agreement, choice, along)
 
 
-def ways_of(
-    kernel: Kernel, batch: int, time: int, member: Member, has_sequences: bool = False, is_packed: bool = False
-) -> list[Choice]:
-    """Return the ways of a call of `batch` rows and `time` steps over all ranks, the cheapest first.
+def seconds_of(kernel: Kernel, batch: int, time: float, counts: Sequence[int], on_gpu: bool) -> dict[int, float]:
+    """Return {groups of a piece of `time` steps: what a pass over one of them is expected to take}.
 
-    `has_sequences`: some begin or end within a row, all in one where it `is_packed`.
+    A scan takes the time of its bytes. The steps of a dense cell wait for each other, so that on a GPU half of the sequences
+    take more than half of the time: it is what the kernel's own plan is expected to take.
+    """
+    interface = kernel.interface
+    if kernel.builder.cell_shape.kind != "dense":
+        itemsize = calls.storage_dtype(kernel).itemsize
+        return seconds_of_bytes(batch * time * interface.hidden_size * (len(interface.gates) + 1) * itemsize, counts)
+    if on_gpu:
+        with contextlib.suppress(Infeasible):
+            return {count: 1e-6 * _dense_us(kernel, Sizes(-(-batch // count), max(1, round(time)))) for count in counts}
+    return {count: max(time * DENSE_STEP_SECONDS / count, SECONDS_LEAST) for count in counts}
+
+
+def _dense_us(kernel: Kernel, sizes: Sizes) -> float:
+    return expected_of(kernel.builder, "forward", sizes).us
+
+
+def expected_ways(kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True) -> list[Choice]:
+    """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
+    _, counts = cuts_of(kernel, batch, False, member.micro_batches)
+    return ways_of(kernel, batch, seconds_of(kernel, batch, time / member.size, counts, on_gpu), member)
+
+
+def ways_of(
+    kernel: Kernel, batch: int, seconds: Mapping[int, float], member: Member, has_sequences: bool = False
+) -> list[Choice]:
+    """Return the ways of a call of `batch` rows, the cheapest first; `seconds` as `choices` takes them.
+
+    `has_sequences`: some begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
     is_dense = kernel.builder.cell_shape.kind == "dense"
@@ -109,20 +149,16 @@ def ways_of(
     allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense or is_in_place else 2 / words}
     if _folds(kernel) and spec.training:
         allowed |= gathering_passes(member.size, has_sequences, PRODUCT_PASSES_OF_CELL)
-    itemsize = calls.storage_dtype(kernel).itemsize
-    piece_bytes = batch * time / member.size * interface.hidden_size * words * itemsize
-    seconds = piece_seconds(piece_bytes, time / member.size if is_dense else 0)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    _, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
-    return choices(member.size, counts, seconds, state_bytes, allowed, member.way, member.micro_batches)
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
     """Return the ways of a call with their predicted passes, the chosen one first."""
     ways = [
         f"{choice.way}{f' of {choice.micro_batches} groups' * (choice.way == 'pipeline')}, {choice.passes:.2f} passes"
-        for choice in ways_of(kernel, batch, time, member)
+        for choice in expected_ways(kernel, batch, time, member)
     ]
     return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}"
 

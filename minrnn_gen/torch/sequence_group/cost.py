@@ -6,7 +6,7 @@ that wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.torch.sequence_group.group import Way
@@ -20,9 +20,9 @@ CORRECT_PASSES_WORST = 2.0
 # The products of coefficients, of pieces that are neither first nor last, where end states are folded: of a cell a forward with
 # as many states again, of the raw scan one of the three words that a pass moves.
 PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
-# A few steps with and without what enters, their comparison, and the launch that ends at once: what a call took longer than the
-# kernel alone on an H200.
-CORRECTION_SECONDS = 200e-6
+# A few steps with and without what enters, their comparison, and the launch that ends at once: what one of many calls in a row over
+# two H100 took longer than half of one GPU's time and the gathers, 80 to 250 us.
+CORRECTION_SECONDS = 100e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
@@ -43,8 +43,10 @@ NETWORK_BYTES_PER_SECOND = 50e9 / 4
 GPUS_OF_A_NODE = 8
 # What a scan reads and writes in a second: the memory of a large GPU.
 BYTES_PER_SECOND = 4e12
-# A step of a dense cell, which waits for the one before: barrier, exchange, product and pointwise part.
+# A step of a dense cell on a CPU, which takes its sequences one after the other, and where no plan of a GPU says more.
 DENSE_STEP_SECONDS = 1.5e-6
+# Less than any pass takes, where there is next to nothing to do.
+SECONDS_LEAST = 20e-9
 # More groups than this leave kernels too few sequences to fill a GPU.
 MICRO_BATCHES_MOST = 8
 
@@ -67,9 +69,9 @@ def gathering_passes(ranks: int, has_sequences: bool, product_passes: float) -> 
     return {"correct": summary if has_sequences else CORRECT_PASSES, "summary": summary}
 
 
-def pipeline_passes(ranks: int, micro_batches: int) -> float:
-    """Return the passes of a pipeline: the last rank starts when P - 1 groups have gone through the others."""
-    return (micro_batches + ranks - 1) / micro_batches
+def groups_in_turn(ranks: int, micro_batches: int) -> int:
+    """Return how many groups a pipeline takes the time of: the last rank starts when P - 1 have gone through the others."""
+    return micro_batches + ranks - 1
 
 
 def counts_up_to(size: int, asked: int | None) -> tuple[int, ...]:
@@ -77,9 +79,9 @@ def counts_up_to(size: int, asked: int | None) -> tuple[int, ...]:
     return tuple(range(1, max(1, min(size, asked or MICRO_BATCHES_MOST)) + 1))
 
 
-def piece_seconds(piece_bytes: float, dense_steps: float) -> float:
-    """Return what a pass over a piece takes, at least: its bytes, or the steps of a dense cell, one after the other."""
-    return max(piece_bytes / BYTES_PER_SECOND, dense_steps * DENSE_STEP_SECONDS, HOP_SECONDS * 1e-3)
+def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, float]:
+    """Return {groups of a piece: what a pass over one of them takes} where the bytes of the piece take all of the time."""
+    return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
 def gather_seconds(ranks: int, count: float) -> float:
@@ -102,8 +104,7 @@ def _bytes_per_second(ranks: int) -> float:
 
 def choices(
     ranks: int,
-    counts: Sequence[int],
-    seconds: float,
+    seconds: Mapping[int, float],
     state_bytes: float,
     allowed: dict[Way, float],
     way: Way | None,
@@ -111,31 +112,31 @@ def choices(
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first.
 
-    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `counts`: into
-    how many groups it may cut the call; `seconds`: of a pass; `state_bytes`: of all states of the call. `way` is settled where
-    it is not None, and `micro_batches` is at most, as near as `counts` are.
+    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `seconds`: {into how
+    many groups it may cut the call: what a pass over one of them takes}, 1 among them; `state_bytes`: of all states of the
+    call. `way` is settled where it is not None, and `micro_batches` is at most, as near as there are counts.
     """
+    of_pass, counts = seconds[1], sorted(seconds)
     # A coefficient and a state of each; and the final states, which the last rank has.
-    gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / seconds
+    gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / of_pass
     costed = []
     for name, passes in allowed.items():
         if way not in (None, name):
             continue
         if name != "pipeline":
-            correction = CORRECTION_SECONDS / seconds if name == "correct" else 0.0
+            correction = CORRECTION_SECONDS / of_pass if name == "correct" else 0.0
             costed.append(Choice(name, 1, passes + gathers + correction))
             continue
         if micro_batches is not None:
-            counts = (max(count for count in counts if count <= micro_batches),)
+            counts = [max(count for count in counts if count <= micro_batches)]
         pipelines = [
             Choice(
                 name,
                 count,
                 max(
-                    pipeline_passes(ranks, count)
-                    + (passes if count > 1 else 0.0)
-                    + (count + ranks - 1) * message_seconds(ranks, state_bytes / count) / seconds,
-                    count * HOST_SECONDS_OF_GROUP / seconds,
+                    groups_in_turn(ranks, count) * (seconds[count] + message_seconds(ranks, state_bytes / count)) / of_pass
+                    + (passes if count > 1 else 0.0),
+                    count * HOST_SECONDS_OF_GROUP / of_pass,
                 ),
             )
             for count in counts

@@ -22,7 +22,7 @@ from minrnn_gen.torch.sequence_group.cost import (
     choices,
     counts_up_to,
     gathering_passes,
-    piece_seconds,
+    seconds_of_bytes,
 )
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, broadcast, sum_all, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import RunPart, correct_pieces, fold
@@ -68,11 +68,9 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     allowed |= gathering_passes(member.size, False, PRODUCT_PASSES_OF_SCAN)
     # All ranks choose by the same numbers: the mean piece, of three words a value.
     values = math.prod(state_shape) * agreement.time / member.size
-    seconds = piece_seconds(3 * values * a.element_size(), 0)
+    seconds = seconds_of_bytes(3 * values * a.element_size(), counts_up_to(groups, member.micro_batches))
     state_bytes = math.prod(state_shape) * a.element_size()
-    choice = choices(
-        member.size, counts_up_to(groups, member.micro_batches), seconds, state_bytes, allowed, member.way, member.micro_batches
-    )[0]
+    choice = choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)[0]
     piece: PieceOfScan | PipelineOfScan = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
     if choice.way == "pipeline":
         piece = PipelineOfScan(member, choice.micro_batches, group_axis, log_a, reverse, axis)
