@@ -34,7 +34,9 @@ def test_the_page_has_the_tables_of_the_record(published: Records, name: str) ->
 
 
 def test_every_committed_record_can_be_read_and_one_that_was_cut_off_says_so() -> None:
-    records = {path.name: read_record(path) for path in (ROOT / PUBLISHED_RECORDS["scan"]).parent.glob("*.json")}
+    paths = (ROOT / PUBLISHED_RECORDS["scan"]).parent.glob("*.json")
+    # Those of ranks are records of another kind.
+    records = {path.name: read_record(path) for path in paths if not path.stem.startswith("distributed")}
     assert Path(PUBLISHED_RECORDS["scan"]).name in records and records[Path(PUBLISHED_RECORDS["scan"]).name].is_complete
     page = "".join((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
     for record in records.values():

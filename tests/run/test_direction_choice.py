@@ -47,7 +47,7 @@ def test_directions_whose_recurrences_are_chains_run_beside_each_other(builder: 
         assert f"{us:.0f} us" in choice.in_words
 
 
-@pytest.mark.parametrize("sizes", [Sizes(64, 1024), Sizes(16, 16), Sizes(0, 1024), Sizes(16, 0)])
+@pytest.mark.parametrize("sizes", [Sizes(4096, 128), Sizes(16, 16), Sizes(0, 1024), Sizes(16, 0)])
 def test_what_gains_nothing_stays_in_turn(sizes: Sizes, builder: Builder) -> None:
     assert choose_directions(builder, "forward", sizes) is None
 

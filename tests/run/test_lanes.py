@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.gpu import stream
 from minrnn_gen.gpu.device import Place
 from minrnn_gen.run import operations, replay
@@ -62,7 +63,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def recorded(log: list[Any]) -> StepsOnLanes:
     """Record two launches on lanes, of which the second waits for the first, and a third that waits for nothing."""
-    recorder, module = TraceRecorder(LIKE, None), LoggedModule(log)
+    recorder, module = TraceRecorder(LIKE, KeyedArrays(("recorded", ()), [], [])), LoggedModule(log)
     recorder.launch(module, Launch(1, ()), 32)
     with recorder.lanes(2) as lanes:
         with lanes.step(0, ()):

@@ -51,6 +51,7 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
 ) -> None:
     """Step by step everything is read at run time; a persistent forward knows whether there are resets, and what is kept."""
     monkeypatch.setattr(persistent, "refusal", lambda _: why_not_persistent)
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")  # there are no streams
     kernel = compiled_for_host(
         {"model": "gru", "hidden_size": 64, "precision": precision, "direction": "bidirectional"}, plans_sizes=True
     )

@@ -49,9 +49,16 @@ def nothing_compiled(plans_sizes: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def compiled_again() -> Iterator[None]:
     """Let kernels be compiled within `nothing_compiled`, as a GPU needs them."""
+    with planned_again(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "compile_source", nvrtc.compile_source)
+        yield
+
+
+@contextlib.contextmanager
+def planned_again() -> Iterator[None]:
+    """Let kernels be planned for all sizes within `nothing_compiled`."""
     _forget_kernels_of_torch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "compile_source", nvrtc.compile_source)
         patch.setattr(size_classes, "size_classes", _ALL_SIZES)
         patch.setenv("MINRNN_CACHE_DIR", os.environ["MINRNN_CACHE_DIR"].removesuffix("-one-for-all-sizes"))
         yield

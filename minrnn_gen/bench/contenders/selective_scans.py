@@ -50,7 +50,10 @@ def _mamba_ssm() -> SelectiveScan:
 def _mamba_ssm_step() -> SelectiveScan:
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    return lambda *arrays: selective_state_update(*arrays, dt_softplus=True)
+    def step(state: Any, u: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, no_bias: Any) -> Any:
+        return selective_state_update(state, u, dt, A, B, C, D, z, no_bias, dt_softplus=True)
+
+    return step
 
 
 def _transformers() -> SelectiveScan:
@@ -221,7 +224,9 @@ def _their_step(baseline: SelectiveBaseline, inputs: Inputs, refused: str | None
         step = load()
         u, dt, B, C, z = (inputs.values(name)[0] for name in ("u", "dt", "B", "C", "z"))
         state = inputs.values("h").clone()
-        arrays = (u, dt, inputs.values("A"), B, C, inputs.values("D"), z)
+        D = inputs.values("D")
+        # Its kernel cannot do without the bias of Δ.
+        arrays = (u, dt, inputs.values("A"), B, C, D, z, 0 * D)
 
         def run() -> Arrays:
             # Of a state that decays and is driven by the same inputs at every run: y is of no step that the reference knows.

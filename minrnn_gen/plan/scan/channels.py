@@ -39,11 +39,11 @@ CYCLES_PER_HANDOVER = 7550.0
 # Of the time of a tile, until its stage is free for the next copy: the forward reads first, the backward passes over it twice.
 BUSY_SHARE_OF_TILE = {"forward": 0.082, "backward": 0.203}
 MEMORY = cost.MemoryModel(
-    wanted_per_read={"forward": 1.33, "backward": 1.004},
-    missing_power=0.6,
-    excess_share=0.103,
+    wanted_per_read={"forward": 1.732, "backward": 1.119},
+    missing_power=0.306,
+    excess_share=0.158,
     tiles_not_overlapped=0.0,
-    narrow_share=0.111,
+    narrow_share=0.021,
 )
 
 

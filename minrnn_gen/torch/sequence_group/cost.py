@@ -20,8 +20,8 @@ CORRECT_PASSES_WORST = 2.0
 # The products of coefficients, of pieces that are neither first nor last, where end states are folded: of a cell a forward with
 # as many states again, of the raw scan one of the three words that a pass moves.
 PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
-# A few steps with and without what enters, their comparison, and the launch that ends at once: what one of many calls in a row over
-# two H100 took longer than half of one GPU's time and the gathers, 80 to 250 us.
+# A few steps with and without what enters, their comparison, and the launch that ends at once: what one of many calls in a row
+# over two H100 took longer than half of one GPU's time and the gathers, 80 to 250 us.
 CORRECTION_SECONDS = 100e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
