@@ -119,6 +119,11 @@ def constants_text() -> str:
             "what a host takes for a group of a pipeline, at least",
             "measured over two H200: two messages and a launch",
         ),
+        (
+            f"{1e6 * cost.PIPELINE_SECONDS:g} us",
+            "a pipeline besides",
+            "measured over two H100, calls in a row",
+        ),
         (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
     ]
     return "\n".join(["| constant | of | source |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"

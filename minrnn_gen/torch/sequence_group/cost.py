@@ -26,8 +26,11 @@ CORRECTION_SECONDS = 100e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
-# What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us beside an H200.
+# What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us beside an H200, 160 to 230 in a
+# loop of calls without gradients beside an H100. A group takes no less, nor does the wait for the first.
 HOST_SECONDS_OF_GROUP = 300e-6
+# What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
+PIPELINE_SECONDS = 200e-6
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
 # src/graph/tuning.cc), and events between the two streams; an assumption, as is all that follows.
 HOP_SECONDS = 20e-6
@@ -133,11 +136,11 @@ def choices(
             Choice(
                 name,
                 count,
-                max(
-                    groups_in_turn(ranks, count) * (seconds[count] + message_seconds(ranks, state_bytes / count)) / of_pass
-                    + (passes if count > 1 else 0.0),
-                    count * HOST_SECONDS_OF_GROUP / of_pass,
-                ),
+                groups_in_turn(ranks, count)
+                * max(seconds[count] + message_seconds(ranks, state_bytes / count), HOST_SECONDS_OF_GROUP)
+                / of_pass
+                + (passes if count > 1 else 0.0)
+                + PIPELINE_SECONDS / of_pass,
             )
             for count in counts
         ]
