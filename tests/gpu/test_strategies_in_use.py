@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -129,6 +130,7 @@ def test_a_graph_replays_every_pass(taking: Taking, layout: str, strategy: Strat
 
     held = on_gpu(0)
     run(*held)  # loads the modules outside the capture
+    gc.collect()  # unloads those of other tests there, too: within, that would end the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
