@@ -26,6 +26,8 @@ from minrnn_gen.run.ahead import step_specialization
 
 # Members of a call that an export may go without, and so without their kernels.
 OPTIONAL = ("resets", "cu_seqlens", "states")
+# Of a pass and its options, where no sizes are asked for: the first lose least in all sizes together, and more make files larger.
+KERNELS_OF_ALL_SIZES = 8
 
 
 def targets_of(builder: Builder, gpus: Sequence[str]) -> tuple[Target, ...]:
@@ -222,7 +224,7 @@ class _Collected:
                 return tuple(wanted)
             return tuple(key for key in wanted if builder.build(key).plan.strategy in strategies)
 
-        return serving([key for key in keys if key in asked]) or serving(keys)
+        return serving([key for key in keys if key in asked]) or serving(keys[:KERNELS_OF_ALL_SIZES])
 
     def _places(self, builder: Builder, keys: tuple[KernelKey, ...]) -> tuple[int, ...]:
         """Return which of `keys` serves each place of the grid of sizes, times within batches; nothing where there is one."""
