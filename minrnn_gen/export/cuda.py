@@ -26,7 +26,7 @@ from minrnn_gen.run.ahead import step_specialization
 
 # Members of a call that an export may go without, and so without their kernels.
 OPTIONAL = ("resets", "cu_seqlens", "states")
-# Of a pass and its options, where no sizes are asked for: the first lose least in all sizes together, and more make files larger.
+# Of a pass and its options, where no sizes are asked for: the first lose least in all sizes together; more make files larger.
 KERNELS_OF_ALL_SIZES = 8
 
 
