@@ -161,8 +161,7 @@ def test_arguments_and_their_flat_order_are_one_to_one() -> None:
         assert CallArguments(**(given | wrong)).flat(one.interface) is None
 
 
-@pytest.mark.parametrize("model", ["min_gru", "qrnn", "rg_lru"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "model"), one_in(2, itertools.product(LAYOUTS, ("min_gru", "qrnn", "rg_lru"))))
 @settings(max_examples=4)
 @given(
     direction=st.sampled_from(("forward", "bidirectional")),
