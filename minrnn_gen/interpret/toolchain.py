@@ -39,6 +39,8 @@ KERNEL_OPTIONS = (*_COMMON, "-g1", "-Og", "-w", "-fsanitize=thread,bounds")
 # Uninitialized registers are huge or NaN instead of what the stack happens to have, mostly 0; g++ has it since 12.
 PATTERN_OPTION = "-ftrivial-auto-var-init=pattern"
 LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
+# Links a kernel in a quarter of the time that the default takes, where the compiler finds it.
+LINKER_OPTION = "-fuse-ld=gold"
 # A kernel takes about a second; one that takes minutes is not worth waiting for.
 SECONDS_MOST = 300
 
@@ -75,6 +77,13 @@ class CppCompiler:
         probe = [self.program, PATTERN_OPTION, "-fsyntax-only", "-x", "c++", os.devnull]
         is_known = subprocess.run(probe, capture_output=True, check=False).returncode == 0
         return (*KERNEL_OPTIONS, PATTERN_OPTION) if is_known else KERNEL_OPTIONS
+
+    @functools.cached_property
+    def link_options(self) -> tuple[str, ...]:
+        """The options that make a library, by the faster linker where there is one."""
+        probe = [self.program, LINKER_OPTION, "-Wl,--version"]
+        is_known = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+        return (*LINK_OPTIONS, LINKER_OPTION) if is_known else LINK_OPTIONS
 
 
 def cpp_compiler() -> CppCompiler:
@@ -113,7 +122,9 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
     """
     compiler = cpp_compiler()
     glue = _glue(entries, is_bfloat16)
-    key = digest(compiler.version, " ".join((*compiler.kernel_options, *LINK_OPTIONS)), source, glue, *_machine_sources())
+    key = digest(
+        compiler.version, " ".join((*compiler.kernel_options, *compiler.link_options)), source, glue, *_machine_sources()
+    )
     if cached := _found(store, key, "kernel.so"):
         return cached
     with store.lock(key), tempfile.TemporaryDirectory() as name:
@@ -124,7 +135,7 @@ def compiled(source: str, entries: Sequence[str], is_bfloat16: bool, store: Stor
         (folder / "glue.cpp").write_text(glue, encoding="utf-8")
         compiler.run(folder, (*compiler.kernel_options, f"-I{FOLDER}"), "-c", "-o", "kernel.o", "glue.cpp")
         (folder / "machine.o").write_bytes(machine_in(store))
-        compiler.run(folder, LINK_OPTIONS, "-o", "kernel.so", "kernel.o", "machine.o")
+        compiler.run(folder, compiler.link_options, "-o", "kernel.so", "kernel.o", "machine.o")
         library = (folder / "kernel.so").read_bytes()
         store.put(key, {"kernel.so": library, "kernel.cu": source.encode()}, {"interpreted": list(entries)})
         return library

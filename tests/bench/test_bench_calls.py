@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.everyday import one_in
 from support.fake_gpu import FakeClock, OnHost
 
 from minrnn_gen.bench.contenders import decoding, host_calls, torch_cells
@@ -41,8 +42,17 @@ def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
     return {row.contender: row for row in run_rounds(problem, contenders, FakeClock(), Limits(2, 2))}
 
 
-@pytest.mark.parametrize("task", ["forward", "forward, recorded", "forward + backward"])
-@pytest.mark.parametrize(("model", "heads"), [("lstm", 2), ("gru", 2), ("min_gru", 1)])
+@pytest.mark.parametrize(
+    ("model", "heads", "task"),
+    one_in(
+        2,
+        [
+            (*model, task)
+            for model in (("lstm", 2), ("gru", 2), ("min_gru", 1))
+            for task in ("forward", "forward, recorded", "forward + backward")
+        ],
+    ),
+)
 def test_a_layer_is_called_on_the_host_s_clock(gpu: OnHost, model: str, heads: int, task: Task) -> None:
     problem = host_problem(model, task, heads)
     rows = measured(problem, host_calls.contenders(problem, gpu, BASELINES, {}))

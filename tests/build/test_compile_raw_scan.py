@@ -36,11 +36,13 @@ def check_promise(
     assert kernel.registers <= built.plan.registers_per_thread
 
 
-# Every day any three choices in every combination.
+# Every day each pass in each layout, with one precision on one GPU.
 @pytest.mark.parametrize(
     ("precision", "layout", "hidden_size", "kernel_pass", "gpu"),
     [
-        pytest.param(*(precision, layout, size, kernel_pass, gpu), marks=() if (p + s + k + g) % 2 == 0 else FULL)
+        pytest.param(
+            *(precision, layout, size, kernel_pass, gpu), marks=() if (p + s + k) % 2 == 0 and (s + k + g) % 2 == 0 else FULL
+        )
         for p, precision in enumerate(("complex64", "complex128"))
         for s, (layout, size) in enumerate((("BTD", 1536), ("BDT", 1)))
         for k, kernel_pass in enumerate(("forward", "backward"))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 from support.command_runner import EXAMPLES, Command
+from support.uncompiled_kernels import nothing_compiled, planned_again
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_names
 from minrnn_gen.plan.kernel_plan import KernelPlan
+
+
+@pytest.fixture(autouse=True)
+def _compiled_where_it_is_asked_for(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most commands compute on the host or show a text, for which no kernel has to be compiled."""
+    with contextlib.nullcontext() if "nvrtc" in request.fixturenames else nothing_compiled():
+        yield
 
 
 class KernelEntry(pydantic.BaseModel):
@@ -146,8 +156,9 @@ def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Pa
 
 def test_explain_of_sizes_is_json_too(command: Command, min_gru: Path) -> None:
     sizes = ("--batch", 37, "--time", 300)
-    data = command("explain", min_gru, "--gpu", "h100", "--json", *sizes).json
-    words = command("explain", min_gru, "--gpu", "h100", *sizes).out
+    with planned_again():
+        data = command("explain", min_gru, "--gpu", "h100", "--json", *sizes).json
+        words = command("explain", min_gru, "--gpu", "h100", *sizes).out
     assert f"planned for batch {data['plan']['problem']['batch']}" in words
     answer = command("explain", min_gru, "--gpu", "h100", "--json", "--classes")
     assert answer.status == 2 and "--classes" in answer.json["error"]

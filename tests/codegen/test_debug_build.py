@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,10 +12,12 @@ from support.small_problems import solution_wanted
 from test_templates import TEMPLATES, code_lines
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.plan.solver import Solution
 
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 
@@ -34,13 +37,21 @@ class Way:
             (self.model, self.gpu, self.precision, self.layout, *(f"{name}_{value}" for name, value in self.variables))
         )
 
+    @property
+    def builder(self) -> Builder:
+        return builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
+
     def built(self, kernel_pass: KernelPass, is_debug: bool) -> BuiltKernel:
-        builder = builder_of(self.model, self.gpu, precision=self.precision, layout=self.layout, hidden_size=64)
-        builder = replace(builder, waits_are_bounded=is_debug)
-        key = builder.key_of(kernel_pass, builder.hinted_specialization)
-        solution = solution_wanted(builder.solutions(key), dict(self.variables))
-        ranks = (rank for rank, one in enumerate(solution.candidates) if set(self.variables) <= set(one.items()))
-        return builder.build_candidate(solution, next(ranks))
+        return replace(self.builder, waits_are_bounded=is_debug).build_candidate(*ranked(self, kernel_pass))
+
+
+@functools.cache
+def ranked(way: Way, kernel_pass: KernelPass) -> tuple[Solution, int]:
+    """Return the candidates of a way and the rank of the best predicted, which both builds have."""
+    builder = way.builder
+    key = builder.key_of(kernel_pass, builder.hinted_specialization)
+    solution = solution_wanted(builder.solutions(key), dict(way.variables))
+    return solution, next(rank for rank, one in enumerate(solution.candidates) if set(way.variables) <= set(one.items()))
 
 
 CLUSTER, GRID, TICKETS = (("cluster_blocks", 4),), (("grid_blocks", 4),), (("lookback", 1),)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.uncompiled_kernels import nothing_compiled
 from support.worker_folder import folder_of_all_workers
 
 import minrnn_gen
@@ -43,10 +44,11 @@ ROUNDINGS = 64
 
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One store for all workers of a run: each kernel is compiled once."""
+    """One store for all workers of a run: each kernel is compiled once, and for the host alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
-        yield
+        with nothing_compiled():
+            yield
 
 
 @dataclass(frozen=True)

@@ -232,8 +232,16 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
     assert fragment in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("name", ["selective", "scalar and vector states"])
+@pytest.mark.parametrize(
+    ("name", "is_compiled"),
+    [
+        *(("selective", True), ("scalar and vector states", False)),
+        *(
+            pytest.param(*way, marks=pytest.mark.matrix_full)
+            for way in (("selective", False), ("scalar and vector states", True))
+        ),
+    ],
+)
 def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
     """`recurrence`, as it is and traced, beside the loop over time."""
     wing = pytest.importorskip("minrnn_gen.torch")

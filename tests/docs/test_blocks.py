@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.documentation import PAGES, ROOT, Block, blocks, name_of
+from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.cell.language import parse_cell
@@ -41,11 +42,21 @@ def run(page: Path, chosen: Sequence[Block]) -> None:
             assert printed.getvalue() == expected.text, f"{name_of(page)}:{expected.line}"
 
 
+# Every day kernels are planned and rendered, which is all that arrays of the host need; in the whole matrix also compiled.
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.matrix_full if page.stem in LONG else (), id=name_of(page)) for page in WITH_PYTHON],
+    ("page", "compiles"),
+    [
+        pytest.param(
+            page,
+            compiles,
+            id=name_of(page) + "-compiled" * compiles,
+            marks=pytest.mark.matrix_full if compiles or page.stem in LONG else (),
+        )
+        for page in WITH_PYTHON
+        for compiles in (False, True)
+    ],
 )
-def test_python_runs_with_numpy(page: Path, monkeypatch: pytest.MonkeyPatch, emulated_kernels: Path) -> None:
+def test_python_runs_with_numpy(page: Path, compiles: bool, monkeypatch: pytest.MonkeyPatch, emulated_kernels: Path) -> None:
     monkeypatch.chdir(ROOT)
     if page.stem == "interpret":  # with the machine that the other workers have compiled
         monkeypatch.setenv("MINRNN_CACHE_DIR", str(emulated_kernels))
@@ -56,7 +67,8 @@ def test_python_runs_with_numpy(page: Path, monkeypatch: pytest.MonkeyPatch, emu
         pytest.importorskip("jax")
     elif not importlib.util.find_spec("jax"):  # one example among others
         chosen = [block for block in chosen if "import jax" not in block.text]
-    run(page, chosen)
+    with contextlib.nullcontext() if compiles else nothing_compiled():
+        run(page, chosen)
 
 
 @pytest.mark.gpu

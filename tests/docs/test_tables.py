@@ -128,10 +128,9 @@ def test_every_term_and_every_part_of_shared_memory_is_explained() -> None:
     parts: dict[str, set[str]] = {}
     for problem, family in problems():
         solution = solve(problem, family)
-        for rank in range(0, len(solution.candidates), 7):
-            plan = solution.plan(rank)
-            terms |= plan.predicted_us.keys()
-            for part in plan.shared_map:
+        for candidate in solution.candidates[::7]:
+            terms |= family.predicted_us(problem, candidate).keys()
+            for part in family.resources(problem, candidate).shared_map:
                 parts.setdefault(part, set()).add(family.name)
     assert {code(row[0])[0] for row in tables(KERNELS, "term")} == terms
     assert owners_in(tables(KERNELS, "part of shared memory")) == parts

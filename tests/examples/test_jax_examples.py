@@ -19,7 +19,7 @@ from training.record import read_records  # noqa: E402
 
 PARITY = "--time 6 --width 8 --batch 4 --tests 8"
 TINY = {
-    "jax_parity": f"--cells elman min_gru {PARITY}",
+    "jax_parity": f"--cells min_gru {PARITY}",
     "jax_flax": f"--cells gru min_lstm {PARITY}",
     "jax_equinox": f"--cells gru min_lstm {PARITY}",
     "jax_char_lm": "--models slstm rg_lru lax.scan-lstm --width 8 --heads 4 --batch 2 --time 8 --tests 1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.exported_launches import (
     Way,
     fake_library,
     hash_of,
+    not_compiled,
     planned_call,
     planned_launches,
     run_calls,
@@ -137,14 +139,24 @@ CASES: tuple[Any, ...] = (
 
 
 @functools.cache
-def kernel_of(spec: str) -> minrnn_gen.Kernel:
+def kernel_of(spec: str, cache: str = "") -> minrnn_gen.Kernel:
+    assert cache in ("", os.environ["MINRNN_CACHE_DIR"])
     return minrnn_gen.compile(json.loads(spec), gpu="h200")
+
+
+@pytest.fixture
+def _compiled_in_the_whole_matrix(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every day kernels are not compiled, and apart from those that are: nothing runs them."""
+    if not request.node.get_closest_marker("matrix_full"):
+        monkeypatch.setenv("MINRNN_CACHE_DIR", f"{os.environ['MINRNN_CACHE_DIR']}-not-compiled")
+        for module in ("build.builder", "export.cuda"):
+            monkeypatch.setattr(f"minrnn_gen.{module}.compile_source", not_compiled)
 
 
 def exported(
     folder: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], *gpus: str, without: tuple[str, ...] = ()
 ) -> tuple[minrnn_gen.Kernel, Any]:
-    kernel = kernel_of(json.dumps(spec))
+    kernel = kernel_of(json.dumps(spec), os.environ["MINRNN_CACHE_DIR"])
     kernel.export(folder, target="cuda", name="cell", partial=True, gpus=gpus, sizes=sizes, without=without)
     targets, chosen = targets_of(kernel.builder, gpus), tuple(Sizes(*pair) for pair in sizes)
     source, _ = cuda_export("cell", kernel.interface, kernel.builder, targets, chosen, True, without)
@@ -183,6 +195,7 @@ def compared(folder: Path, kernel: minrnn_gen.Kernel, source: ExportSource, ways
     return answers
 
 
+@pytest.mark.usefixtures("_compiled_in_the_whole_matrix")
 @pytest.mark.parametrize(("spec", "sizes", "without"), CASES)
 def test_calls_are_those_of_python(
     tmp_path: Path, spec: dict[str, Any], sizes: list[tuple[int, int]], without: tuple[str, ...]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.exported import run_in
 from support.exported_operators import build_library, run_without_the_package, torch_folder
-from support.operator_cases import CASES, TOLERANCE, Case, flat, together
+from support.operator_cases import CASES, EVERYDAY, TOLERANCE, Case, flat, together
 
 from minrnn_gen.errors import BadInput
 
@@ -21,17 +21,18 @@ wing = pytest.importorskip("minrnn_gen.torch")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Case, ...], Any]:
+@pytest.fixture(scope="module", params=[EVERYDAY, pytest.param(CASES, marks=pytest.mark.matrix_full)], ids=["some", "all"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Case, ...], Any]:
     """The cases, and a program that runs them by operators of a library that is loaded."""
     torch_folder()
     folder = tmp_path_factory.mktemp("operators")
-    cases = tuple(case() for case in CASES)
+    cases = tuple(case() for case in request.param)
     program = together(cases)
-    lowered = wing.export_operators(program, folder, name="all_cases")
+    name = "all_cases" if request.param == CASES else "some_cases"
+    lowered = wing.export_operators(program, folder, name=name)
     assert "minrnn_gen" in str(program.graph), "the program given stays as it is"
     assert "minrnn_gen" not in str(lowered.graph)
-    torch.ops.load_library(build_library(folder, "all_cases"))
+    torch.ops.load_library(build_library(folder, name))
     return cases, lowered
 
 
@@ -48,12 +49,13 @@ def test_operators_compute_what_layers_do(exported: tuple[tuple[Case, ...], Any]
 
 
 def test_what_runs_is_the_library(exported: tuple[tuple[Case, ...], Any]) -> None:
-    _, program = exported
-    names = {node.target.name() for node in program.graph.nodes if "all_cases" in str(node.target)}
-    assert len(names) == len(CASES)
+    cases, program = exported
+    namespace = "all_cases" if len(cases) == len(CASES) else "some_cases"
+    names = {node.target.name() for node in program.graph.nodes if namespace in str(node.target)}
+    assert len(names) == len(cases)
     assert all(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU") for name in names)
     (name,) = (name for name in names if "gru" in name and "min" not in name)
-    operator = getattr(torch.ops.all_cases, name.partition("::")[2])
+    operator = getattr(getattr(torch.ops, namespace), name.partition("::")[2])
     shapes = ((1, 1, 5) if argument.name == "x" else (1,) for argument in operator.default._schema.arguments)
     tensors = [torch.zeros(shape) for shape in shapes]
     with pytest.raises(RuntimeError, match="x has another dtype than the exported layer"):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled
 SATURATING = {"min_gru", "min_lstm", "qrnn", "rg_lru", "own_scan", "own_diagonal"}
 needs_R = pytest.mark.parametrize("kind", [kind for kind in KINDS if EVERYDAY.get(kind.name) and kind.has_R], ids=str)
 # Of each class and layout.
-CHOOSERS = ("channels cluster", "time two columns", "diagonal time", "recurrent block")
+CHOOSERS = ("channels cluster", "diagonal time", "recurrent block")
 SEEDS = st.tuples(st.integers(0, 2**16), st.integers(0, 2**16))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +135,12 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
 EVERY_DAY = {fault[-1]: name for name, fault in reversed(FAULTS.items())}.values()
 
 
+@functools.cache
+def findings_as_it_stands(spec: str, batch: int, time: int) -> tuple[Any, ...]:
+    """Return what is found in a call of a kernel of a spec, JSON, whose faults are planted by several tests."""
+    return findings(kernel_of(**json.loads(spec)), 0, batch, time)
+
+
 @pytest.mark.parametrize(
     ("spec", "batch", "time", "change", "kind"),
     [
@@ -141,7 +149,7 @@ EVERY_DAY = {fault[-1]: name for name, fault in reversed(FAULTS.items())}.values
     ],
 )
 def test_a_planted_fault_is_found(spec: dict[str, Any], batch: int, time: int, change: Callable[[str], str], kind: str) -> None:
-    assert findings(kernel_of(**spec), 0, batch, time) == ()
+    assert findings_as_it_stands(json.dumps(spec), batch, time) == ()
     kernel = faulty(kernel_of(**spec), change)
     reported = next(filter(None, (findings(kernel, seed, batch, time) for seed in range(SEEDS))), ())
     assert reported and (not kind or kind in {finding.kind for finding in reported})

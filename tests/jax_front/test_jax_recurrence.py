@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import one_in
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
@@ -82,7 +83,7 @@ def test_values_and_gradients_are_those_of_lax_scan(model: str) -> None:
     by_lax_scan_too(model)
 
 
-@pytest.mark.parametrize("model", ["lstm", "min_gru"])
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "min_gru"]))
 def test_native_code_serves_programs_of_jax(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINRNN_CPU", "native")
     monkeypatch.setattr("minrnn_gen.layers.kernels._KERNELS", {})
@@ -163,7 +164,7 @@ def test_all_states_are_values_without_gradients() -> None:
     near(gradients, jax.jit(jax.grad(lambda arrays: front.recurrence(spec, **arrays)[0].sum()))(arrays))
 
 
-@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+@pytest.mark.parametrize("layout", one_in(2, ["BDT", "BTD"]))
 def test_steps_make_a_recurrence(layout: str) -> None:
     spec = {"model": "lstm", "hidden_size": HIDDEN, "layout": layout, "precision": "fp64", "input_size": 5}
     kernel = kernel_of(spec)

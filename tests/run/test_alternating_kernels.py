@@ -28,13 +28,13 @@ def kernels_of(models: tuple[str, ...], precisions: tuple[str, ...]) -> st.Searc
 KERNELS = kernels_of(tuple(MODELS), ("fp64",))
 
 
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(16))
 @given(cases(KERNELS))
 def test_the_forward_is_its_steps_one_after_the_other(case: Case) -> None:
     check_forward(case)
 
 
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(16))
 @given(cases(KERNELS))
 def test_the_backward_is_the_steps_gradient_iterated(case: Case) -> None:
     check_backward(case)

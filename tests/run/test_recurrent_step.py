@@ -201,7 +201,7 @@ def test_neither_the_plan_nor_the_batch_changes_a_bit(way: Way, folder: Path, da
         assert one.tobytes() == other.tobytes() and one[3:4].tobytes() == single.tobytes()
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[5], WAYS[6]], ids=str)
+@pytest.mark.parametrize("way", one_in(2, ((way,) for way in (WAYS[0], WAYS[6], WAYS[5]))), ids=str)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""How many examples hypothesis draws: few every day, half as many in CI, seven times as many in the whole matrix."""
+"""How many examples hypothesis draws: few every day, a third as many in CI, seven times as many in the whole matrix."""
 
 from __future__ import annotations
 

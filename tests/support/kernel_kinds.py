@@ -89,15 +89,13 @@ KINDS = (
 )
 
 
-# Those of the everyday suite, and whether their calls have resets: each family, strategy, scope and product, every precision,
-# layout and direction. The others are their like, or take long to compile or to run.
+# Those of the everyday suite, and whether their calls have resets: each family, strategy and scope, every precision, layout and
+# direction. The others are their like, or take long to compile or to run, or are run by other tests every day.
 EVERYDAY = {
-    "cooperative blocks": True, "channels one warp": True, "channels cluster": True, "channels tickets": True,
-    "time two columns": True, "time tickets": True, "diagonal channels": True, "recurrent block": True,
-    "recurrent cluster": True, "recurrent grid": True, "recurrent heads": True, "recurrent tf32": False,
-    "recurrent fma": True, "recurrent sums": True, "large a100": True, "large three of tf32": False,
-    "large four products": True, "vectors channels": True, "alternating fp16": True, "own scan of time": True,
-    "raw complex tickets": False,
+    "cooperative blocks": True, "channels cluster": True, "channels tickets": True, "time two columns": True,
+    "time tickets": True, "diagonal channels": True, "recurrent block": True, "recurrent grid": True,
+    "recurrent fma": True, "recurrent sums": True, "large a100": True, "large four products": True,
+    "vectors channels": True, "alternating fp16": True, "own scan of time": True, "raw complex tickets": False,
 }  # fmt: skip
 
 

@@ -103,6 +103,8 @@ def with_boundaries() -> Case:
 
 
 CASES = (stacked, in_bfloat16, with_strides, with_states, with_lengths, with_resets, with_boundaries)
+# Of every day: layers, 16 bits, and what comes with strides or boundaries; a kernel takes the compiler a second.
+EVERYDAY = (stacked, in_bfloat16, with_strides, with_boundaries)
 
 
 class All(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +31,12 @@ OTHER_WAYS = (("GRU", True, 0.0), ("LSTM", True, 0.0), ("LSTM", True, 1.0), ("GR
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_compiled() -> Iterator[None]:
-    with nothing_compiled(plans_sizes=True):
-        yield
+def _nothing_compiled(emulated_kernels: Path) -> Iterator[None]:
+    """With the machine that the other workers have compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINRNN_CACHE_DIR", str(emulated_kernels))
+        with nothing_compiled(plans_sizes=True):
+            yield
 
 
 @dataclass

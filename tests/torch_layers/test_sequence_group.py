@@ -18,6 +18,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
 from support import ranks  # noqa: E402
+from support.examples import examples  # noqa: E402
 
 from minrnn_gen.torch.sequence_group import cost  # noqa: E402
 from minrnn_gen.torch.sequence_group.cuts import cuts_of  # noqa: E402
@@ -150,7 +151,7 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
             assert_like(summed, expected, exact[name], tolerance, name, scale=1.0)
 
 
-@settings(max_examples=20)  # each is a call of three or four processes
+@settings(max_examples=examples(20))  # each is a call of three or four processes
 @given(calls())
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
