@@ -14,7 +14,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.backend import Recorder, WideGradients
+from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import choose
 from minrnn_gen.run.vectors_launch import (
@@ -98,13 +98,20 @@ class VectorsRun:
                 dshared=self._of_direction(dshared, run),
                 vectors=tuple(array.selected(0, run) for array in vectors),
             )
-            checkpoints = recorder.new_array((checkpoint_values_of(kernel.plan, part),), carried)
-            arrays = (part, self.shared_axes, arriving, of_run, checkpoints)
-            ends = part_values_of(kernel.plan, part)
-            part_ends = recorder.new_array((ends,), carried) if ends else None
-            for phase in range(0 if ends else 1, 2):
-                kernel.launch(vector_backward_launch_of(kernel.plan, self.names, *arrays, part_ends, phase))
+            self.run_back(recorder, kernel, part, arriving, of_run)
         return WideGradients(sums, vectors=vectors, shared=dshared)
+
+    def run_back(
+        self, recorder: Recorder, kernel: Launchable, part: Call, incoming: IncomingGradient, gradients: Gradients
+    ) -> None:
+        """Run one direction back, behind the ends of its parts of time where it has several."""
+        carried = self.interface.precision.arithmetic_dtype
+        checkpoints = recorder.new_array((checkpoint_values_of(kernel.plan, part),), carried)
+        arrays = (part, self.shared_axes, incoming, gradients, checkpoints)
+        ends = part_values_of(kernel.plan, part)
+        part_ends = recorder.new_array((ends,), carried) if ends else None
+        for phase in range(0 if ends else 1, 2):
+            kernel.launch(vector_backward_launch_of(kernel.plan, self.names, *arrays, part_ends, phase))
 
     def _of_direction(self, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
         """Return one run's part of partial sums of the gradients of inputs S.*."""

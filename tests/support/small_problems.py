@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from support.halves import take_halves
 from support.last_steps import unlike_final_state
+from support.unasked import leave_out_vectors
 
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.projection_choice import ProjectionChoice
@@ -112,10 +113,11 @@ class Problem:
     # of a dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it
     # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
     # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
-    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch; or
-    # it asks for "all" states; or the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles"
-    # of two sequences, whose states may be "slow" to change; or sequences, one of them without steps, are "packed" one behind
-    # the other.
+    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch,
+    # of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every
+    # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
+    # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
+    # states begin at no vector's place ("odd").
     call: str
 
     def __str__(self) -> str:
@@ -189,7 +191,11 @@ class Prepared:
             return dict(forward_of(kernel, inputs)[0] if keeps else inference_of(kernel, inputs))
         if saved is None:
             _, _, saved = kernel.forward(**inputs.forward)
-        return dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
+        gradients = dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate or None)))
+        if self.problem.call == "unasked":
+            for name in kernel.interface.vector_parameters:
+                del gradients[f"parameters {name}"]
+        return gradients
 
 
 STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
@@ -213,6 +219,8 @@ def prepare(problem: Problem) -> Prepared:
     inputs = inputs_of(kernel.interface, case, SLOW if "slow" in problem.call else 0.0)
     if problem.call.startswith("halves"):
         take_halves(kernel)
+    if problem.call == "unasked":
+        leave_out_vectors(kernel)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
@@ -249,7 +257,7 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
-        if problem.call in ("packed", "whole"):
+        if problem.call in ("packed", "whole", "halves whole"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call.startswith("tiles"):
@@ -290,6 +298,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
+    if call == "odd":
+        return replace(inputs, step={**inputs.step, "state": _each(inputs.step["state"], _at_odd_place)})
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
@@ -352,6 +362,15 @@ def _with_nan(state: Any) -> Any:
     state = state.copy()
     state[-1].view(numpy.uint8)[...] = 0xFF
     return state
+
+
+def _at_odd_place(given: Any) -> Any:
+    """Return an array that begins one value behind a multiple of 16 bytes."""
+    room = numpy.empty(given.nbytes + 32, numpy.uint8)
+    first = -room.ctypes.data % 16 + given.itemsize
+    moved = room[first : first + given.nbytes].view(given.dtype).reshape(given.shape)
+    moved[...] = given
+    return moved
 
 
 def _wider(name: str, given: Any) -> Any:
@@ -447,6 +466,11 @@ BOTH_KINDS: dict[str, Any] = {
     },
     "state_size": 3,
 }
+# A scan whose steps add little, the logarithm of a number close to 1.
+LITTLE: dict[str, Any] = {
+    "model": {"name": "little", "equations": "h[t] = sigmoid(W.f) * h[t-1] + softplus(W.n - 8)"},
+    "hidden_size": 20,
+}
 # A scan of two gates with a parameter.
 TRACKING: dict[str, Any] = {
     "model": {
@@ -502,7 +526,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     ),
     "projected": (
         ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-slow tiles-bare", BOTH),
-        ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles", FORWARD),
+        ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles tiles-slow", FORWARD),
         ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
         ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
         ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
@@ -520,6 +544,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", FORWARD),
         ("packed", GRU, CHANNELS, "packed", BOTH),
         ("log sum", GRU | SUM, CHANNELS, "resets", FORWARD),
+        ("little", LITTLE, CHANNELS, "bare", FORWARD),
         ("reverse", GRU | REVERSE | {"model": "min_lstm"}, CHANNELS, "resets", BOTH),
         ("qrnn fp16", FP16 | {"model": "qrnn", "hidden_size": 24, "layout": "TBD"}, CHANNELS, "resets", BOTH),
         ("bf16", GRU | BF16 | {"gpu": "t4"}, CHANNELS, "all nan nan-resets", FORWARD),
@@ -616,6 +641,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("parts", SELECTIVE, {"lanes": 2, "tile_steps": 4, "time_parts": 4}, "long resets", BOTH),
+        # No bias and no parameter of one value: nothing is added up over time.
+        (
+            "nothing to add up",
+            {"model": "gated_linear", "hidden_size": 20, "state_size": 6},
+            {"lanes": 2, "tile_steps": 4} | WHOLE_TIME,
+            "bare",
+            BACKWARD,
+        ),
+        ("gradients left out", SELECTIVE, {"lanes": 2, "tile_steps": 4} | WHOLE_TIME, "unasked", BACKWARD),
         (
             "parts of products",
             {"model": "gated_linear", "hidden_size": 20, "state_size": 6},
@@ -788,7 +822,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets whole",
             BACKWARD,
         ),
-        ("halves of time", FP16 | {"model": "gru", "hidden_size": 24}, LARGE, "halves", BACKWARD),
+        ("halves of time", FP16 | {"model": "gru", "hidden_size": 24}, LARGE, "halves halves-bare halves-whole", BACKWARD),
         ("streamed", LSTM, STREAMED | {"row_tiles": 2}, "long resets whole", BOTH),
         (
             "streamed in part",
@@ -882,7 +916,7 @@ def problems_of(family: str) -> tuple[Problem, ...]:
         return tuple(
             Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
             for name, spec, wanted in STEPS
-            for call in ("long", "bare", "resets")
+            for call in ("long", "bare", "resets", *(("odd",) if "lanes" in wanted else ()))
         )
     if family == "dropout":
         return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)
