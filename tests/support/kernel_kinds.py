@@ -93,7 +93,7 @@ KINDS = (
 # direction. The others are their like, or take long to compile or to run, or are run by other tests every day.
 EVERYDAY = {
     "cooperative blocks": True, "channels cluster": True, "channels tickets": True, "time two columns": True,
-    "time tickets": True, "diagonal channels": True, "recurrent block": True, "recurrent grid": True,
+    "time tickets": True, "diagonal channels": True, "recurrent block": True, "recurrent cluster": True, "recurrent grid": True,
     "recurrent fma": True, "recurrent sums": True, "large a100": True, "large four products": True,
     "vectors channels": True, "alternating fp16": True, "own scan of time": True, "raw complex tickets": False,
 }  # fmt: skip
