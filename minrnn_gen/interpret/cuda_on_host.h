@@ -98,8 +98,9 @@ MINRNN_INLINE void set_tensor_axis(unsigned long long* words, int axis, int box,
     words[STRIDES_FROM + axis] = stride_bytes;
 }
 MINRNN_INLINE void publish_tensor_map(unsigned long long* to, const unsigned long long* from, int words) {
-    sync_warp(~0u);
-    for (int word = 0; threadIdx.x % LANES == 0 && word < words; ++word) to[word] = from[word];
+    // All lanes come together, which makes nothing visible that one of them has stored.
+    vote(~0u, true);
+    for (int word = threadIdx.x % LANES; word < words; word += LANES) to[word] = from[word];
     sync_warp(~0u);
 }
 // Rows of 128 bytes, in pieces of 16: piece p of row r to p ^ (r % 8).

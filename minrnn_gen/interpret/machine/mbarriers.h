@@ -74,7 +74,8 @@ void mbarrier_wait(void* address, int phase) {
     ++steps;
     yield();
     Mbarrier& mbarrier = own_mbarrier(address, "waits on", CALLER);
-    if ((mbarrier.phase & 1) == (phase & 1)) wait_in(mbarrier, MBARRIER_PHASE, CALLER);
+    // A thread asks for the parity again and again: one that comes late may find that of the phase behind the next.
+    while ((mbarrier.phase & 1) == (phase & 1)) wait_in(mbarrier, MBARRIER_PHASE, CALLER);
     acquire(*current, mbarrier.phase_clock);
 }
 }  // namespace minrnn_host
