@@ -521,6 +521,14 @@ def test_a_pipeline_cuts_sequences_or_where_these_are_few_channels(
     assert all(spec["hidden_size"] % count == 0 for count in counts) or along == "sequences"
 
 
+def test_of_groups_that_are_asked_for_only_their_number_is_weighed() -> None:
+    """All ranks tell each other what each number of groups takes, in a message that has an end."""
+    scan, wide = (ranks.kernel_of({"model": "min_gru", "hidden_size": size}) for size in (8, 512))
+    assert cuts_of(scan, 300, False, 1000) == ("sequences", (1, 300))
+    assert cuts_of(wide, 1, False, 500) == ("channels", (1, 256))
+    assert cuts_of(scan, 300, False, 1) == ("sequences", (1,))
+
+
 @given(st.integers(1, 64), st.integers(1, 300), st.floats(1e-9, 1.0), st.floats(0, 1e9))
 def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float, state_bytes: float) -> None:
     allowed = {"pipeline": 1.0, **cost.gathering_passes(size, False, 1.0)}

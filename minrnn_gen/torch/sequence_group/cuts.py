@@ -22,10 +22,16 @@ CHANNELS_LEAST = 32
 
 
 def cuts_of(kernel: Kernel, batch: int, is_packed: bool, asked: int | None) -> tuple[Along, tuple[int, ...]]:
-    """Return along what a call is cut, and into how many groups it may be.
+    """Return along what a call is cut, and into how many groups it may be: where `asked`, one or the most up to that many.
 
-    Along its sequences, unless there are too few of them and channels are independent. `asked`: how many groups at most.
+    Along its sequences, unless there are too few of them and channels are independent.
     """
+    along, counts = _every_cut_of(kernel, batch, is_packed, asked)
+    # Where a number is asked for there is no choice, and every other would only make the message to the ranks longer.
+    return along, counts if asked is None else tuple(sorted({1, counts[-1]}))
+
+
+def _every_cut_of(kernel: Kernel, batch: int, is_packed: bool, asked: int | None) -> tuple[Along, tuple[int, ...]]:
     sequences = counts_up_to(1 if is_packed else batch, asked)
     interface = kernel.interface
     if interface.recurrent_gates or interface.has_vectors or sequences[-1] >= counts_up_to(interface.hidden_size, asked)[-1]:
