@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import cupy
 import numpy as np
@@ -15,6 +16,7 @@ from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_st
 from support.vector_calls import VectorCall
 
 import minrnn_gen
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Y_AXES
@@ -22,6 +24,7 @@ from minrnn_gen.call.pieces import Piece
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.scan.projected import TILE_STEPS, refusal
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dropout import Dropout
 
@@ -67,6 +70,8 @@ STREAMED = Strategy("streamed", {"streams_matrix": 1})
 # With n values per channel: (cell, precision, hidden_size, state_size, groups).
 VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("gated_linear", "fp16", 64, 40, 1))
 IN_PARTS = Strategy("in parts", {"time_parts": 4})
+# With their projection in the kernel: (cell, precision, inputs, hidden_size, batch, tiles); fewer tiles than blocks and more.
+PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_lstm", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -116,6 +121,23 @@ def drop(kernel: Kernel, y: Any) -> None:
     dropout.piece(axes, Piece(1, time - 1, time)).run(recorder)
 
 
+def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:
+    """Call a scan with its projection in it, whatever is faster, for y alone and with its backward."""
+    interface, random = kernel.interface, np.random.default_rng(0)
+
+    def normal(axes: str) -> Any:
+        shape = interface.shape(axes, batch, tiles * TILE_STEPS)
+        return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(precision_of(kernel.spec.precision).storage_dtype)))
+
+    x, weight = normal(interface.x_axes), normal("ghi")
+    with mock.patch.object(ProjectionChoice, "serves", lambda _, problem: not refusal(problem)):
+        kernel(x, weight=weight)
+        y, _, saved = kernel.forward(x, weight=weight)
+        kernel.backward(saved, y)
+    cupy.cuda.Device().synchronize()
+    assert "projected_forward" in {built.plan.entry for built in kernel.executor.backend.built.values()}
+
+
 def run_with_vectors(kernel: Kernel, call: VectorCall, all_states: bool) -> None:
     """Call forward, backward and step of a cell with n values per channel."""
 
@@ -144,6 +166,8 @@ class Case:
     all_states: bool
     strategy: Strategy | None = None
     batch: int = BATCH
+    tiles: int = 0
+    """Steps in tiles of a scan that has its projection in it; 0 for other cases."""
 
     def kernel(self, store: Store) -> Kernel:
         return kernel_taking(self.strategy, store, self.spec) if self.strategy else minrnn_gen.compile(self.spec)
@@ -165,6 +189,9 @@ def cases() -> Iterator[Case]:
         case = _case(f"large {layout} {cell} {precision} {head_dim} x {batch}", spec, specialization)
         yield replace(case, batch=batch)
         yield replace(case, name=f"{case.name} streamed", batch=batch, strategy=STREAMED)
+    for cell, precision, inputs, hidden_size, batch, tiles in PROJECTED:
+        spec = {"model": cell, "hidden_size": hidden_size, "input_size": inputs, "precision": precision}
+        yield Case(f"projected {cell} {precision} {inputs} to {hidden_size}", spec, False, False, batch=batch, tiles=tiles)
     for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
         spec = {"model": cell, "hidden_size": channels, "state_size": n, "groups": groups, "precision": precision}
         name = f"vectors {layout} {cell} {precision} {channels} x {n}"
@@ -203,7 +230,10 @@ def main() -> None:
         except Infeasible as nothing:
             print(nothing, flush=True)
             continue
-        run(kernel, case.has_sequences, case.all_states, case.batch)
+        if case.tiles:
+            run_projected(kernel, case.batch, case.tiles)
+        else:
+            run(kernel, case.has_sequences, case.all_states, case.batch)
     print(f"done: {count} cases", flush=True)
 
 
