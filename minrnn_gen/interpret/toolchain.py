@@ -80,10 +80,12 @@ class CppCompiler:
 
     @functools.cached_property
     def link_options(self) -> tuple[str, ...]:
-        """The options that make a library, by the faster linker where there is one."""
-        probe = [self.program, LINKER_OPTION, "-Wl,--version"]
-        is_known = subprocess.run(probe, capture_output=True, check=False).returncode == 0
-        return (*LINK_OPTIONS, LINKER_OPTION) if is_known else LINK_OPTIONS
+        """The options that make a library, by the faster linker where it makes one: there are some that do not find libstdc++."""
+        options = (*LINK_OPTIONS, LINKER_OPTION)
+        with tempfile.TemporaryDirectory() as folder:
+            probe = [self.program, *options, "-o", "library.so", "-x", "c++", os.devnull]
+            makes_one = subprocess.run(probe, cwd=folder, capture_output=True, check=False).returncode == 0
+        return options if makes_one else LINK_OPTIONS
 
 
 def cpp_compiler() -> CppCompiler:

@@ -71,7 +71,7 @@ STREAMED = Strategy("streamed", {"streams_matrix": 1})
 VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("gated_linear", "fp16", 64, 40, 1))
 IN_PARTS = Strategy("in parts", {"time_parts": 4})
 # With their projection in the kernel: (cell, precision, inputs, hidden_size, batch, tiles); fewer tiles than blocks and more.
-PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_lstm", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
+PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_gru", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -125,11 +125,11 @@ def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:
     """Call a scan with its projection in it, whatever is faster, for y alone and with its backward."""
     interface, random = kernel.interface, np.random.default_rng(0)
 
-    def normal(axes: str) -> Any:
-        shape = interface.shape(axes, batch, tiles * TILE_STEPS)
+    def normal(*shape: int) -> Any:
         return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(precision_of(kernel.spec.precision).storage_dtype)))
 
-    x, weight = normal(interface.x_axes), normal("ghi")
+    inputs = interface.input_size or 0
+    x, weight = normal(batch, tiles * TILE_STEPS, inputs), normal(interface.weight_rows, inputs)
     with mock.patch.object(ProjectionChoice, "serves", lambda _, problem: not refusal(problem)):
         kernel(x, weight=weight)
         y, _, saved = kernel.forward(x, weight=weight)

@@ -96,7 +96,10 @@ def test_results_and_gradients(name: str, layout: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize(("state_size", "groups"), [(1, 4), (4, 1), (16, 4), (16, 1), (64, 4), (128, 1), (256, 4)])
+@pytest.mark.parametrize(
+    ("state_size", "groups"),
+    [(1, 4), (4, 1), (16, 4), (16, 1), (20, 2), (40, 1), (64, 4), (128, 1), (200, 1), (256, 4)],
+)
 def test_every_state_size_and_direction(state_size: int, groups: int, direction: str) -> None:
     call = VectorCall(2, 77, has_resets=True, has_lengths=True)
     check("selective", call, hidden_size=48, state_size=state_size, groups=groups, precision="fp32", direction=direction)

@@ -34,7 +34,7 @@ NAMES = (*vector_library_names(), *CELLS)
 EVERYDAY = ("selective", "scalar and vector states", "delta rule")
 FULL = pytest.mark.matrix_full
 # Of `WAYS`: with these every layout, direction and split of a channel is there.
-EVERYDAY_WAYS = (1, 2, 4, 9)
+EVERYDAY_WAYS = (1, 2, 4, 9, 11)
 
 
 @functools.cache
@@ -81,6 +81,9 @@ WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
     ({"layout": "BDT", "hidden_size": 32, "state_size": 16}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 3, "state_size": 1}, {"threads": 32, "lanes": 1, "tile_steps": 4}),
     ({"hidden_size": 2, "state_size": 40}, {"threads": 32, "lanes": 32, "tile_steps": 4}),
+    # Ten values a lane, of which no power of two of steps fills what runs at once.
+    ({"hidden_size": 4, "state_size": 20, "direction": "reverse"}, {"threads": 32, "lanes": 2, "tile_steps": 8}),
+    ({"hidden_size": 8, "state_size": 40}, {"threads": 32, "lanes": 4, "tile_steps": 8}),
 )
 
 

@@ -64,13 +64,13 @@ COLUMNS_MOST = 16
 
 @dataclass(frozen=True)
 class StrategyBuilder(HintedBuilder):
-    """Builds the best predicted candidate that takes `strategy`; kernels of a single step are the builder's own."""
+    """Builds the best predicted candidate that takes `strategy`; kernels of a single step and of dropout are the builder's."""
 
     strategy: Strategy = field(kw_only=True)
 
     def solutions(self, key: KernelKey) -> Iterator[Solution]:
         solutions = super().solutions(key)
-        if key.kernel_pass == "step":
+        if key.kernel_pass in ("step", "dropout"):
             return solutions
         return iter(having(solution_of(solutions, self.strategy.variables), self.strategy.variables))
 

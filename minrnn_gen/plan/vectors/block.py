@@ -90,8 +90,12 @@ class Block:
 
     @property
     def steps_at_once(self) -> int:
-        """Steps of a tile without a loop around each, so that they overlap but for the states."""
-        return max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // self.values))
+        """Steps of a tile without a loop around each, so that they overlap but for the states.
+
+        A power of two, as the lanes of a channel are: of those that the lanes prepare together none is left over.
+        """
+        most = max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // self.values))
+        return 1 << (most.bit_length() - 1)
 
     @property
     def gradients_at_once(self) -> int:
