@@ -22,6 +22,7 @@ from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES, error_allowed, remembered_error
 
 vector_cells = pytest.importorskip("support.vector_cells")
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 CELLS = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}
 NAMES = (*vector_library_names(), *CELLS)
+LAYOUTS = ("BTD", "TBD", "BDT")
 EVERYDAY = ("selective", "scalar and vector states", "delta rule")
 FULL = pytest.mark.matrix_full
 # Of `WAYS`: with these every layout, direction and split of a channel is there.
@@ -143,6 +145,29 @@ def test_time_in_parts_gives_what_one_walk_does(name: str, way: int, data: Any) 
         has_lengths=data.draw(st.booleans()),
         has_state=data.draw(st.booleans()),
         has_bias=data.draw(st.booleans()),
+    )
+    check(name, call, data.draw(st.booleans()), wanted, **keys)
+
+
+@settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_number_of_values_in_any_candidate(data: Any) -> None:
+    """Of all that the planner might take, whatever is fastest, on any numbers of values, channels and groups."""
+    groups, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 48))
+    keys = {"hidden_size": groups * data.draw(st.integers(1, 12)), "groups": groups, "state_size": n}
+    keys |= {"precision": data.draw(st.sampled_from(PRECISION_NAMES)), "layout": data.draw(st.sampled_from(LAYOUTS))}
+    keys |= {"direction": data.draw(st.sampled_from(("forward", "reverse", "bidirectional")))}
+    name = data.draw(st.sampled_from(NAMES))
+    kernel, _ = kernels_of(name, **keys)
+    builder = kernel.builder
+    kernel_pass: KernelPass = data.draw(st.sampled_from(("forward", "backward")))
+    solution = builder.solve(builder.choose(kernel_pass, builder.hinted_specialization, builder.hinted_sizes))
+    wanted = dict(solution.candidates[data.draw(st.integers(0, len(solution.candidates) - 1))])
+    call = VectorCall(
+        rows=data.draw(st.integers(1, 3)),
+        time=data.draw(st.integers(0, 3)) * wanted["tile_steps"] + data.draw(st.integers(0, 3)),
+        has_resets=data.draw(st.booleans()),
+        has_lengths=data.draw(st.booleans()),
     )
     check(name, call, data.draw(st.booleans()), wanted, **keys)
 
