@@ -133,6 +133,7 @@ def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:
     with mock.patch.object(ProjectionChoice, "serves", lambda _, problem: not refusal(problem)):
         kernel(x, weight=weight)
         y, _, saved = kernel.forward(x, weight=weight)
+        cupy.cuda.Device().synchronize()  # so that a failure is not said to be cuBLAS's
         kernel.backward(saved, y)
     cupy.cuda.Device().synchronize()
     assert "projected_forward" in {built.plan.entry for built in kernel.executor.backend.built.values()}

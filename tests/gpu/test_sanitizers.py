@@ -139,7 +139,7 @@ def test_the_driver_runs_every_tool_and_says_what_each_found(
     tool, run = tmp_path / "compute-sanitizer", tmp_path / "run.py"
     tool.write_text(TOOL.format(python=sys.executable, racing=racing, race=RACE))
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    run.write_text("import sys\nassert sys.argv[1] == '--part'\nprint('done: 1 cases')\n")
+    run.write_text(f"import sys\nassert sys.argv[1] == '--part'\nprint('done: {sanitizers.PARTS} cases')\n")
     monkeypatch.setattr(sanitizers, "RUN", run)
     monkeypatch.setattr(sanitizers, "LOGS", tmp_path / "logs")
     assert sanitizers.main(("--sanitizer", str(tool), *tools)) == status
