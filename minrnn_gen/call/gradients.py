@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,30 +63,46 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGrad
 
     No two overlap, since autograd adds to them; parts of the sums over time lie side by side in one buffer.
     """
-    x, R, weight, bias, recurrent_bias, *_ = tensors
-    gates = len(interface.gates)
-    behind_gates = gates + len(interface.recurrent_gates)
-    sums = raw.sums
-    gradients = [None if raw.x is None else raw.x.view(x.shape), None if R is None else _in_form_of(R, raw.dR)]
-    gradients += [None if weight is None else _in_form_of(weight, raw.weight)]
-    gradients += [None if bias is None else _in_form_of(bias, sums[:, :gates] if gates < interface.summed_count else sums)]
-    gradients.append(None if recurrent_bias is None else _in_form_of(recurrent_bias, sums[:, gates:behind_gates]))
-    gradients += [None] * (PARAMETERS_FROM - SEQUENCES_FROM)
     states_from = PARAMETERS_FROM + len(interface.parameters)
-    vectors = tensors[PARAMETERS_FROM:states_from]
-    rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
-    of_names = {**rows, **raw.vectors}
-    named = zip(interface.parameters, vectors, strict=True)
-    gradients += [None if vector is None else _in_form_of(vector, of_names[name]) for name, vector in named]
+    gradients = [None if raw.x is None else raw.x.view(tensors[0].shape)]
+    gradients += in_forms_of(tensors[1:states_from], wide_by_slot(interface, tensors, raw))
     pairs = zip(tensors[states_from:], (*raw.initial, *raw.shared), strict=True)
     return gradients + [None if tensor is None else gradient for tensor, gradient in pairs]
 
 
-def _in_form_of(tensor: Any, gradient: Any) -> Any:
-    """Return a gradient in the dtype and shape of a tensor, contiguous."""
-    if gradient.dtype is not tensor.dtype:
-        gradient = gradient.to(tensor.dtype)
-    # Of R it has more axes, and with several heads gaps.
-    if gradient.shape != tensor.shape:
-        gradient = gradient.reshape(tensor.shape)
-    return gradient if gradient.is_contiguous() else gradient.contiguous()
+def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
+    """Return the gradients of the slots between x and the states, as they were computed, None where there is no tensor."""
+    _, R, weight, bias, recurrent_bias, *_ = tensors
+    gates = len(interface.gates)
+    behind_gates = gates + len(interface.recurrent_gates)
+    sums = raw.sums
+    gradients = [
+        None if R is None else raw.dR,
+        None if weight is None else raw.weight,
+        None if bias is None else sums[:, :gates] if gates < interface.summed_count else sums,
+        None if recurrent_bias is None else sums[:, gates:behind_gates],
+        *[None] * (PARAMETERS_FROM - SEQUENCES_FROM),
+    ]
+    rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
+    of_names = {**rows, **raw.vectors}
+    vectors = tensors[PARAMETERS_FROM : PARAMETERS_FROM + len(interface.parameters)]
+    named = zip(interface.parameters, vectors, strict=True)
+    return gradients + [None if vector is None else of_names[name] for name, vector in named]
+
+
+def in_forms_of(tensors: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients of tensors of torch in their dtypes and shapes, contiguous, None where there is none.
+
+    All that change their dtype do so at once: for small layers the host takes longer to ask for each than a GPU to do it.
+    """
+    pairs = zip(tensors, gradients, strict=True)
+    # Of R it has more axes.
+    formed = [None if wide is None else wide if wide.shape == of.shape else wide.reshape(of.shape) for of, wide in pairs]
+    others = [at for at, wide in enumerate(formed) if wide is not None and wide.dtype is not tensors[at].dtype]
+    if others:
+        cast = [tensors[at].new_empty(tensors[at].shape) for at in others]
+        sys.modules["torch"]._foreach_copy_(cast, [formed[at] for at in others])
+        for at, gradient in zip(others, cast, strict=True):
+            formed[at] = gradient
+    # Of R, with several heads, there are gaps.
+    return [gradient if gradient is None or gradient.is_contiguous() else gradient.contiguous() for gradient in formed]

@@ -80,7 +80,7 @@ class CppCompiler:
 
     @functools.cached_property
     def link_options(self) -> tuple[str, ...]:
-        """The options that make a library, by the faster linker where it makes one: there are some that do not find libstdc++."""
+        """The options that make a library, by the faster linker where it makes one: some do not find libstdc++."""
         options = (*LINK_OPTIONS, LINKER_OPTION)
         with tempfile.TemporaryDirectory() as folder:
             probe = [self.program, *options, "-o", "library.so", "-x", "c++", os.devnull]

@@ -225,14 +225,22 @@ class GpuRun:
 def added_up(interface: Interface, result: BackwardResult) -> RawGradients:
     """Return gradients whose sums are added up, and R with its gates before its heads."""
     dx, dinitial, sums, dweight, dR, vectors, shared = result
-    # Few values are left to add; the libraries do it in an order that does not change.
-    total = None if sums is None else sums.sum((1, 3))
+    total = None if sums is None else _total(sums)
     # Of one head it is the same either way.
     dR = dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2)
     of_vectors = {name: array.sum(1) for name, array in zip(interface.vector_parameters, vectors, strict=True)}
     storage = interface.precision.storage_dtype
     dshared = [memory.cast(parts[0] if len(parts) == 1 else parts.sum(0), storage) for parts in shared]
     return RawGradients(dx, dweight, dinitial, total, dR, of_vectors, dshared)
+
+
+def _total(sums: Any) -> Any:
+    """Add up sums [runs, parts, rows, batch, hidden] over parts and sequences."""
+    runs, parts, rows, batch, hidden = sums.shape
+    if parts == batch == 1:
+        return sums.reshape(runs, rows, hidden)
+    # Few values are left to add; the libraries do it in an order that does not change.
+    return sums.sum((1, 3))
 
 
 def _cells_of(interface: Interface, builder: Builder, backend: Backend) -> CellRun:

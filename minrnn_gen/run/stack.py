@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call, CallArguments, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.gradients import gradients_by_slot
+from minrnn_gen.call.gradients import in_forms_of, wide_by_slot
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import keyed
 from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_outputs, pieces_of
@@ -297,18 +297,19 @@ class StackRun:
         interface = self._interfaces[0]
         states = len(interface.states)
         dx, dinitial, own = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
-        gradients: list[Any] = [dx, None]
+        of_layers: list[Any] = []
         for layer, interface in enumerate(self._interfaces):
             begin = _LAYERS_FROM + layer * self._layer_arrays
             R, weight, bias, recurrent_bias, *vectors = tensors[begin : begin + self._layer_arrays]
             sums, dweight, dR = own[3 * layer : 3 * layer + 3]
             raw = added_up(interface, BackwardResult(None, (), sums, dweight, dR))
             of_layer = (None, R, weight, bias, recurrent_bias, None, None, None, *vectors)
-            _, *others = gradients_by_slot(interface, of_layer, raw)
-            gradients += [*others[:_SHARED], *others[PARAMETERS_FROM - 1 :]]
+            wide = wide_by_slot(interface, of_layer, raw)
+            of_layers += [*wide[:_SHARED], *wide[PARAMETERS_FROM - 1 :]]
+        parameters = tensors[_LAYERS_FROM : _LAYERS_FROM + len(of_layers)]
         pairs = zip(self._initial(tensors), dinitial, strict=True)
         of_states = [None if state is None else gradient for state, gradient in pairs]
-        return [*gradients, *of_states, *(None for _ in self._masks(tensors))]
+        return [dx, None, *in_forms_of(parameters, of_layers), *of_states, *(None for _ in self._masks(tensors))]
 
 
 def _present(array: Array | None) -> Array:

@@ -275,8 +275,9 @@ def _x(*shape: int, dtype: Any = torch.float64) -> Any:
 def test_what_disagrees_is_refused_on_every_rank(
     group: ranks.Ranks, calls: list[dict[str, Any]], rank: int | None, difference: str
 ) -> None:
+    messages = group.run(len(calls), "refusal", calls=calls)  # once the processes are there
     began = clock.perf_counter()
-    messages = group.run(len(calls), "refusal", calls=calls)
+    assert group.run(len(calls), "refusal", calls=calls) == messages
     assert clock.perf_counter() - began < 10  # seconds, and no timeout of the group's, which is longer
     assert all(difference in message for message in messages), messages
     others = [message for place, message in enumerate(messages) if place != rank]
