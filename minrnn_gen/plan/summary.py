@@ -11,6 +11,7 @@ _TERMS = {
     "busiest_sm": "the memory of the SM with the most blocks",
     "issue": "instructions",
     "transcendental": "exponentials and logarithms",
+    "shared_memory": "accesses to shared memory",
     "chain": "steps or tiles one after the other",
     "tile_counter": "the counter of tiles",
     "products": "products by R",

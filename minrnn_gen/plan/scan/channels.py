@@ -34,6 +34,7 @@ INSTRUCTIONS_PER_FOLD = 6.12  # one warp's aggregate read and applied
 INSTRUCTIONS_PER_ROUND = 346.0  # of a cluster, besides
 PARTITIONS = 4
 CYCLES_PER_INSTRUCTION = 3.4  # of one warp, and of each that shares a partition's scheduler with it
+SHARED_WAVE_BYTES = 128  # 32 banks of 4 bytes (CUDA C++ Programming Guide, shared memory of compute capability 5.x and on)
 # A tile state published and read through L2, and the wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 7550.0
 # Of the time of a tile, until its stage is free for the next copy: the forward reads first, the backward passes over it twice.
@@ -309,8 +310,16 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
             elements_per_lane=elements,
             memory=MEMORY,
             row_bytes=block.channels_per_block * problem.precision.storage_bytes,
+            shared_waves=_shared_waves(problem, elements, time_warps * channels_per_lane if time_warps > 1 else 0),
         ),
     )
+
+
+def _shared_waves(problem: Problem, elements: int, aggregates: int) -> float:
+    """Return the accesses in which a warp writes and reads its stage, and reads so many aggregates in each lane."""
+    of_stage = 2 * elements * problem.cell.read_count * problem.precision.storage_bytes
+    of_aggregates = aggregates * len(problem.cell.states) * 2 * problem.precision.arithmetic_bytes
+    return limits.WARP_LANES * (of_stage + of_aggregates) / SHARED_WAVE_BYTES
 
 
 def _family(name: str, entry: str) -> Family:

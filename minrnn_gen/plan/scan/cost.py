@@ -34,7 +34,10 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class TiledWork:
-    """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident."""
+    """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident.
+
+    `shared_waves`: the accesses of a warp's tile to shared memory, of which an SM makes one in a cycle, of 128 bytes.
+    """
 
     blocks: Amount
     at_once: int
@@ -46,6 +49,7 @@ class TiledWork:
     elements_per_lane: int
     memory: MemoryModel
     row_bytes: int
+    shared_waves: float = 0.0
 
 
 def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) -> Amount:
@@ -74,8 +78,9 @@ def predicted_us(problem: Problem, work: TiledWork) -> dict[str, Amount]:
     """Return the cost model's terms in microseconds.
 
     `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
-    the most blocks over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `chain`: the
-    time-serial part, tiles times the latency of one. `fill_and_drain`: what does not overlap at both ends.
+    the most blocks over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `shared_memory`:
+    its accesses to shared memory. `chain`: the time-serial part, tiles times the latency of one. `fill_and_drain`: what does
+    not overlap at both ends.
     """
     gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
@@ -90,6 +95,7 @@ def predicted_us(problem: Problem, work: TiledWork) -> dict[str, Amount]:
         "busiest_sm": problem.traffic_bytes / work.blocks * blocks_of_busiest_sm / SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": warp_tiles * work.instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": warp_tiles * special / transcendentals_per_sm_cycle(gpu) / cycles_per_us,
+        "shared_memory": warp_tiles * work.shared_waves / cycles_per_us,
         "chain": rounds * tiles * work.latency_cycles / cycles_per_us,
     }
     alone = work.memory.tiles_not_overlapped / tiles
