@@ -7,6 +7,7 @@
 #   make test-all   the whole compile matrix too: minutes
 #   make fuzz       drawn cells and numbers, CPU target and emulated kernels beside an oracle, until Ctrl-C or MINUTES=10
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
+#   make banks      where lanes meet in a bank of shared memory, of the kinds of kernels with KIND=channels in their names
 #   make sanitize   on a GPU: every kernel under compute-sanitizer, of the CUDA toolkit
 #   make sanitize-cpu  native code under the address and undefined-behaviour sanitizers of the C compiler
 #   make lint       ruff: rules and layout        make types    mypy --strict
@@ -51,7 +52,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
 
-.PHONY: demo test test-all fuzz mutate sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
+.PHONY: demo test test-all fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
 .DEFAULT_GOAL := test
 # Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,6 +77,9 @@ fuzz: $(TEST)
 
 mutate: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/mutate
+
+banks: $(TEST)
+	PYTHONPATH=tests $(BIN)/python tests/banks $(KIND)
 
 sanitize: $(TEST)
 	$(BIN)/python tests/gpu/sanitizers.py --sanitizer $(SANITIZER)

@@ -64,7 +64,7 @@ def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -
     """Return findings with the lines of the kernel's text that their instructions in `library` come from."""
     # A return address is behind the call: the line is that of the byte before.
     offsets = sorted({pc - 1 for finding in raw for pc in (finding.pc, finding.other_pc) if pc})
-    lines = dict(zip(offsets, _lines(library, offsets), strict=True)) if offsets else {}
+    lines = dict(zip(offsets, lines_of(library, offsets), strict=True)) if offsets else {}
     findings = (
         Finding(
             finding.kind.decode(),
@@ -87,7 +87,7 @@ def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -
     )
 
 
-def _lines(library: Path, offsets: Sequence[int]) -> list[tuple[int, ...]]:
+def lines_of(library: Path, offsets: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the lines of the kernel's text for each instruction, from the innermost inlined function outwards."""
     program = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if program is None:

@@ -35,7 +35,7 @@ class EmulatedKernel:
 
     plan: KernelPlan
     _library: ctypes.CDLL = field(repr=False)
-    _path: Path
+    path: Path
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def launch(
@@ -66,7 +66,7 @@ class EmulatedKernel:
                 seed,
             )
             raw = [RawFinding.from_buffer_copy(library.minrnn_finding(index).contents) for index in range(count)]
-        return resolved(raw, self._path, self.plan.entry, seed)
+        return resolved(raw, self.path, self.plan.entry, seed)
 
 
 def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKernel:

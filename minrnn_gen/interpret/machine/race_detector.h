@@ -1,5 +1,7 @@
 // Race detector: every load and store is held against the last write and the reads since, in shadow memory.
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include "fibers.h"
 #include "happens_before.h"
@@ -150,6 +152,15 @@ static void complete_write(Region& region, const void* address, std::size_t byte
         region.cells[n].write_tick = tick;
     }
 }
+#ifdef MINRNN_RECORDED_ACCESSES
+// Every access to shared memory, for who asks where lanes meet in a bank (`make banks`): code, thread, byte, and bytes with a flag for writes.
+static void record_shared(const unsigned char* byte, std::size_t bytes, bool reads, const void* caller) {
+    static FILE* const file = std::fopen(std::getenv("MINRNN_RECORDED_ACCESSES"), "ab");
+    constexpr uint32_t WRITES = 256;
+    const uint32_t record[] = {uint32_t(code_offset(caller) - 1), current->id - 1, uint32_t(byte - current->block->shared), uint32_t(bytes) | (reads ? 0 : WRITES)};
+    std::fwrite(record, sizeof record, 1, file);
+}
+#endif
 static void check_access(const void* address, std::size_t bytes, std::size_t alignment, Access access, const void* caller) {
     if (!current) return;
     const auto* byte = static_cast<const unsigned char*>(address);
@@ -162,6 +173,9 @@ static void check_access(const void* address, std::size_t bytes, std::size_t ali
         yield();
     }
     const bool is_shared = current->block->region && current->block->region->has(address);
+#ifdef MINRNN_RECORDED_ACCESSES
+    if (is_shared && access != ASYNC_WRITE && access != PROXY_WRITE) record_shared(byte, bytes, access == READ || access == RELAXED_READ, caller);
+#endif
     if (!watches_arrays && !is_shared) return;
     const uint64_t pc = code_offset(caller);
     const char* does = access == READ || access == RELAXED_READ ? "reads" : "writes";

@@ -77,10 +77,10 @@ def _congestion_of_rounds(problem: Problem, work: TiledWork) -> Amount:
 def predicted_us(problem: Problem, work: TiledWork) -> dict[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with
-    the most blocks over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `shared_memory`:
-    its accesses to shared memory. `chain`: the time-serial part, tiles times the latency of one. `fill_and_drain`: what does
-    not overlap at both ends.
+    `memory`: bytes over the bandwidth that the bytes in flight sustain. `busiest_sm`: the bytes of the SM with the most blocks
+    over what one SM can draw. `issue`: its instructions. `transcendental`: its special functions. `shared_memory`: its
+    accesses to shared memory. `chain`: the time-serial part, tiles times the latency of one. `fill_and_drain`: what does not
+    overlap at both ends.
     """
     gpu = problem.gpu
     cycles_per_us = gpu.sm_clock_hz / 1e6
