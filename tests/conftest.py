@@ -115,13 +115,17 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels: Path) -> Iterator[None]:
     """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; all workers share theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "cache"))
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         patch.setattr("minrnn_gen.build.store._tree_digest", _digest_of_a_tree())
+        # It takes five seconds to compile, and is the same whatever the store of the kernels that are linked with it.
+        machine = _machine_of_all_stores(emulated_kernels)
+        patch.setattr("minrnn_gen.interpret.toolchain.machine_in", machine)
+        patch.setattr("minrnn_gen.interpret.verify.machine_in", machine)
         yield
 
 
@@ -132,6 +136,14 @@ def _digest_of_a_tree() -> Callable[..., str]:
 
     own, once = package_folder("templates"), functools.cache(_tree_digest)
     return lambda folder, *which, **without: (once if folder == own else _tree_digest)(folder, *which, **without)
+
+
+def _machine_of_all_stores(folder: Path) -> Callable[[object], bytes]:
+    """Return what compiles the emulator's machine in one store, whichever it is asked for."""
+    from minrnn_gen.build.store import Store
+    from minrnn_gen.interpret.toolchain import machine_in
+
+    return lambda _store: machine_in(Store(folder))
 
 
 @pytest.fixture(scope="session")
