@@ -122,6 +122,8 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         patch.setattr("minrnn_gen.build.store._tree_digest", _digest_of_a_tree())
+        # It guards against a loss of power, which no test has, and a disk takes milliseconds for every file.
+        patch.setattr("os.fsync", lambda _: None)
         # It takes five seconds to compile, and is the same whatever the store of the kernels that are linked with it.
         machine = _machine_of_all_stores(emulated_kernels)
         patch.setattr("minrnn_gen.interpret.toolchain.machine_in", machine)
