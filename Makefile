@@ -16,17 +16,18 @@
 #   make release    build wheel and sdist and check them in empty environments; TAG=yes writes the changelog's section and tags
 #   make clean      remove what the targets made
 #
-# CUDA=cuda12 takes the CUDA 12 libraries instead, CUDA= none at all (as on macOS, for which there are none); TORCH= no torch,
-# TORCH=torch an index's own build, which on Linux brings CUDA's libraries, TORCH=torch+cpu the build for CPUs, which is what
-# Linux without a GPU gets; PYTHON= another interpreter; WORKERS= pytest's processes;
+# CUDA=cuda13 takes all of CUDA's libraries where there is no GPU, CUDA=cuda12 those of CUDA 12, CUDA= none at all (as on macOS, for
+# which there are none); TORCH= no torch, TORCH=torch an index's own build, which on Linux brings CUDA's libraries, TORCH=torch+cpu
+# the build for CPUs, which is what Linux without a GPU gets; PYTHON= another interpreter; WORKERS= pytest's processes;
 # SANITIZER= where compute-sanitizer is.
 
 VENV ?= .venv
 SANITIZER ?= compute-sanitizer
 SYSTEM := $(shell uname -s 2>/dev/null || echo unknown)
-CUDA ?= $(if $(filter Darwin,$(SYSTEM)),,cuda13)
-# On Linux without a GPU torch's build for CPUs: the other one brings 2.7 GB that nothing here could use.
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+# Without a GPU NVRTC alone, which compiles for any: the other libraries are 1.5 GB that nothing here could use.
+CUDA ?= $(if $(filter Darwin,$(SYSTEM)),,$(if $(HAS_GPU),cuda13,nvrtc13))
+# On Linux without a GPU torch's build for CPUs: the other one brings 2.7 GB that nothing here could use.
 TORCH ?= torch$(if $(HAS_GPU),,$(if $(filter Linux,$(SYSTEM)),+cpu))
 # auto: one process per core; the ceiling, since every process compiles and holds its own libraries.
 WORKERS ?= auto --maxprocesses=4
@@ -47,7 +48,9 @@ DEV := $(VENV)/installed-dev
 DOCS := $(VENV)/installed-docs
 DROP_INS := $(VENV)/installed-drop-ins
 RELEASE := $(VENV)/installed-release
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# Modules are compiled as they are imported, of which most never are: pip would take half of its time for them.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL = $(PIP) --editable
 
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
@@ -122,8 +125,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # What torch's own index has beside the default one.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-CUDA_SIZE := $(if $(CUDA),$(comma) NVRTC and the libraries that CuPy names (CUDA= leaves them out; installed 1.9 GB))
+CUDA_SIZE := $(if $(CUDA),$(if $(filter nvrtc%,$(CUDA)),$(comma) NVRTC and CuPy (CUDA= leaves them out; installed 0.4 GB),$(comma) NVRTC and the \
+	libraries that CuPy names (CUDA= leaves them out; installed 1.9 GB)))
 
 $(DEMO): $(INSTALLED_FROM) | $(BIN)/python
 	@echo "installing into $(VENV): NumPy, SymPy and others (installed 0.3 GB)$(CUDA_SIZE)"

@@ -30,14 +30,14 @@ def test_linux_without_a_gpu_gets_the_build_for_cpus_or_none(tmp_path: Path) -> 
     text = recipe(tmp_path, "test", system="Linux", has_gpu=False)
     builds = [line for line in text.splitlines() if "pip install" in line and "torch==" in line]
     assert builds and all("+cpu" in line for line in builds)
-    assert "the tests that need it are skipped" in text and "[test,cuda13]" in text
+    assert "the tests that need it are skipped" in text and "[test,nvrtc13]" in text
 
 
 def test_a_gpu_and_other_systems_get_what_the_index_has(tmp_path: Path) -> None:
     for system, has_gpu in (("Linux", True), ("Darwin", False)):
         text = recipe(tmp_path, "test", system=system, has_gpu=has_gpu)
         assert "+cpu" not in text and "constraints.txt torch || echo" in text
-        assert ("cuda13" in text) == (system == "Linux")
+        assert ("[test,cuda13]" in text) == (system == "Linux") and "nvrtc13" not in text
 
 
 def test_torch_and_cuda_can_be_left_out(tmp_path: Path) -> None:
