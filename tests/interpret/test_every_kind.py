@@ -109,9 +109,7 @@ def test_the_last_step_has_the_sign_of_a_final_zero(name: str) -> None:
         pytest.param(kind, marks=[] if kind.name in CHOOSERS else [pytest.mark.matrix_full])
         for kind in KINDS
         # Behind a projection no argument is an element of x; these cells have no axis n.
-        if not kind.is_raw
-        and kind.spec.get("scan_arithmetic") != "log"
-        and not {"input_size", "state_size"} & kind.spec.keys()
+        if not kind.is_raw and kind.spec.get("scan_arithmetic") != "log" and not {"input_size", "state_size"} & kind.spec.keys()
     ],
     ids=str,
 )
