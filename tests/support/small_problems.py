@@ -687,6 +687,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long",
             ("backward",),
         ),
+        # Half of the warps have no cells.
+        ("sums of few cells", LSTM | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS | {"split_k_warps": 4}, "resets", ("backward",)),
         ("sums tf32", {"model": "gru"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
         ("sums fma", FP64 | {"model": "elman"} | WIDE, DENSE | SHARED_CELLS | FOUR_BLOCKS, "resets", ("backward",)),
         (
