@@ -45,8 +45,8 @@ class Finding:
     seed: int
 
     def __str__(self) -> str:
-        where = f"{self.kernel}.cu, line {_call_chain(self.lines)}"
-        other = f" (other access: line {_call_chain(self.other_lines)})" if self.other_lines else ""
+        where = f"{self.kernel}.cu, line {call_chain(self.lines)}"
+        other = f" (other access: line {call_chain(self.other_lines)})" if self.other_lines else ""
         thread = f"thread {self.thread} of block {self.block}"
         return f"{self.kind}: {where}: {thread} {self.what}{other}, at step {self.step} of seed {self.seed}"
 
@@ -104,5 +104,6 @@ def lines_of(library: Path, offsets: Sequence[int]) -> list[tuple[int, ...]]:
     return chains if len(chains) == len(offsets) else [() for _ in offsets]
 
 
-def _call_chain(lines: tuple[int, ...]) -> str:
+def call_chain(lines: tuple[int, ...]) -> str:
+    """Return the lines of an instruction and of the calls that it is inlined in, in words."""
     return " from ".join(map(str, lines[:3])) or "unknown"

@@ -19,11 +19,11 @@ from support.kernel_kinds import KINDS, Call, Kind, made, results_of, times_of
 from waves import Access, Served, served
 
 from minrnn_gen.interpret import toolchain
-from minrnn_gen.interpret.findings import lines_of
+from minrnn_gen.interpret.findings import call_chain, lines_of
 from minrnn_gen.interpret.library import EmulatedKernel
 
 RECORDS, WRITES = "MINRNN_RECORDED_ACCESSES", 256
-STEPS_MOST, SHOWN, CALLS_SHOWN = 300, 5, 4
+STEPS_MOST, SHOWN = 300, 5
 GIVEN = frozenset({"bias", "state", "dstate"})
 
 
@@ -75,11 +75,7 @@ def _print(name: str, kernel: EmulatedKernel, records: list[list[int]]) -> None:
     worst = sorted(found.items(), key=lambda item: -item[1].excess)[:SHOWN]
     for (chain, writes), taken in worst:
         if taken.excess:
-            print(f"    line {_in_words(chain)} {'writes' if writes else 'reads'}: {_of_one(taken)}")
-
-
-def _in_words(chain: Any) -> str:
-    return " from ".join(map(str, chain[:CALLS_SHOWN])) or "unknown"
+            print(f"    line {call_chain(chain)} {'writes' if writes else 'reads'}: {_of_one(taken)}")
 
 
 def _of_one(taken: Served) -> str:

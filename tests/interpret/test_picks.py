@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from support.emulated_calls import HavingBuilder
-from support.kernel_kinds import Call, results_of
+from support.kernel_kinds import Call, Made, results_of
 
 from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
+from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
@@ -52,9 +52,7 @@ def test_what_runs_for_sizes_in_use_is_exact(cell: str, heads: int, units: int, 
     exact = Kernel(PickedBuilder(load_spec(keys | {"precision": "fp64"}), builder.target, builder.store), kernel.built)
     given = frozenset({"bias", "state", "dstate"})
     inputs = Call(kernel.plan.variables.get("batch_tile", 1) + 1, STEPS, 0.0, given).inputs(kernel)
-    wide = inputs.in_float64()
-    forward, saved = forward_of(exact, wide)
-    slack = error_allowed(kernel.interface.precision.with_functions(spec.functions))
-    for found, expected in zip(results_of(kernel, inputs), (forward, backward_of(exact, wide, saved)), strict=True):
+    subject = Made(kernel, exact, error_allowed(kernel.interface.precision.with_functions(spec.functions)))
+    for found, expected in zip(results_of(kernel, inputs), subject.expected(inputs), strict=True):
         for name, values in expected.items():
-            assert share_of(found[name], values, slack) <= 1, name
+            assert share_of(found[name], values, subject.slack) <= 1, name
