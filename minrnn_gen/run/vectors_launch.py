@@ -140,7 +140,7 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
         **named("final", names.states, outputs.final),
         "batch": call.batch,
     }
-    lanes = -(-call.batch // plan.variables["sequences"]) * plan.hidden_size * plan.variables["lanes"]
+    lanes = call.batch * plan.hidden_size * plan.variables["lanes"]
     return launch_in_grid(-(-lanes // plan.threads), pack(signature(plan, names), values))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.emulated_calls import arguments_of, kernel_of
+from support.emulated_calls import arguments_of, kernel_of, moved
 from support.examples import examples
 
 from minrnn_gen.errors import BadInput
@@ -26,15 +26,6 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "hidden_size": 4, "recurrent_bias": True},
     {"model": "ind_rnn", "hidden_size": 4, "precision": "fp64"},
 )
-
-
-def moved(array: Any, offset_bytes: int) -> Any:
-    """Return the same values at an address that is `offset_bytes` beyond a multiple of 16."""
-    room = np.empty(array.nbytes + 32, np.uint8)
-    start = -room.ctypes.data % 16 + offset_bytes
-    other = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    other[...] = array
-    return other
 
 
 def names_of(arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:

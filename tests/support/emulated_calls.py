@@ -51,6 +51,15 @@ def faulty(kernel: InterpretedKernel, change: Callable[[str], str]) -> Interpret
     return kernel
 
 
+def moved(array: Any, offset_bytes: int) -> Any:
+    """Return the same values at an address that is `offset_bytes` beyond a multiple of 16."""
+    room = np.empty(array.nbytes + 32, np.uint8)
+    start = -room.ctypes.data % 16 + offset_bytes
+    other = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    other[...] = array
+    return other
+
+
 def arguments_of(kernel: InterpretedKernel, batch: int, time: int) -> dict[str, Any]:
     interface, random = kernel.interface, np.random.default_rng(batch * 1000 + time)
     storage, carried = (numpy_dtype(one) for one in (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))

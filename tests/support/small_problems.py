@@ -891,7 +891,7 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step of a scan", {"model": "rg_lru", "hidden_size": 20, "precision": "bf16"}, {}),
     ("step of a diagonal", {"model": "ind_rnn", "hidden_size": 20}, {}),
     ("step of n values", SELECTIVE | {"precision": "bf16"}, {"lanes": 4}),
-    ("step of several sequences", SELECTIVE | {"state_size": 16}, {"lanes": 2, "sequences": 2}),
+    ("step of chunks", SELECTIVE | {"state_size": 16}, {"lanes": 2}),
     ("step of both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}),
     ("step", {"model": "lstm", "hidden_size": 24, "precision": "bf16"}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step of four", {"model": "gru", "hidden_size": 40}, {"units": 4, "warps": 2, "batch_tile": 4}),

@@ -13,8 +13,6 @@ from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
-# Addresses of one more sequence that a lane takes.
-REGISTERS_OF_SEQUENCE = 6
 # Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
@@ -34,7 +32,6 @@ class Block:
     lanes: int
     tile_steps: int = 1
     time_parts: int = 1
-    sequences: int = 1
 
     @property
     def values(self) -> int:
@@ -84,9 +81,9 @@ class Block:
 
     @property
     def chunk(self) -> int:
-        """Values of a state that a lane of a step moves at once."""
-        widest = WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes
-        return math.gcd(self.values, self.problem.state_size, widest)
+        """Values side by side of a lane, which it reads at once: of an input S.* in shared memory, of a step in memory, too."""
+        widest = math.gcd(self.values, WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes)
+        return math.gcd(widest, self.problem.state_size) if self.problem.kernel_pass == "step" else widest
 
     @property
     def steps_at_once(self) -> int:
@@ -124,11 +121,6 @@ class Block:
         """Values of a lane of all states."""
         wide = len(self.problem.cell.vector_states)
         return wide * self.values + len(self.problem.cell.states) - wide
-
-    @property
-    def row_alignment(self) -> int:
-        """Bytes that a lane's values of an input S.* are aligned to."""
-        return math.gcd(self.values * self.problem.precision.arithmetic_bytes, WIDEST_COPY_BYTES)
 
     def shared_map(self) -> dict[str, int]:
         """The parts of the block's shared memory: both buffers of each."""
@@ -182,10 +174,6 @@ class Block:
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
-        else:
-            # Of the other sequences, what they read.
-            narrow += (self.sequences - 1) * (len(cell.gates) + narrow_states + REGISTERS_OF_SEQUENCE)
-            of_value += (self.sequences - 1) * (wide_states + len(cell.shared))
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
@@ -196,10 +184,8 @@ class Block:
             "state_size": problem.state_size,
             "groups": problem.groups,
             "vector": self.vector,
-            "row_alignment": self.row_alignment,
             "chunk": self.chunk,
             "swaps_halves": int(self.swaps_halves),
-            "half_alignment": WIDEST_COPY_BYTES if self.swaps_halves else self.problem.precision.arithmetic_bytes,
             "copied_bytes": WIDEST_COPY_BYTES if self.copies_gates else 0,
             "prepared_alignment": self.prepared_alignment,
             "prepared_padding": self.prepared_padding,

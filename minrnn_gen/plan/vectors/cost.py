@@ -20,6 +20,8 @@ CYCLES_PER_OPERATION, CYCLES_PER_TRANSCENDENTAL, CYCLES_PER_SHUFFLE, CYCLES_PER_
 # slots that their warps fill, two on each scheduler.
 CYCLES_PER_WIDE_OPERATION = {"forward": 4.0, "backward": 1.2, "step": 4.0}
 ISSUE_SHARE = {"forward": 0.84, "backward": 0.67}
+# Fewer warps fill fewer, more of them a little more: fitted to n of 32, 64 and 128.
+WARPS_OF_SHARE, FEWER_WARPS_POWER, MORE_WARPS, MORE_WARPS_POWER = 2.0, 0.75, 2.0, 0.25
 # Of operations on n values products and sums are fused, and exponentials are powers of 2: counted in the machine code of
 # selective, as are all counts of instructions here.
 INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
@@ -40,8 +42,12 @@ CYCLES_PER_STEPS_AT_ONCE = 180.0
 L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
-# A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other.
-STEP_LATENCIES = 3.0
+# A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other. The
+# blocks of an SM start one after the other. Both fitted to decode steps of selective on an H200.
+STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
+# Between decode steps the text of their kernel leaves the caches: what each of its instructions takes to come, as kernels with one,
+# two and four sequences for each lane showed on an H200.
+INSTRUCTION_NS = 1.6
 # Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
@@ -109,34 +115,42 @@ def predicted_us(problem: Problem, block: Block, held: Resources) -> Mapping[str
 
 
 def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Amount]:
-    """The cost of a single step, whose lanes take some sequences each."""
+    """The cost of a single step."""
     cell, gpu, step = problem.cell, problem.gpu, _step_of_lane(problem, block)
     cycles_per_us = gpu.sm_clock_hz / 1e6
-    of_sequences = ceil(problem.batch / block.sequences)
-    blocks = ceil(of_sequences * problem.hidden_size * block.lanes / block.threads)
+    blocks = ceil(problem.batch * problem.hidden_size * block.lanes / block.threads)
     of_busiest_sm = ceil(blocks / gpu.sm_count)
     warps = of_busiest_sm * block.threads / limits.WARP_LANES
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
     wide_parameters = len(cell.vector_parameters)
-    instructions = block.sequences * step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
-    special = warps * block.sequences * step.functions * limits.WARP_LANES
+    instructions = step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
+    special = warps * step.functions * limits.WARP_LANES
     state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
     # Of a step whose lanes read less than a sector of memory at once, some is read again.
     read_at_once = block.lanes * block.chunk * problem.precision.arithmetic_bytes
     narrow = 1 + NARROW_SHARE * max(0.0, math.log2(SECTOR_BYTES / read_at_once))
-    # Parameters are read for each time that lanes take sequences, from L2.
-    parameters = of_sequences * problem.hidden_size * problem.state_size * wide_parameters * problem.precision.arithmetic_bytes
-    traffic = problem.traffic_bytes + 2 * _state_bytes(problem) * narrow + parameters / gpu_rates.L2_BANDWIDTH_FACTOR
-    resident = minimum(held.blocks_per_sm, of_busiest_sm) * (block.threads * block.sequences * max(1, state_bytes))
+    # Parameters are read for each sequence, from L2 but for the first.
+    parameters = problem.batch * problem.hidden_size * problem.state_size * wide_parameters * problem.precision.arithmetic_bytes
+    traffic = problem.traffic_bytes + 2 * _state_bytes(problem) * narrow
+    through_l2 = (traffic + parameters) / gpu_rates.L2_BANDWIDTH_FACTOR
+    resident = minimum(held.blocks_per_sm, of_busiest_sm) * (block.threads * max(1, state_bytes))
     starved = maximum(1.0, gpu.bytes_in_flight_per_sm / resident)
     waiting = STEP_LATENCIES * gpu.memory_latency_ns * 1e-3
+    starts = minimum(held.blocks_per_sm, of_busiest_sm) * CYCLES_PER_BLOCK / cycles_per_us
+    text_us = step.instructions * INSTRUCTION_NS * 1e-3
     return {
-        "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
+        "memory": maximum(traffic, through_l2) / gpu.bandwidth_bytes_per_s * starved * 1e6,
         "issue": warps * instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * ((step.latency + block.sequences * step.instructions) / cycles_per_us + waiting),
+        "chain": rounds * ((step.latency + step.instructions) / cycles_per_us + waiting) + starts + text_us,
         "launch": gpu_rates.launch_us(gpu),
     }
+
+
+def _share_of_warps(warps: Amount) -> Amount:
+    """Return the share of issue slots that so many warps on a scheduler fill, of what two do."""
+    fewer, more = minimum(1.0, warps / WARPS_OF_SHARE), maximum(1.0, warps / WARPS_OF_SHARE)
+    return fewer**FEWER_WARPS_POWER * minimum(more, MORE_WARPS) ** MORE_WARPS_POWER
 
 
 def _sums_bytes(problem: Problem, block: Block) -> Amount:
@@ -184,7 +198,8 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     if problem.kernel_pass == "backward":
         # Gradients of S.* of every block are added up by another launch.
         parts_us = parts_us + _sums_bytes(problem, block) / gpu.bandwidth_bytes_per_s * 1e6
-    issued = warp_steps * step.instructions / gpu.partitions_per_sm / ISSUE_SHARE[problem.kernel_pass]
+    share = ISSUE_SHARE[problem.kernel_pass] * _share_of_warps(together * warps / gpu.partitions_per_sm)
+    issued = warp_steps * step.instructions / gpu.partitions_per_sm / share
     resident = held.blocks_per_sm * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident)
     return {

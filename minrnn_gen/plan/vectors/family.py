@@ -22,7 +22,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     lanes = tuple(1 << power for power in range(6) if 1 << power < 2 * problem.state_size)
     threads = {"threads": (32, 64, 128, 256), "lanes": lanes}
     if problem.kernel_pass == "step":
-        return {**threads, "sequences": (1, 2, 4)}
+        return threads
     # Of packed sequences each has few steps, or one of them many.
     is_divided = problem.cell.divides_time and not problem.specialization.packed
     return {**threads, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
