@@ -206,9 +206,10 @@ def _our_step(problem: Problem, inputs: Inputs) -> Contender:
         kernel = minrnn_gen.compile(problem.spec)
         x = inputs.stacked(_GATES)[:, 0].permute(1, 0, 2).contiguous()
         shared = {"b": inputs.values("B")[0][:, None], "c": inputs.values("C")[0][:, None]}
+        parameters, state = inputs.parameters, {"h": inputs.values("h")}
 
         def run() -> Arrays:
-            y, after = kernel.step(x, parameters=inputs.parameters, shared=shared, state={"h": inputs.values("h")})
+            y, after = kernel.step(x, parameters=parameters, shared=shared, state=state)
             return {"y": y, "h": after["h"]}
 
         return run

@@ -127,16 +127,16 @@ class Block:
         cell, precision = self.problem.cell, self.problem.precision
         if self.problem.kernel_pass == "step":
             return {}
-        pitch = self.channels + (self.problem.layout == "BDT")
-        row = self.tile_steps * pitch * precision.storage_bytes
-        is_backward = self.problem.kernel_pass == "backward"
+        is_time_last, is_backward = self.problem.layout == "BDT", self.problem.kernel_pass == "backward"
+        row = self.tile_steps * (self.channels + is_time_last) * precision.storage_bytes
         gates = _aligned(len(cell.gates) * row)
         gate_rows = gates
-        if self.copies_gates and self.problem.layout == "BDT":
+        if self.copies_gates and is_time_last:
             # Rows of steps of a channel, each with a piece behind it.
             gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + WIDEST_COPY_BYTES)
         arithmetic = precision.arithmetic_bytes
-        inputs = self.tile_steps * max(1, len(cell.shared)) * self.lanes * self.values * arithmetic
+        of_step = max(1, len(cell.shared)) * self.lanes * self.values + is_time_last * self.chunk
+        inputs = self.tile_steps * of_step * arithmetic
         parts = {"gates": 2 * gate_rows, "y": 2 * _aligned(row), "shared_inputs": 2 * _aligned(inputs)}
         parts["resets"] = 2 * _aligned(self.tile_steps * RESET_BYTES)
         parts["prepared"] = _aligned(self.tile_steps * (self.channels + self.prepared_padding) * self.prepared_bytes)
@@ -144,7 +144,7 @@ class Block:
             warps = self.threads // limits.WARP_LANES
             of_warp = max(1, len(cell.shared) * self.values) * self.lanes
             parts["gradients"] = gates
-            parts["shared_gradients"] = _aligned(self.tile_steps * warps * of_warp * arithmetic)
+            parts["shared_gradients"] = _aligned(self.tile_steps * (warps * of_warp + is_time_last) * arithmetic)
             parts["states"] = _aligned(self.tile_steps // self.gradients_at_once * self.state_rows * self.threads * arithmetic)
         return parts
 

@@ -198,8 +198,12 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     if problem.kernel_pass == "backward":
         # Gradients of S.* of every block are added up by another launch.
         parts_us = parts_us + _sums_bytes(problem, block) / gpu.bandwidth_bytes_per_s * 1e6
-    share = ISSUE_SHARE[problem.kernel_pass] * _share_of_warps(together * warps / gpu.partitions_per_sm)
-    issued = warp_steps * step.instructions / gpu.partitions_per_sm / share
+    # Blocks that run beside fewer, behind all others, take longer than their part.
+    left = of_busiest_sm - (rounds - 1) * held.blocks_per_sm
+    filled = ISSUE_SHARE[problem.kernel_pass] * gpu.partitions_per_sm
+    of_rounds = (rounds - 1) * held.blocks_per_sm / _share_of_warps(held.blocks_per_sm * warps / gpu.partitions_per_sm)
+    of_rounds = of_rounds + left / _share_of_warps(left * warps / gpu.partitions_per_sm)
+    issued = of_rounds * warps * time * step.instructions / filled
     resident = held.blocks_per_sm * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident)
     return {
