@@ -173,6 +173,12 @@ def test_any_number_of_values_in_any_candidate(data: Any) -> None:
     check(name, call, data.draw(st.booleans()), wanted, **keys)
 
 
+@pytest.mark.parametrize("time", [1, 9])
+def test_a_tile_has_fewer_steps_than_a_channel_has_lanes(time: int) -> None:
+    """Of a lane with so many values a step is all at once, and what is left over of a tile as well."""
+    check("selective", VectorCall(2, time), wanted={"lanes": 2, "tile_steps": 8, "time_parts": 1}, state_size=34)
+
+
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_packed_sequences_are_each_its_own(name: str) -> None:
     check(name, VectorCall(1, 21, has_resets=True, ends=(0, 4, 4, 13, 14, 21)), wanted={"tile_steps": 4}, groups=2)
@@ -222,8 +228,8 @@ def test_values_decay_at_any_rate(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("state_size", "lanes"), [(16, 4), (12, 2), (40, 8)])
-def test_lanes_take_several_sequences_of_a_step_and_arrays_at_any_address(state_size: int, lanes: int) -> None:
-    wanted = (("sequences", 4), ("lanes", lanes), ("threads", 32))
+def test_lanes_of_a_step_take_arrays_at_any_address(state_size: int, lanes: int) -> None:
+    wanted = (("lanes", lanes), ("threads", 32))
     kernel, exact = kernels_of("selective", wanted, precision="fp32", state_size=state_size)
     arguments = VectorCall(6, 1).arguments(kernel.interface)
     arguments["shared"] = {label: values[:, 0] for label, values in arguments["shared"].items()}
@@ -237,7 +243,6 @@ def test_lanes_take_several_sequences_of_a_step_and_arrays_at_any_address(state_
         assert share_of(found, expected, slack) <= 1
         assert share_of(states["h"], after["h"], slack) <= 1
     (plan,) = (plan for key, plan in kernel.plans.items() if key.kernel_pass == "step")
-    assert plan.variables["sequences"] == wanted[0][1]
     assert plan.variables["lanes"] == lanes
 
 
