@@ -45,8 +45,8 @@ SECTOR_BYTES, NARROW_SHARE = 32, 0.25
 # A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other. The
 # blocks of an SM start one after the other. Both fitted to decode steps of selective on an H200.
 STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
-# Between decode steps the text of their kernel leaves the caches: what each of its instructions takes to come, as kernels with one,
-# two and four sequences for each lane showed on an H200.
+# Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
+# one, two and four sequences for each lane showed on an H200.
 INSTRUCTION_NS = 1.6
 # Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
