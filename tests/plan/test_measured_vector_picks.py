@@ -18,13 +18,14 @@ from minrnn_gen.plan.problem import Sizes
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "vector_candidates_h200.json"
 MEASURED: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
+SPEC_KEYS = ("model", "hidden_size", "precision", "layout", "state_size", "groups", "batch", "time")
 # Of what was measured (docs/lab-notes.md): the median of problems that no constant was fitted to, and the worst of all.
 MEDIAN_MOST, WORST_MOST = 1.03, 1.13
 
 
 def regret_of(measured: dict[str, Any], folder: Path) -> float:
     target = Target(profile("h200"), profile_bytes("h200"), "spec")
-    builder = Builder(load_spec(measured["spec"], batch=measured["batch"], time=measured["time"]), target, Store(folder))
+    builder = Builder(load_spec({name: measured[name] for name in SPEC_KEYS if name in measured}), target, Store(folder))
     sizes = Sizes(measured["batch"], measured["time"])
     (solution,) = builder.solutions(builder.key_of(measured["pass"], builder.hinted_specialization, sizes))
     times = {json.dumps(candidate["variables"], sort_keys=True): candidate["ms"] for candidate in measured["candidates"]}
