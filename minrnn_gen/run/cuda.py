@@ -219,7 +219,8 @@ class CudaStream(NamedTuple):
 
     def multiply(self, product: Product, workspace: int) -> None:
         """Enqueue a product of cuBLAS."""
-        cublas.multiply(self.device, self.handle, product, workspace=workspace)
+        for part in product.parts:
+            cublas.multiply(self.device, self.handle, part, workspace=workspace)
 
     def copy_heads_first(self, R: Array, target: int) -> None:
         """Enqueue a copy of a contiguous R [gates, heads, D, D] to `target`, [heads, gates, D, D]."""

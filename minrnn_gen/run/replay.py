@@ -137,8 +137,9 @@ class TraceRecorder:
 
     def multiply(self, product: Product, workspace: int = 0) -> None:
         """Multiply by cuBLAS on the current stream; `workspace` as `cublas.multiply` takes it."""
-        cublas.multiply(self._like.device, gpu_stream.current_stream(self._like), product, None, int(workspace))
-        self._record(*product_operation(product, workspace))
+        for part in product.parts:
+            cublas.multiply(self._like.device, gpu_stream.current_stream(self._like), part, None, int(workspace))
+            self._record(*product_operation(part, workspace))
 
     def copy_heads_first(self, R: Array, target: int) -> None:
         """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
