@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.drawn_vectors import vector_cells as drawn_cells
 from support.emulated_calls import kernel_of as emulated_kernel_of
 from support.emulated_code import HAS_COMPILER
 from support.everyday import one_in
@@ -171,6 +172,40 @@ def test_any_number_of_values_in_any_candidate(data: Any) -> None:
         has_lengths=data.draw(st.booleans()),
     )
     check(name, call, data.draw(st.booleans()), wanted, **keys)
+
+
+SUMS_OF_PARAMETERS = {
+    "states": {"h": "n"},
+    "shared": ["q"],
+    "parameters": {"p": "n"},
+    "equations": "h[t] = sigmoid(W.v) * h[t-1] + S.q",
+    "output": "sum(S.q * h[t]) + W.v * sum(p)",
+}
+
+
+def drawn_kernels(file: Mapping[str, Any], **keys: Any) -> tuple[InterpretedKernel, Kernel]:
+    """Return the emulated kernel of a cell that no other test has, and the same in float64."""
+    spec = {"model": {"name": "written", **file}, "gpu": "h200", "training": True, "precision": "fp64"} | keys
+    with nothing_compiled():
+        return emulated_kernel_of({}, **spec), minrnn_gen.compile(spec | {"precision": "fp64"})
+
+
+@pytest.mark.parametrize("hidden_size", [1, 3])
+def test_lanes_without_a_channel_sum_with_the_others(hidden_size: int) -> None:
+    """A sum over parameters alone is one of the gradients' last operations, and needs every lane of its warp."""
+    kernel, exact = drawn_kernels(SUMS_OF_PARAMETERS, hidden_size=hidden_size, state_size=2)
+    compare(kernel, exact, VectorCall(2, 5).arguments(kernel.interface), "sums of parameters")
+
+
+@settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_drawn_cells_with_few_channels(data: Any) -> None:
+    """Sums over anything, of channels that fill no block."""
+    keys: dict[str, Any] = {"hidden_size": data.draw(st.integers(1, 5)), "state_size": data.draw(st.integers(1, 9))}
+    keys |= {"layout": data.draw(st.sampled_from(LAYOUTS)), "precision": data.draw(st.sampled_from(PRECISION_NAMES))}
+    kernel, exact = drawn_kernels(data.draw(drawn_cells()), **keys)
+    call = VectorCall(data.draw(st.integers(1, 3)), data.draw(st.integers(0, 12)), has_resets=data.draw(st.booleans()))
+    compare(kernel, exact, call.arguments(kernel.interface), "drawn", data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize("time", [1, 9])
