@@ -12,6 +12,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
+from minrnn_gen.cell.lowering_steps import LoweredSteps
 from minrnn_gen.codegen.render import Gradients, render_gradients
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
@@ -126,9 +127,8 @@ class _Collected:
             steps_forward = any(len(kernel.forms) > 1 and kernel.plan.kernel_pass == "forward" for kernel in kernels[first:])
             rest = is_exact, most, gradients, steps_forward
             gpus.append(ExportedGpu(builder.target, first, len(kernels) - first, tuple(dispatch), *rest))
-        output_state = None
-        if self.has_backward and self._interface.recurrent_gates:
-            output_state = self._builders[0].lowered_backward.output_state
+        lowered = self._builders[0].lowered
+        output_state = lowered.output_state if isinstance(lowered, LoweredSteps) and self._interface.recurrent_gates else None
         return CudaCode(
             tuple(gpus),
             tuple(kernels),
