@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-# Half a unit in the last place of a result in 16 bits, and of the sums in fp32; each of at least 16 terms is rounded once, toward 0.
+# Half a unit in the last place of a result in 16 bits, and of the sums in fp32; of each 16 terms at least one sum is rounded.
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 TERMS_OF_A_STEP = 16
 # Relative errors of gradients, as tests/gpu/test_gradients.py has them; in 16 bits every step of a chain is rounded to storage.
@@ -66,7 +65,7 @@ SHAPES = ((3, 2049, 192, 128), (1, 2561, 320, 160), (13, 197, 256, 96), (7, 929,
 @pytest.mark.parametrize("precision", list(DTYPES))
 @pytest.mark.parametrize("model", ["min_gru", "gru"])
 def test_gradients_of_weights_are_those_of_fp64(
-    cupy: ModuleType, compiled: Callable[..., Kernel], model: str, precision: str, layout: str, shape: tuple[int, ...]
+    compiled: Callable[..., Kernel], model: str, precision: str, layout: str, shape: tuple[int, ...]
 ) -> None:
     if model == "gru" and layout == "BDT":
         layout = "TBD"
