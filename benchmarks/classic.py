@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from summary import NAMES
-
-from minrnn_gen.bench.report.plot import Curve, Panel, svg_text
-from minrnn_gen.bench.report.record import Record, Row, read_record
-from minrnn_gen.bench.report.tables import best_alternative, by_problem, milliseconds, provenance
+from benchmarks.report.plot import Curve, Panel, svg_text
+from benchmarks.report.record import Record, Row, read_record
+from benchmarks.report.tables import best_alternative, by_problem, milliseconds, provenance
+from benchmarks.summary import NAMES
 
 PAGE = "docs/classic.md"
 FIGURE = "docs/classic.svg"

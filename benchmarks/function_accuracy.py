@@ -1,6 +1,6 @@
 """Errors of every function of the equation language, accurate and fast, against float64, on the GPU; from the checkout:
 
-`python -m benchmarks.function_accuracy OUT.json`; `python benchmarks/write_pages.py` then fills the table of docs/numerics.md.
+`python -m benchmarks.function_accuracy OUT.json`; `python -m benchmarks.write_pages` then fills the table of docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrnn_gen import __version__
-from minrnn_gen.bench.report.functions import (
+from benchmarks.report.functions import (
     ARGUMENT_COUNTS,
     PUBLISHED_FUNCTIONS,
     Array,
@@ -20,6 +19,7 @@ from minrnn_gen.bench.report.functions import (
     error_of,
     samples_of,
 )
+from minrnn_gen import __version__
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
 from minrnn_gen.build.store import Store, cache_folder

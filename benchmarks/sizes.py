@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.gpu import Gpu
 from minrnn_gen import __version__
 from minrnn_gen.assemble import builder_of, target_of
-from minrnn_gen.bench.harness.gpu import Gpu
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.nvrtc import nvrtc_version
@@ -177,7 +177,7 @@ def main() -> int:
 
     with ThreadPoolExecutor() as pool:
         kernels = list(pool.map(prepared, problems))
-    entries = []
+    entries: list[dict[str, Any]] = []
     for problem, of_problem in zip(problems, kernels, strict=True):
         if isinstance(of_problem, str):
             entries.append({"problem": problem.label, "refused": of_problem})

@@ -208,11 +208,12 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 
 
 def _measured(row: Mapping[str, Any], measure: str) -> float | None:
+    value = row.get("ms")
     if measure == "s of the first call":
-        return row.get("facts", {}).get("first_call_seconds")
-    if measure == "us per token":
-        return row["ms"] * 1e3 / row["problem"]["time"]
-    return row.get("ms")
+        value = row.get("facts", {}).get("first_call_seconds")
+    elif measure == "us per token":
+        value = row["ms"] * 1e3 / row["problem"]["time"]
+    return None if value is None else float(value)
 
 
 def _with_unit(value: float, measure: str) -> str:

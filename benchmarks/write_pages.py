@@ -1,14 +1,12 @@
-"""Writer of the measured tables and plots from the committed records: `python benchmarks/write_pages.py`, from the checkout."""
+"""Writer of the measured tables and plots from the committed records: `python -m benchmarks.write_pages`, from the checkout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import classic
-import summary
-
-from minrnn_gen.bench.cost_model.regret_record import (
+from benchmarks import classic, summary
+from benchmarks.cost_model.regret_record import (
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
     REGRETS_PLOT,
@@ -16,12 +14,12 @@ from minrnn_gen.bench.cost_model.regret_record import (
     regret_sections,
     regret_svg,
 )
-from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
-from minrnn_gen.bench.report.distributed_record import distributed_text, read_distributed
-from minrnn_gen.bench.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
-from minrnn_gen.bench.report.plot import panels_of, svg_of
-from minrnn_gen.bench.report.predicted_ranks import COST_PAGE, PUBLISHED_DISTRIBUTED, SECTIONS
-from minrnn_gen.bench.report.record import read_record
+from benchmarks.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
+from benchmarks.report.distributed_record import distributed_text, read_distributed
+from benchmarks.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
+from benchmarks.report.plot import panels_of, svg_of
+from benchmarks.report.predicted_ranks import COST_PAGE, PUBLISHED_DISTRIBUTED, SECTIONS
+from benchmarks.report.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 

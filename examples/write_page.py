@@ -8,7 +8,7 @@ from pathlib import Path
 from training.command import RESULTS
 from training.record import read_records, section
 
-from minrnn_gen.bench.pages import filled_sections
+from benchmarks.pages import filled_sections
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/examples.md"

@@ -24,6 +24,8 @@ from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.interpret.toolchain import FOLDER, HEADER, MACHINE
 
 PACKAGE = Path(minrnn_gen.__file__).parent
+# Beside the package, in a checkout alone: it may import any room, and no room imports it.
+BENCHMARKS = PACKAGE.parent / "benchmarks"
 LINES_MOST = 400
 ARROWS_MOST = 168
 
@@ -75,7 +77,6 @@ FLOORS = (
     (
         Room("calibrate", "microbenchmarks that give the cost model its numbers"),
         Room("compat", "the functions of other libraries, computed by kernels of this one"),
-        Room("bench", "what `minrnn-gen bench` measures, with whom, and how it is reported"),
     ),
     (Room("cli", "the command line, one file per command"),),
 )
@@ -88,30 +89,30 @@ OWNERS = {
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
     "torch": (
-        "torch.* bench.harness.gpu bench.distributed_suite "
-        "bench.contenders.baselines bench.contenders.cpu_layers bench.contenders.layers "
-        "bench.contenders.over_ranks bench.contenders.raw_scans bench.contenders.selective_scans "
+        "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
+        "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.layers "
+        "benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans benchmarks.contenders.selective_scans "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),
-    "jax": "jax.* bench.contenders.baselines bench.contenders.jax_calls bench.contenders.jax_equations",
-    "accelerated_scan": "bench.contenders.baselines",
-    "fla": "bench.contenders.baselines",
-    "flashrnn": "bench.contenders.flash bench.contenders.flash_build",
+    "jax": "jax.* benchmarks.contenders.baselines benchmarks.contenders.jax_calls benchmarks.contenders.jax_equations",
+    "accelerated_scan": "benchmarks.contenders.baselines",
+    "fla": "benchmarks.contenders.baselines",
+    "flashrnn": "benchmarks.contenders.flash benchmarks.contenders.flash_build",
     "onnx": "torch.onnx_translations",
     "onnxscript": "torch.onnx_translations",
     "xlstm": "compat.xlstm",
-    "transformers": "compat.recurrent_gemma compat.transformers_mamba bench.contenders.selective_scans",
-    "mamba_ssm": "bench.contenders.selective_scans",
+    "transformers": "compat.recurrent_gemma compat.transformers_mamba benchmarks.contenders.selective_scans",
+    "mamba_ssm": "benchmarks.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
-    "matplotlib": "bench.report.plot",
+    "matplotlib": "benchmarks.report.plot",
     "sympy": "cell.* !cell.files",
     "jinja2": "codegen.render",
     "constraint": "plan.solver",
     "yaml": "config.documents",
     "platformdirs": "build.store",
     "filelock": "build.store",
-    "typer": "cli.*",
+    "typer": "cli.* benchmarks.commands.*",
     "rich": "cli.*",
 }
 
@@ -129,6 +130,9 @@ def name_of(path: Path) -> str:
 
 
 PATHS = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MEASURING = {
+    ".".join(path.relative_to(BENCHMARKS.parent).with_suffix("").parts): path for path in sorted(BENCHMARKS.rglob("*.py"))
+}
 MODULES = {name: path for name, path in PATHS.items() if path.name != "__init__.py"}
 FOLDERS = {name: path for name, path in PATHS.items() if path.name == "__init__.py" and name}
 
@@ -193,6 +197,12 @@ def test_the_arrows_between_rooms_are_few() -> None:
     assert len(arrows()) <= ARROWS_MOST
 
 
+def test_nothing_of_the_package_imports_the_benchmarks() -> None:
+    assert [
+        name for name, path in PATHS.items() if any(one.partition(".")[0] == "benchmarks" for one in imports_of(path))
+    ] == []
+
+
 def test_there_is_no_cycle() -> None:
     graph = {name: house_imports(path) for name, path in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()
@@ -208,14 +218,14 @@ def test_nothing_goes_through_a_door_of_a_wing() -> None:
 
 
 def test_only_wings_and_their_fronts_import_the_torch_wing() -> None:
-    allowed = {"torch", "bench", "compat", "cli"}
+    allowed = {"torch", "compat", "cli"}
     importing = {name for name, path in MODULES.items() if any(one.startswith("torch.") for one in house_imports(path))}
     assert {name for name in importing if name.partition(".")[0] not in allowed} == set()
 
 
 def test_only_the_front_door_and_the_command_line_open_the_tuner() -> None:
     importing = {name for name, path in MODULES.items() if any(one.startswith("tune.") for one in house_imports(path))}
-    assert {name for name in importing if name.partition(".")[0] not in {"tune", "calibrate", "bench", "cli"}} <= {"api"}
+    assert {name for name in importing if name.partition(".")[0] not in {"tune", "calibrate", "cli"}} <= {"api"}
 
 
 def test_only_the_front_door_and_the_command_line_run_kernels_on_the_host() -> None:
@@ -245,7 +255,7 @@ def test_one_module_reads_the_environment_variables_of_the_package() -> None:
 @pytest.mark.parametrize("library", OWNERS)
 def test_only_its_owners_import(library: str) -> None:
     patterns = OWNERS[library].split()
-    for name, path in PATHS.items():
+    for name, path in (PATHS | MEASURING).items():
         if any(imported.partition(".")[0] == library for imported in imports_of(path)):
             owned = any(fnmatchcase(name, pattern) for pattern in patterns)
             assert owned and f"!{name}" not in patterns, f"{name} imports {library}, which belongs to: {OWNERS[library]}"
@@ -254,6 +264,7 @@ def test_only_its_owners_import(library: str) -> None:
 def test_files_are_small() -> None:
     templates = package_folder("templates")
     paths = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".h", ".cpp"}}
+    paths |= {f"benchmarks/{name}": path for name, path in MEASURING.items()}
     paths |= {path.relative_to(templates).as_posix(): path for path in templates.rglob("*.j2")}
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items()}
     assert {name for name, lines in lengths.items() if lines > LINES_MOST} == set()
@@ -272,7 +283,7 @@ def test_the_machine_is_built_from_the_ground_up() -> None:
     assert known[MACHINE[-1]] == set(MACHINE)
 
 
-@pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.build.store", "minrnn_gen.bench.report.record"])
+@pytest.mark.parametrize("name", ["minrnn_gen", "minrnn_gen.api", "minrnn_gen.build.store", "benchmarks.report.record"])
 def test_the_front_door_is_light(name: str) -> None:
     program = f"import sys, {name}; print(sorted({HEAVY!r} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Reports of the site: committed records and some decisions, as the pages that `bench --html` and `explain --html` write."""
+"""Reports of the site: committed records and some decisions, as the pages that `python -m benchmarks --html` and `explain --html` write."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pages import ROOT
 
-from minrnn_gen.bench.pages import PUBLISHED_RECORDS
-from minrnn_gen.bench.report.page import html_of
-from minrnn_gen.bench.report.record import read_record
-from minrnn_gen.bench.suites import SUITES
+from benchmarks.pages import PUBLISHED_RECORDS
+from benchmarks.report.page import html_of
+from benchmarks.report.record import read_record
+from benchmarks.suites import SUITES
 
 FOLDER = "reports"
 GPU = "h200"

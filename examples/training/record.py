@@ -13,7 +13,7 @@ from pathlib import Path
 import pydantic
 
 import minrnn_gen
-from minrnn_gen.bench.report.plot import Curve, Panel, svg_text
+from benchmarks.report.plot import Curve, Panel, svg_text
 from training.command import Command
 
 Value = str | int | float

@@ -32,7 +32,7 @@ def code_of(kernel: Kernel) -> str:
 
 def measured_beside(request: Request, kernel: Kernel, arguments: dict[str, Any], timed: Timed) -> Beside | None:
     """Measure torch's layer, or else NumPy; None where NumPy runs the kernel itself."""
-    layer = _torch_layer(kernel, arguments["x"])
+    layer = torch_layer_of(kernel, arguments["x"])
     if layer is not None:
         return Beside(layer[0], timed(layer[1]))
     if kernel.executor.cpu.native.kernels.why_not:
@@ -42,13 +42,13 @@ def measured_beside(request: Request, kernel: Kernel, arguments: dict[str, Any],
         return Beside("NumPy", timed(lambda: by_numpy(**arguments)))
 
 
-def _torch_layer(kernel: Kernel, x: Any) -> tuple[str, Callable[[], Any]] | None:
+def torch_layer_of(kernel: Kernel, x: Any) -> tuple[str, Callable[[], Any]] | None:
     """Return the name and a call of torch's layer of these sizes; None where torch is missing or has no such layer."""
     spec, interface, name = kernel.spec, kernel.interface, _LAYERS.get(kernel.builder.cell_source.name)
     if name is None or not spec.input_size or spec.heads != 1 or interface.directions or interface.layout == "BDT":
         return None
     try:
-        from minrnn_gen.bench.contenders.cpu_layers import torch_layer
+        from minrnn_gen.torch.same_sizes import torch_layer
     except ImportError:
         return None
     precision = interface.precision

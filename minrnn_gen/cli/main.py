@@ -15,13 +15,10 @@ import typer
 
 from minrnn_gen import __version__
 from minrnn_gen.cli import (
-    bench,
-    bench_cpu,
-    bench_distributed,
-    bench_tuner,
     cache,
     calibrate,
     cells,
+    compare,
     compile,
     doctor,
     explain,
@@ -56,6 +53,7 @@ COMMANDS = (
     explain.explain,
     render.render,
     run.run,
+    compare.compare,
     export.export,
     verify.verify,
     tune.tune,
@@ -66,13 +64,9 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
-bench.app.command()(bench_tuner.tuner)
-bench.app.command()(bench_cpu.cpu)
-bench.app.command()(bench_distributed.distributed)
 app.add_typer(new.app, name="new")
 app.add_typer(cells.app, name="cells")
 app.add_typer(cache.app, name="cache")
-app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -87,9 +81,9 @@ def _root(
 
 
 @functools.cache
-def _command() -> Any:
-    """Return the whole command line; the signatures of all commands are read for it, once per process."""
-    return typer.main.get_command(app)
+def _command(of: typer.Typer) -> Any:
+    """Return a whole command line; the signatures of all its commands are read for it, once per process."""
+    return typer.main.get_command(of)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,13 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `arguments` are those after the program's name; by default the process's own.
     """
+    return run_command(app, PROGRAM, arguments)
+
+
+def run_command(of: typer.Typer, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run one command of a program, as `main` does."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Names that this terminal's encoding lacks are escaped rather than a reason to fail.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = _command().main(words, prog_name=PROGRAM, standalone_mode=False)
+        status = _command(of).main(words, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except (MinrnnError, _UsageError, MemoryError, OSError) as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minrnn_gen.cli.random_call import leaves_of, mapped, random_arguments, timed
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
 from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
-from minrnn_gen.errors import INSTALL_CUDA, BadInput, MinrnnError, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, MinrnnError, ToolchainMissing
 
 if TYPE_CHECKING:
     from minrnn_gen.cli.accuracy import Accuracy, Result
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 # Small enough for the CPU and its fp64 reference to take well under a second.
 DEFAULT_BATCH, DEFAULT_TIME = 4, 256
-# Elements of x; the fp64 reference beside it then takes a few GiB of memory and about a minute.
-ELEMENTS_MAX = 2**28
-# A median needs a few; what takes long is not repeated for more than a few seconds.
-TIMED_RUNS, TIMED_SECONDS = 7, 3.0
 
 
 class Device(StrEnum):
@@ -82,7 +77,7 @@ def run(
     """Run on random data, check against fp64, and time it."""
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
-    place, why = _place(request, device)
+    place, why = place_of(request, device)
     sizes = batch or request.spec.batch or DEFAULT_BATCH, time_steps or request.spec.time or DEFAULT_TIME
     kernel = request.compile(quiet=as_json)
     build_seconds = time.perf_counter() - started
@@ -95,7 +90,7 @@ def run(
     return 0 if outcome.accuracy.is_within else 1
 
 
-def _place(request: Request, asked: Device | None) -> tuple[Device, str]:
+def place_of(request: Request, asked: Device | None) -> tuple[Device, str]:
     """Return where to run, and the reason in words where it was not asked for."""
     from minrnn_gen.gpu import device as gpu_device
 
@@ -119,22 +114,22 @@ def _run(request: Request, kernel: Kernel, place: Device, batch: int, steps: int
     from minrnn_gen.gpu import device as gpu_device
     from minrnn_gen.gpu import memory
 
-    arguments = _random_arguments(kernel, batch, steps, seed)
+    arguments = random_arguments(kernel, batch, steps, seed)
     code, other = "", None
     # A cell of the user's own may overflow; that shows in the comparison, not as warnings.
     with numpy.errstate(all="ignore"):
         arguments, expected = _with_reference(kernel, arguments)
         if place is Device.CUDA:
-            on_gpu = _mapped(memory.to_device, arguments)
-            (y, state), seconds = _timed(lambda: kernel(**on_gpu), gpu_device.synchronize)
-            y, state = memory.to_host(y), _mapped(memory.to_host, state)
+            on_gpu = mapped(memory.to_device, arguments)
+            (y, state), seconds = timed(lambda: kernel(**on_gpu), gpu_device.synchronize)
+            y, state = memory.to_host(y), mapped(memory.to_host, state)
         else:
-            (y, state), seconds = _timed(lambda: kernel(**arguments), lambda: None)
+            (y, state), seconds = timed(lambda: kernel(**arguments), lambda: None)
             code = code_of(kernel)
-            other = measured_beside(request, kernel, arguments, lambda call: _timed(call, lambda: None)[1])
+            other = measured_beside(request, kernel, arguments, lambda call: timed(call, lambda: None)[1])
         accuracy = compare(kernel.spec, (y, state), expected, bool(kernel.interface.recurrent_gates))
     # Each input is read once and each output written once; the states are the size of one step.
-    moved = sum(array.nbytes for array in (y, *state.values(), *_leaves(arguments)))
+    moved = sum(array.nbytes for array in (y, *state.values(), *leaves_of(arguments)))
     return Outcome(place, arguments["x"].shape, batch, steps, accuracy, seconds, moved, code, other)
 
 
@@ -163,73 +158,6 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
     if why := why_not_comparable({"y": expected[0]}, f"reference of {kernel.builder.cell_source.name}"):
         raise MinrnnError(f"{kernel.spec.where}: {why}; mend the equations, or call the kernel with arrays of your own")
     return arguments, expected
-
-
-def _random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict[str, Any]:
-    """Return the arrays of a call: standard normal, except matrices, which keep the variance of what they multiply.
-
-    Initial states that are composed as logarithms are not negative.
-    """
-    import numpy
-
-    from minrnn_gen.call.array import numpy_dtype
-
-    interface = kernel.interface
-    precision = interface.precision
-    storage, carried = numpy_dtype(precision.storage_dtype), numpy_dtype(precision.arithmetic_dtype)
-    shape = interface.shape(interface.x_axes, batch, steps)
-    elements = batch * steps * interface.weight_rows
-    if max(elements, math.prod(shape)) > ELEMENTS_MAX:
-        raise BadInput(
-            f"--batch and --time: {batch} sequences of {steps} steps have {elements} pre-activations; "
-            f"allowed: at most {ELEMENTS_MAX}, so give smaller ones"
-        )
-    generator = numpy.random.default_rng(seed)
-
-    def normal(shape: tuple[int, ...], dtype: Any) -> Any:
-        return generator.standard_normal(shape, dtype=numpy.float32).astype(dtype)
-
-    arguments: dict[str, Any] = {"x": normal(shape, storage)}
-    if interface.input_size:
-        weight = normal((interface.weight_rows, interface.input_size), numpy.float32)
-        arguments["weight"] = (weight / math.sqrt(interface.input_size)).astype(storage)
-    if interface.recurrent_gates:
-        R = normal(interface.R_shape, numpy.float32)
-        arguments["R"] = (R / math.sqrt(interface.head_dim)).astype(storage)
-        if interface.takes_recurrent_bias:
-            arguments["recurrent_bias"] = normal(interface.recurrent_bias_shape, storage)
-    if kernel.parameters:
-        shapes = {name: interface.shape_of_parameter(name) for name in kernel.parameters}
-        arguments["parameters"] = {name: normal(own, storage) for name, own in shapes.items()}
-    if interface.shared:
-        own = interface.shape(interface.shared_axes, batch, steps)
-        arguments["shared"] = {name: normal(own, storage) for name in interface.shared}
-    state = {name: normal(interface.shape_of_state(name, batch), carried) for name in kernel.states}
-    is_log = kernel.spec.scan_arithmetic == "log"
-    arguments["state"] = {name: numpy.abs(array) for name, array in state.items()} if is_log else state
-    return arguments
-
-
-def _timed(call: Callable[[], Any], finish: Callable[[], None]) -> tuple[Any, float]:
-    """Return the result, and the median of a few calls after a first one; `finish` waits for the device."""
-    result = call()
-    finish()
-    started = time.perf_counter()
-    durations: list[float] = []
-    while len(durations) < TIMED_RUNS and (not durations or time.perf_counter() - started < TIMED_SECONDS):
-        before = time.perf_counter()
-        result = call()
-        finish()
-        durations.append(time.perf_counter() - before)
-    return result, statistics.median(durations)
-
-
-def _mapped(convert: Callable[[Any], Any], arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name: _mapped(convert, value) if isinstance(value, dict) else convert(value) for name, value in arrays.items()}
-
-
-def _leaves(arrays: dict[str, Any]) -> list[Any]:
-    return [leaf for value in arrays.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
 
 
 def _report(request: Request, kernel: Kernel, outcome: Outcome) -> dict[str, Any]:

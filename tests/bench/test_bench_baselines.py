@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.fake_gpu import FakeGpu, Tensor
 
-from minrnn_gen.bench.contenders import probe
-from minrnn_gen.bench.contenders.baselines import BASELINES, NOT_INSTALLED, Baseline, Layout, baseline_of, refusal, refusals
+from benchmarks.contenders import probe
+from benchmarks.contenders.baselines import BASELINES, NOT_INSTALLED, Baseline, Layout, baseline_of, refusal, refusals
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 

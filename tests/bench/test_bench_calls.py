@@ -13,12 +13,12 @@ import pytest
 from support.everyday import one_in
 from support.fake_gpu import FakeClock, OnHost
 
-from minrnn_gen.bench.contenders import decoding, host_calls, torch_cells
-from minrnn_gen.bench.harness.gpu import Gpu
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
-from minrnn_gen.bench.problems import call_problems
-from minrnn_gen.bench.problems.scan_problems import Problem, Task
-from minrnn_gen.bench.report.record import Row
+from benchmarks.contenders import decoding, host_calls, torch_cells
+from benchmarks.harness.gpu import Gpu
+from benchmarks.harness.rounds import Arrays, Limits, run_rounds
+from benchmarks.problems import call_problems
+from benchmarks.problems.scan_problems import Problem, Task
+from benchmarks.report.record import Row
 
 BASELINES = (torch_cells.NAME,)
 

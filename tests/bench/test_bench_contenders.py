@@ -10,13 +10,13 @@ from support.everyday import one_in
 from support.fake_gpu import FakeClock, FakeGpu, Tensor, tensor, torch
 
 import minrnn_gen
+from benchmarks.contenders import fused_cells, layers, raw_scans, selective_scans, single_sequence
+from benchmarks.contenders.baselines import Baseline, Layout
+from benchmarks.harness.rounds import Contender, Limits, run_rounds
+from benchmarks.problems.scan_problems import Problem, Task
+from benchmarks.reference import scan_reference
+from benchmarks.report.record import COPY, Row
 from minrnn_gen.api import compile as compile_kernel
-from minrnn_gen.bench.contenders import fused_cells, layers, raw_scans, selective_scans, single_sequence
-from minrnn_gen.bench.contenders.baselines import Baseline, Layout
-from minrnn_gen.bench.harness.rounds import Contender, Limits, run_rounds
-from minrnn_gen.bench.problems.scan_problems import Problem, Task
-from minrnn_gen.bench.reference import scan_reference
-from minrnn_gen.bench.report.record import COPY, Row
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PrecisionName
 

@@ -19,15 +19,15 @@ from support.fake_gpu import FakeClock, FakeGpu, OnHost, tensor, torch
 from test_bench_contenders import KernelOnTensors
 
 import minrnn_gen
-from minrnn_gen.bench import suites
-from minrnn_gen.bench.contenders import dense, flash, flash_build, torch_cells
-from minrnn_gen.bench.harness.rounds import Arrays, Limits, run_rounds
-from minrnn_gen.bench.problems import dense_problems
-from minrnn_gen.bench.problems.scan_problems import Problem, TableName, Task
-from minrnn_gen.bench.reference.dense_inputs import Inputs, ProjectedInputs
-from minrnn_gen.bench.reference.dense_reference import DENSE_REFERENCES, DenseReference
-from minrnn_gen.bench.report.record import Row
-from minrnn_gen.bench.report.tables import FIRST_CALL
+from benchmarks import suites
+from benchmarks.contenders import dense, flash, flash_build, torch_cells
+from benchmarks.harness.rounds import Arrays, Limits, run_rounds
+from benchmarks.problems import dense_problems
+from benchmarks.problems.scan_problems import Problem, TableName, Task
+from benchmarks.reference.dense_inputs import Inputs, ProjectedInputs
+from benchmarks.reference.dense_reference import DENSE_REFERENCES, DenseReference
+from benchmarks.report.record import Row
+from benchmarks.report.tables import FIRST_CALL
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.precision import error_allowed, precision_of
 

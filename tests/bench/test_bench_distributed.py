@@ -1,4 +1,4 @@
-"""`bench distributed` on CPUs: what every rank computes is what one computes alone, and the record has it all."""
+"""`python -m benchmarks distributed` on CPUs: what every rank computes is what one computes alone, and the record has it all."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if not torch.distributed.is_available():
 
 from support import ranks  # noqa: E402
 
-from minrnn_gen.bench.distributed_suite import open_host  # noqa: E402
-from minrnn_gen.bench.pages import filled_sections  # noqa: E402
-from minrnn_gen.bench.problems.distributed_problems import PASSES, problems  # noqa: E402
-from minrnn_gen.bench.report.distributed_record import (  # noqa: E402
+from benchmarks.distributed_suite import open_host  # noqa: E402
+from benchmarks.pages import filled_sections  # noqa: E402
+from benchmarks.problems.distributed_problems import PASSES, problems  # noqa: E402
+from benchmarks.report.distributed_record import (  # noqa: E402
     ALONE,
     DistributedRecord,
     DistributedRow,
     distributed_text,
     read_distributed,
 )
-from minrnn_gen.bench.report.predicted_ranks import (  # noqa: E402
+from benchmarks.report.predicted_ranks import (  # noqa: E402
     COST_PAGE,
     PUBLISHED_DISTRIBUTED,
     SECTIONS,
@@ -37,7 +37,7 @@ from minrnn_gen.errors import BadInput  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY = DistributedRecord(
-    command="minrnn-gen bench distributed", device="none", ranks=2, backend="gloo", clock="host", versions={}, method={}
+    command="python -m benchmarks distributed", device="none", ranks=2, backend="gloo", clock="host", versions={}, method={}
 )
 
 
@@ -108,7 +108,7 @@ def test_the_page_of_the_cost_has_what_the_formula_predicts_and_what_was_measure
     page = (ROOT / COST_PAGE).read_text(encoding="utf-8")
     sections = {**SECTIONS, "distributed": lambda: distributed_text(record)}
     assert all(f"<!-- measured: {name} -->" in page for name in sections)
-    assert filled_sections(page, COST_PAGE, sections) == page, "run: python benchmarks/write_pages.py"
+    assert filled_sections(page, COST_PAGE, sections) == page, "run: python -m benchmarks.write_pages"
 
 
 def test_a_pipeline_of_eight_groups_is_predicted_to_scale_with_them() -> None:
@@ -132,7 +132,7 @@ def test_the_problems_are_those_that_one_gpu_takes_long_for() -> None:
 
 def test_without_ranks_it_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BadInput, match="torchrun --nproc-per-node 2 --no-python minrnn-gen bench distributed"):
+    with pytest.raises(BadInput, match="torchrun --nproc-per-node 2 -m benchmarks distributed"):
         open_host(True)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -143,13 +143,11 @@ def test_without_ranks_it_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.matrix_full
 def test_torchrun_runs_the_command(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    program = "import sys; from minrnn_gen.cli.main import main; sys.exit(main())"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    command = [*torchrun, sys.executable, "-c", program]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(
-        [*command, "bench", "distributed", "--quick", "--json", str(path)],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        [*torchrun, "-m", "benchmarks", "distributed", "--quick", "--json", str(path)],
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert distributed_text(read_distributed(path)) in answer.stdout

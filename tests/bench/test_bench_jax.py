@@ -8,12 +8,12 @@ import pytest
 from support.everyday import one_in
 from support.fake_gpu import FakeClock, OnHost
 
-from minrnn_gen.bench.contenders import jax_calls
-from minrnn_gen.bench.harness.rounds import Limits, run_rounds
-from minrnn_gen.bench.problems.scan_problems import Problem, TableName
-from minrnn_gen.bench.report.record import Row
-from minrnn_gen.bench.report.tables import FIRST_CALL, GROWN, RECORDED, TARGETS, left_behind_text, whole_text
-from minrnn_gen.bench.suites import JAX
+from benchmarks.contenders import jax_calls
+from benchmarks.harness.rounds import Limits, run_rounds
+from benchmarks.problems.scan_problems import Problem, TableName
+from benchmarks.report.record import Row
+from benchmarks.report.tables import FIRST_CALL, GROWN, RECORDED, TARGETS, left_behind_text, whole_text
+from benchmarks.suites import JAX
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 

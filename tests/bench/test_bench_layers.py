@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_gpu import FakeClock, OnHost
 
-from minrnn_gen.bench.contenders import layers, torch_layers
-from minrnn_gen.bench.contenders.torch_layers import COMPILED, LOG_SPACE, OURS, TORCH_NN
-from minrnn_gen.bench.harness.rounds import Arrays, Contender, Limits, run_rounds
-from minrnn_gen.bench.pages import filled
-from minrnn_gen.bench.problems import layer_problems
-from minrnn_gen.bench.problems.layer_problems import GOAL, SIZES_GOAL, Shape
-from minrnn_gen.bench.problems.scan_problems import Problem, Task
-from minrnn_gen.bench.reference.layer_inputs import LayerInputs
-from minrnn_gen.bench.report.plot import panels_of
-from minrnn_gen.bench.report.record import Record, Row
-from minrnn_gen.bench.report.tables import layers_text, share_of_best, whole_text
-from minrnn_gen.bench.suites import LAYERS
+from benchmarks.contenders import layers, torch_layers
+from benchmarks.contenders.torch_layers import COMPILED, LOG_SPACE, OURS, TORCH_NN
+from benchmarks.harness.rounds import Arrays, Contender, Limits, run_rounds
+from benchmarks.pages import filled
+from benchmarks.problems import layer_problems
+from benchmarks.problems.layer_problems import GOAL, SIZES_GOAL, Shape
+from benchmarks.problems.scan_problems import Problem, Task
+from benchmarks.reference.layer_inputs import LayerInputs
+from benchmarks.report.plot import panels_of
+from benchmarks.report.record import Record, Row
+from benchmarks.report.tables import layers_text, share_of_best, whole_text
+from benchmarks.suites import LAYERS
 
 KINDS = (*layer_problems.AT_DEFAULTS, *layer_problems.WEIGHTS)
 # Layers of one size, so that few kernels are planned.
@@ -290,7 +290,7 @@ def test_the_share_is_of_the_fastest_correct_way(ours: float, others: list[float
 
 def test_a_step_is_shown_in_microseconds_on_the_page() -> None:
     problem = problem_of(Shape("lstm", 1, 1, 512, 512, is_cell=True), table="token")
-    record = Record(command="minrnn-gen bench layers", gpu="none", versions={}, method={})
+    record = Record(command="python -m benchmarks layers", gpu="none", versions={}, method={})
     record = record.with_rows(rows_of(problem, {OURS: 0.012, TORCH_NN: 0.048}))
     text = filled("<!-- measured: layers token -->\n<!-- end of measured -->\n", {"layers": record}, "page.md")
     assert "| us: batch x time, inputs to units | minrnn-gen | torch.nn | of the best | goal |" in text

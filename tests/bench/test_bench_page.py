@@ -10,12 +10,12 @@ import pytest
 from support.browser import assert_is_readable, assert_is_whole, needs_browser
 from support.documentation import ROOT
 
-from minrnn_gen.bench.problems.scan_problems import Problem
-from minrnn_gen.bench.report.page import html_of
-from minrnn_gen.bench.report.plot import panels_of
-from minrnn_gen.bench.report.record import Record, Row, read_record
-from minrnn_gen.bench.report.tables import by_problem
-from minrnn_gen.bench.suites import SUITES
+from benchmarks.problems.scan_problems import Problem
+from benchmarks.report.page import html_of
+from benchmarks.report.plot import panels_of
+from benchmarks.report.record import Record, Row, read_record
+from benchmarks.report.tables import by_problem
+from benchmarks.suites import SUITES
 
 RECORDS = {
     "scan_h200": "scan",
@@ -56,7 +56,7 @@ def test_the_fastest_correct_time_of_a_row_is_marked() -> None:
         Row(problem=problem, contender="fast", ms=2.0, errors={"y": 0.0}, error_allowed=1e-6),
         Row(problem=problem, contender="<b>", failure="<script>alert(1)</script> is a sentence"),
     ]
-    record = Record(command="minrnn-gen bench scan", gpu="none", versions={}, method={}, rows=tuple(rows))
+    record = Record(command="python -m benchmarks scan", gpu="none", versions={}, method={}, rows=tuple(rows))
     page = html_of(record, {"raw": "Scans"})
     assert re.findall(r'<td class="pick"[^>]*>([^<]*)', page) == ["2.00 (25 %, 0e+00)"]
     assert page.count("<script") == 1 and "&lt;script&gt;" in page and "<b>" not in page

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from minrnn_gen.bench.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
-from minrnn_gen.bench.problems.scan_problems import TableName
-from minrnn_gen.bench.report.plot import panels_of
-from minrnn_gen.bench.report.record import Record, Row, read_record
-from minrnn_gen.bench.report.tables import FIRST_CALL, PATH, provenance
-from minrnn_gen.bench.suites import CALLS, RECURRENT
+from benchmarks.pages import PAGES, PLOTS, PUBLISHED_RECORDS, SECTIONS, Records, filled
+from benchmarks.problems.scan_problems import TableName
+from benchmarks.report.plot import panels_of
+from benchmarks.report.record import Record, Row, read_record
+from benchmarks.report.tables import FIRST_CALL, PATH, provenance
+from benchmarks.suites import CALLS, RECURRENT
 from minrnn_gen.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY = {
-    command: Record(command=f"minrnn-gen bench {command}", gpu="none", versions={}, method={}) for command in PUBLISHED_RECORDS
+    command: Record(command=f"python -m benchmarks {command}", gpu="none", versions={}, method={})
+    for command in PUBLISHED_RECORDS
 }
 
 
@@ -30,7 +31,7 @@ def published() -> Records:
 def test_the_page_has_the_tables_of_the_record(published: Records, name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert "<!-- measured: " in page
-    assert filled(page, published, name) == page, "run: python benchmarks/write_pages.py"
+    assert filled(page, published, name) == page, "run: python -m benchmarks.write_pages"
 
 
 def test_every_committed_record_can_be_read_and_one_that_was_cut_off_says_so() -> None:
@@ -49,7 +50,7 @@ def test_the_committed_plot_shows_every_curve_of_the_record(published: Records, 
     record = published.get(command)
     names = {curve.name for panel in panels_of(record) for curve in panel.curves} if record else set()
     path = ROOT / PLOTS[command]
-    assert path.exists() == bool(names), "run: python benchmarks/write_pages.py"
+    assert path.exists() == bool(names), "run: python -m benchmarks.write_pages"
     text = path.read_text(encoding="utf-8") if names else ""
     assert {name for name in names if name not in text} == set()
 
@@ -65,7 +66,7 @@ def test_a_section_is_replaced_as_a_whole_and_nothing_else(section: str, records
     assert filled(once, records, "page.md") == once
     record, _ = SECTIONS[section]
     assert record == "scan" or f"{section} ".startswith(f"{record} ")
-    assert records or f"Not measured yet; `minrnn-gen bench {record.split()[0]}` does." in once
+    assert records or f"Not measured yet; `python -m benchmarks {record.split()[0]}` does." in once
 
 
 def test_a_record_of_dense_cells_has_its_tables() -> None:

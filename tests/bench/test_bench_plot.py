@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.problems import dense_problems
-from minrnn_gen.bench.problems.scan_problems import problems_of
-from minrnn_gen.bench.report.plot import BEST_OF_TORCH, LIBRARY_COLORS, library_of, panels_of, spread, svg_of
-from minrnn_gen.bench.report.record import COPY, Record, Row
+from benchmarks.problems import dense_problems
+from benchmarks.problems.scan_problems import problems_of
+from benchmarks.report.plot import BEST_OF_TORCH, LIBRARY_COLORS, library_of, panels_of, spread, svg_of
+from benchmarks.report.record import COPY, Record, Row
 from minrnn_gen.errors import BadInput
 
 
@@ -25,7 +25,7 @@ def record(quick: bool = False) -> Record:
             rows.append(Row(problem=problem, contender="sometimes wrong", ms=1.0, **wrong))
             rows.append(Row(problem=problem, contender="absent", failure="not installed"))
         rows.append(Row(problem=problem, contender="minrnn-gen", ms=problem.time / 50))
-    return Record(command="minrnn-gen bench scan", gpu="none", versions={}, method={}, rows=tuple(rows))
+    return Record(command="python -m benchmarks scan", gpu="none", versions={}, method={}, rows=tuple(rows))
 
 
 def test_curves_are_shares_of_the_copy_or_times() -> None:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.harness.session import PREPARE_SECONDS, run_tables, too_slow
-from minrnn_gen.bench.problems.scan_problems import TABLES, Problem, problems_of
-from minrnn_gen.bench.report.record import Record, Row, read_record, write_record
-from minrnn_gen.bench.suites import SCAN, SUITES
+from benchmarks.harness.session import PREPARE_SECONDS, run_tables, too_slow
+from benchmarks.problems.scan_problems import TABLES, Problem, problems_of
+from benchmarks.report.record import Record, Row, read_record, write_record
+from benchmarks.suites import SCAN, SUITES
 from minrnn_gen.errors import BadInput
 
-EMPTY = Record(command="minrnn-gen bench scan", gpu="none", versions={"numpy": "2"}, method={"time": "median"})
+EMPTY = Record(command="python -m benchmarks scan", gpu="none", versions={"numpy": "2"}, method={"time": "median"})
 FINITE = st.floats(1e-9, 1e9)
 ROWS = st.builds(
     Row,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.oracle import oracle
 
-from minrnn_gen.bench.reference.scan_reference import CELL_REFERENCES, relative_error, scan, scan_gradients
+from benchmarks.reference.scan_reference import CELL_REFERENCES, relative_error, scan, scan_gradients
 from minrnn_gen.precision import precision_of
 
 CELLS = sorted(CELL_REFERENCES)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_gpu import FakeClock
 
-from minrnn_gen.bench.harness.rounds import Arrays, Contender, Limits, failure_of, quartiles, rounds_for, run_rounds
-from minrnn_gen.bench.problems.scan_problems import Problem
+from benchmarks.harness.rounds import Arrays, Contender, Limits, failure_of, quartiles, rounds_for, run_rounds
+from benchmarks.problems.scan_problems import Problem
 from minrnn_gen.precision import error_allowed, precision_of
 
 PROBLEM = Problem(table="raw", task="forward", precision="fp32", batch=2, time=64, channels=8)

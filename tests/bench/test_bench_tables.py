@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.bench.problems.scan_problems import TABLES, Problem, problems_of
-from minrnn_gen.bench.report.record import COPY, Record, Row
-from minrnn_gen.bench.report.tables import cell_text, milliseconds, provenance, shares_text, table_text
+from benchmarks.problems.scan_problems import TABLES, Problem, problems_of
+from benchmarks.report.record import COPY, Record, Row
+from benchmarks.report.tables import cell_text, milliseconds, provenance, shares_text, table_text
 
 SHORT = Problem(table="raw", task="forward", precision="fp32", batch=8, time=1024, channels=1536)
 LONG = SHORT.model_copy(update={"time": 4096, "task": "forward + backward"})
@@ -76,8 +76,8 @@ def test_kernels_are_listed_by_their_share() -> None:
 
 
 def test_provenance_names_the_command_and_an_unfinished_run() -> None:
-    record = Record(command="minrnn-gen bench scan --quick", gpu="H", driver="1.2", versions={"torch": "2"}, method={})
-    assert provenance(record.completed()) == "Made by `minrnn-gen bench scan --quick` on an H, driver 1.2 (torch 2)."
+    record = Record(command="python -m benchmarks scan --quick", gpu="H", driver="1.2", versions={"torch": "2"}, method={})
+    assert provenance(record.completed()) == "Made by `python -m benchmarks scan --quick` on an H, driver 1.2 (torch 2)."
     assert "not completed" in provenance(record)
 
 

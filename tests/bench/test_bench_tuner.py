@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_measurer import FakeMeasurer
 
-from minrnn_gen.bench.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of
-from minrnn_gen.bench.cost_model.regret_record import (
+from benchmarks.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from benchmarks.cost_model.regret_record import (
     DRAWN_POINTS,
     PUBLISHED_REGRETS,
     REGRETS_PAGE,
@@ -23,9 +23,9 @@ from minrnn_gen.bench.cost_model.regret_record import (
     read_regrets,
     regret_sections,
 )
-from minrnn_gen.bench.cost_model.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
-from minrnn_gen.bench.pages import filled_sections
-from minrnn_gen.bench.problems.tuner_problems import PROBLEMS, TunerProblem
+from benchmarks.cost_model.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
+from benchmarks.pages import filled_sections
+from benchmarks.problems.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
 from minrnn_gen.build.tuned_choice import Trial
@@ -72,7 +72,7 @@ def test_the_page_shows_what_the_committed_sweep_says() -> None:
     root = RECORDS.parent
     record = read_regrets(root / PUBLISHED_REGRETS)
     page = (root / REGRETS_PAGE).read_text(encoding="utf-8")
-    assert filled_sections(page, REGRETS_PAGE, regret_sections(record)) == page, "run: python benchmarks/write_pages.py"
+    assert filled_sections(page, REGRETS_PAGE, regret_sections(record)) == page, "run: python -m benchmarks.write_pages"
     assert [quality.label for quality in record.qualities] == [kernel.label for kernel in kernels_of(PROBLEMS)]
     assert all(quality.is_complete and len(quality.points) == quality.measured_count for quality in record.qualities)
     assert "Not measured yet" in filled_sections(page, REGRETS_PAGE, regret_sections(None))

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.functions_on_cpu import HostFunctions, Plan
 
-from minrnn_gen.bench.pages import filled_functions
-from minrnn_gen.bench.report.functions import (
+from benchmarks.pages import filled_functions
+from benchmarks.report.functions import (
     ARGUMENT_COUNTS,
     FUNCTIONS_PAGE,
     PUBLISHED_FUNCTIONS,
@@ -158,4 +158,4 @@ def test_the_page_has_the_table_of_the_record() -> None:
     record = read_functions(ROOT / PUBLISHED_FUNCTIONS)
     page = (ROOT / FUNCTIONS_PAGE).read_text(encoding="utf-8")
     assert functions_text(record) in page
-    assert filled_functions(page, record, FUNCTIONS_PAGE) == page, "run: python benchmarks/write_pages.py"
+    assert filled_functions(page, record, FUNCTIONS_PAGE) == page, "run: python -m benchmarks.write_pages"

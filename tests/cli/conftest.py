@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.command_runner import EXAMPLES, Answer, Command
+from support.command_runner import EXAMPLES, Command, runner
 
 from minrnn_gen.build.nvrtc import nvrtc_version
 from minrnn_gen.cli.main import main
@@ -16,13 +16,7 @@ from minrnn_gen.errors import ToolchainMissing
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run the command line on the given arguments."""
 
-    def run(*arguments: object) -> Answer:
-        capsys.readouterr()
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Answer(status, captured.out, captured.err)
-
-    return run
+    return runner(main, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -275,12 +275,14 @@ def test_run_on_the_cpu_says_which_code_ran_beside_what(
     assert "by native code; " in (said := command("run", min_gru, *sizes, *layer).out) and "by torch.nn.LSTM" in said
 
 
-def test_bench_of_the_cpu_has_a_device_too(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[bool] = []
-    monkeypatch.setattr("minrnn_gen.cli.bench_cpu.cpu", lambda: measured.append(True))
-    assert (command("bench", "--device", "cpu").status, measured) == (0, [True])
-    answer = command("bench", "--device", "cpu", "scan")
-    assert answer.status == 2 and "scan is measured on a GPU" in answer.error
+def test_compare_times_ours_a_copy_and_the_layer_of_torch(command: Command, min_gru: Path) -> None:
+    sizes = ("--device", "cpu", "--gpu", "h100", "--batch", 2, "--time", 5, "--set", "hidden_size=8")
+    plain = command("compare", min_gru, *sizes, "--json").json["seconds_per_call"]
+    assert list(plain) == ["minrnn-gen", "a copy of the same bytes"] and all(seconds > 0 for seconds in plain.values())
+    pytest.importorskip("torch")
+    layer = ("--set", "model=lstm", "--set", "input_size=8", "--set", "precision=fp32")
+    said = command("compare", min_gru, *sizes, *layer)
+    assert said.status == 0 and all(name in said.out for name in ("minrnn-gen", "torch.nn.LSTM", "a copy", "1.00"))
 
 
 def test_run_with_a_projection_and_parameters(command: Command, min_gru: Path) -> None:

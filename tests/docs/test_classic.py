@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,18 +11,12 @@ from support import notebook
 from support.documentation import ROOT
 from support.uncompiled_kernels import nothing_compiled
 
-from minrnn_gen.bench.pages import filled_sections
-from minrnn_gen.bench.report.record import Record
+from benchmarks import classic
+from benchmarks.pages import filled_sections
+from benchmarks.report.record import Record
 
 NOTEBOOK = ROOT / "examples" / "classic.ipynb"
 SHORT_SECONDS = 5
-
-
-@pytest.fixture(scope="module")
-def classic() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        yield importlib.import_module("classic")
 
 
 def test_the_notebook_runs_in_a_short_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,15 +39,15 @@ def test_the_notebook_is_committed_without_what_it_printed() -> None:
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-def test_the_page_has_the_tables_of_the_records(classic: ModuleType) -> None:
+def test_the_page_has_the_tables_of_the_records() -> None:
     page = (ROOT / classic.PAGE).read_text(encoding="utf-8")
     assert page.count("<!-- measured: ") == len(classic.sections())
-    assert filled_sections(page, classic.PAGE, classic.sections()) == page, "run: python benchmarks/write_pages.py"
+    assert filled_sections(page, classic.PAGE, classic.sections()) == page, "run: python -m benchmarks.write_pages"
     figure = (ROOT / classic.FIGURE).read_text(encoding="utf-8")
     assert all(name in figure for name in ("minrnn-gen MinGRU", "minrnn-gen LSTM", "torch.nn GRU", "torch.nn LSTM"))
 
 
-def test_the_page_says_in_words_what_was_measured(classic: ModuleType) -> None:
+def test_the_page_says_in_words_what_was_measured() -> None:
     times: dict[Any, dict[Any, float]] = {}
     for row in classic.record_of("cpu").rows:
         times.setdefault((row.problem.task, row.problem.time), {})[row.contender, row.problem.model] = row.ms

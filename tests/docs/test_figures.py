@@ -11,8 +11,9 @@ from types import ModuleType
 import pytest
 from support.documentation import ROOT
 
-from minrnn_gen.bench.problems import layer_problems
-from minrnn_gen.bench.report.record import Record, Row, write_record
+from benchmarks import summary
+from benchmarks.problems import layer_problems
+from benchmarks.report.record import Record, Row, write_record
 
 
 def script(path: str) -> ModuleType:
@@ -26,42 +27,37 @@ def script(path: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def summary() -> ModuleType:
-    return script("benchmarks/summary.py")
-
-
-def test_the_readme_has_the_table_of_the_records(summary: ModuleType) -> None:
+def test_the_readme_has_the_table_of_the_records() -> None:
     page = (ROOT / summary.PAGE).read_text(encoding="utf-8")
     assert f"<!-- measured: summary -->\n\n{summary.summary_text()}\n<!-- end of measured -->" in page, (
-        "run: python benchmarks/write_pages.py"
+        "run: python -m benchmarks.write_pages"
     )
 
 
-def test_the_figure_of_the_readme_is_that_of_the_records(summary: ModuleType) -> None:
-    assert (ROOT / summary.FIGURE).read_text(encoding="utf-8") == summary.summary_svg(), "run: python benchmarks/write_pages.py"
+def test_the_figure_of_the_readme_is_that_of_the_records() -> None:
+    assert (ROOT / summary.FIGURE).read_text(encoding="utf-8") == summary.summary_svg(), "run: python -m benchmarks.write_pages"
 
 
-def test_an_answer_compares_ours_with_a_correct_alternative(summary: ModuleType) -> None:
+def test_an_answer_compares_ours_with_a_correct_alternative() -> None:
     for answer in summary.answers():
         assert answer.ours > 0 and answer.best > 0
         assert not answer.best_name.startswith(summary.NOT_ALTERNATIVES)
 
 
-def test_the_summary_is_short(summary: ModuleType) -> None:
+def test_the_summary_is_short() -> None:
     page = (ROOT / summary.PAGE).read_text(encoding="utf-8")
     assert len(page.splitlines()) <= 150
     assert len(summary.answers()) <= 8
     assert len(re.findall(r"!\[", page)) == 1
 
 
-def test_measured_layers_are_rows_of_the_summary(summary: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_layers_are_rows_of_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         Row(problem=problem, contender=name, ms=ms, errors={"y": 1e-4}, error_allowed=1e-2)
         for problem in layer_problems.problems_of("headline")
         for name, ms in (("minrnn-gen", 2.0), ("torch.nn", 8.0))
     ]
-    record = Record(command="minrnn-gen bench layers", gpu="none", versions={}, method={}, rows=tuple(rows))
+    record = Record(command="python -m benchmarks layers", gpu="none", versions={}, method={}, rows=tuple(rows))
     for path in summary.RECORDS.glob("*.json"):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "layers_h200.json").unlink(missing_ok=True)

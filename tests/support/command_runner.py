@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -29,3 +31,15 @@ class Answer:
 
 
 Command = Callable[..., Answer]
+
+
+def runner(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return what runs a command line on given arguments, in this process, and answers in three parts."""
+
+    def run(*arguments: object) -> Answer:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Answer(status, captured.out, captured.err)
+
+    return run

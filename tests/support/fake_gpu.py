@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minrnn_gen.bench.harness.gpu import Gpu
-from minrnn_gen.bench.harness.rounds import Arrays, Contender, Run
-from minrnn_gen.bench.report.record import COPY
+from benchmarks.harness.gpu import Gpu
+from benchmarks.harness.rounds import Arrays, Contender, Run
+from benchmarks.report.record import COPY
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minrnn_gen.bench.report.functions import ARGUMENT_COUNTS, call_text
+from benchmarks.report.functions import ARGUMENT_COUNTS, call_text
 from minrnn_gen.codegen.render import environment
 
 # PTX ISA: units in the last place by which ex2, rcp, div.full and sqrt may be off; lg2 by so much in all.

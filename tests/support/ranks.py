@@ -470,8 +470,8 @@ def dying(group: Any, rank: int, *, way: Any, exits: bool) -> None:
 
 
 def benchmark(group: Any, _rank: int) -> str:
-    """Return the record of the small problems of `bench distributed`, as JSON."""
-    suite = importlib.import_module("minrnn_gen.bench.distributed_suite")
+    """Return the record of the small problems of `python -m benchmarks distributed`, as JSON."""
+    suite = importlib.import_module("benchmarks.distributed_suite")
     host = suite.Host(group, torch.device("cpu"))
     record = suite.measure(host, True, lambda _: None)
     return str(record.model_dump_json(exclude_defaults=True))

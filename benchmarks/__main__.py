@@ -1,0 +1,17 @@
+"""`python -m benchmarks`: the measurements behind the published tables, from a checkout."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.commands import cpu, distributed, tables, tuner
+from minrnn_gen.cli.main import run_command
+
+PROGRAM = "python -m benchmarks"
+
+app = tables.app
+for command in (tuner.tuner, cpu.cpu, distributed.distributed):
+    app.command()(command)
+
+if __name__ == "__main__":
+    sys.exit(run_command(app, PROGRAM))

@@ -1,0 +1,27 @@
+"""`python -m benchmarks cpu`: layers on the CPU here, beside those of torch.nn and beside their matrix products."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated
+
+import typer
+
+from minrnn_gen.cli.terminal import progress
+
+JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record here.", show_default=False)]
+Quick = Annotated[bool, typer.Option("--quick", help="A few small sizes.")]
+
+
+def cpu(json_file: JsonFile = None, quick: Quick = False) -> None:
+    """Measure layers on the CPU beside torch's."""
+    from benchmarks.cpu_suite import measure
+    from benchmarks.report.cpu_record import text_of
+    from benchmarks.report.record import write_text
+
+    with progress("measuring on the CPU"):
+        record = measure(quick)
+    if json_file is not None:
+        write_text(record.model_dump_json(indent=1, exclude_none=True) + "\n", json_file, "--json")
+    for beside, rows in itertools.groupby(record.rows, lambda row: row.beside):
+        typer.echo(f"Beside {beside}, {record.threads} threads of {record.cpu}\n\n{text_of(list(rows))}\n")

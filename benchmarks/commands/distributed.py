@@ -1,0 +1,42 @@
+"""`python -m benchmarks distributed`: time and heads over the ranks that torchrun starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from minrnn_gen.errors import ToolchainMissing
+
+if TYPE_CHECKING:
+    from benchmarks.report.distributed_record import DistributedRecord
+
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="The first rank writes the record here.", show_default=False)
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A few small problems, on CPUs too.")]
+Only = Annotated[
+    str | None, typer.Option("--only", metavar="WORD", help="Problems whose labels have WORD.", show_default=False)
+]
+
+
+def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
+    """Measure time and heads over the ranks that torchrun starts."""
+    try:
+        from benchmarks.distributed_suite import measure, open_host
+    except ImportError:
+        raise ToolchainMissing("torch is not installed, whose process groups are measured: pip install torch") from None
+    from benchmarks.report.distributed_record import distributed_text
+    from benchmarks.report.record import write_text
+
+    def keep(record: DistributedRecord) -> None:
+        if json_file is not None and host.rank == 0:
+            write_text(record.model_dump_json(indent=1, exclude_defaults=True) + "\n", json_file, "--json")
+
+    host, end = open_host(quick)
+    try:
+        record = measure(host, quick, keep, only)
+        if host.rank == 0:
+            typer.echo(distributed_text(record))
+    finally:
+        end()

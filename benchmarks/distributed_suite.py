@@ -1,0 +1,83 @@
+"""The suite of `python -m benchmarks distributed`: run by torchrun on every rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from importlib import metadata
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.contenders.cpu_layers import cpu_name
+from benchmarks.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
+from benchmarks.harness.rounds import Limits
+from benchmarks.problems.distributed_problems import PASSES, problems
+from benchmarks.report.distributed_record import DistributedRecord
+from minrnn_gen.api import compile
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu.driver import driver_release
+
+LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
+QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
+METHOD = {
+    "time": f"median of {LIMITS.in_words}, all in turn; a round's time is that of its slowest rank",
+    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, devices waiting for each other behind each; on CPUs one",
+    "one rank": "the first rank computes all of it, the others idle in the same group",
+    "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
+    "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",
+    "error": "the largest difference from one rank's results over the largest of their values",
+}
+
+
+def open_host(quick: bool) -> tuple[Host, Callable[[], None]]:
+    """Return the ranks that torchrun started, and what ends them; BadInput where it did not, or for large problems on CPUs."""
+    if not dist.is_available():
+        raise BadInput("distributed: this torch is without torch.distributed; install one that has it")
+    if "RANK" not in os.environ:
+        raise BadInput("distributed: no ranks were started; start them: torchrun --nproc-per-node 2 -m benchmarks distributed")
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and not quick:
+        raise BadInput("distributed: no GPU is here, and the problems are large; give --quick for small ones")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    return Host(dist.group.WORLD, device), dist.destroy_process_group
+
+
+def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], only: str | None = None) -> DistributedRecord:
+    """Measure all problems on all ranks; `keep` gets the record after each of them, the same on every rank.
+
+    `only`: those alone whose labels have this word.
+    """
+    record = _record(host, quick)
+    for problem in (problem for problem in problems(quick) if only is None or only in problem.label):
+        kernel = compile(problem.spec)
+        for kernel_pass in PASSES:
+            rows = rows_of(problem, kernel_pass, kernel, host, QUICK_LIMITS if quick else LIMITS)
+            record = record.model_copy(update={"rows": (*record.rows, *rows)})
+            keep(record)
+            gc.collect()
+            if host.has_events:
+                torch.cuda.empty_cache()
+    record = record.model_copy(update={"is_complete": True})
+    keep(record)
+    return record
+
+
+def _record(host: Host, quick: bool) -> DistributedRecord:
+    devices = dict.fromkeys(host.all_of(torch.cuda.get_device_name(host.device) if host.has_events else cpu_name()))
+    return DistributedRecord(
+        command="python -m benchmarks distributed" + (" --quick" if quick else ""),
+        device=", ".join(devices),
+        ranks=host.size,
+        backend=dist.get_backend(host.group),
+        clock="device events" if host.has_events else "host",
+        driver=driver_release() if host.has_events else None,
+        versions={name: metadata.version(name) for name in ("minrnn-gen", "torch")},
+        method=METHOD,
+    )
