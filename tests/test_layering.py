@@ -85,13 +85,14 @@ ROOT_FILES = {"__init__.py", "api.py", "assemble.py", "kernel.py", "errors.py", 
 
 # Third-party libraries and the modules that may import them; "!" takes a module out again.
 OWNERS = {
-    "cupy": "build.nvrtc gpu.*",
+    "cupy": "build.nvrtc gpu.* benchmarks.scan_accuracy",
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
     "torch": (
         "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
         "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.layers "
         "benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans benchmarks.contenders.selective_scans "
+        "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
         "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),

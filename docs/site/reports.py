@@ -1,4 +1,4 @@
-"""Reports of the site: committed records and some decisions, as the pages that `python -m benchmarks --html` and `explain --html` write."""
+"""Reports of the site: committed records and some decisions, as pages of the kind that `explain --html` writes."""
 
 from __future__ import annotations
 

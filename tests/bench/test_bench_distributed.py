@@ -1,4 +1,4 @@
-"""`python -m benchmarks distributed` on CPUs: what every rank computes is what one computes alone, and the record has it all."""
+"""`python -m benchmarks distributed` on CPUs: every rank computes what one computes alone, and the record has it all."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ WORDS_PER_SENTENCE = 25
 
 @functools.cache
 def identifiers() -> frozenset[str]:
-    """Return every identifier of the templates and the package."""
-    files = (path for folder in ("templates", "minrnn_gen") for path in (ROOT / folder).rglob("*"))
+    """Return every identifier of the templates, the package and its benchmarks."""
+    files = (path for folder in ("templates", "minrnn_gen", "benchmarks") for path in (ROOT / folder).rglob("*"))
     text = (path.read_text(encoding="utf-8") for path in files if path.suffix in CODE_SUFFIXES)
     return frozenset(word for part in text for word in re.findall(r"[A-Za-z_]\w*", part))
 
@@ -28,7 +28,7 @@ def test_the_word_lives_in_the_code(word: str) -> None:
     if "/" in name:
         assert (ROOT / name).exists(), f"{word}: {name} does not exist"
     else:
-        assert name in identifiers(), f"{word}: {name} occurs neither in templates/ nor in minrnn_gen/"
+        assert name in identifiers(), f"{word}: {name} occurs neither in templates/, minrnn_gen/ nor benchmarks/"
 
 
 @pytest.mark.parametrize("word", ROWS)
