@@ -68,7 +68,10 @@ FLOORS = (
         Room("interpret", "the kernels' own text on a CPU, thread by thread, under a race detector"),
         Room("tune", "candidates measured on the GPU at hand, and the results kept"),
     ),
-    (Room("api", "`compile()`"),),
+    (
+        Room("api", "`compile()`"),
+        Room("report", "plans and measurements as drawings and pages"),
+    ),
     (Room("layers", "layers of a cell before they have numbers: kernels by recipe, names and shapes of parameters"),),
     (
         Room("torch", "layers, functions and operators of torch"),

@@ -8,9 +8,9 @@ from benchmarks.problems.scan_problems import Problem, TableName
 from benchmarks.report.plot import OURS_BEGIN, Panel, panels_of, styled
 from benchmarks.report.record import COPY, Record, Row
 from benchmarks.report.tables import OURS, by_problem, cell_text, contenders, milliseconds, provenance, share_of_best
-from minrnn_gen.build import chart
-from minrnn_gen.build.chart import Cell, Line, Scales
-from minrnn_gen.build.page import facts, page, section
+from minrnn_gen.report import chart
+from minrnn_gen.report.chart import Cell, Line, Scales
+from minrnn_gen.report.page import facts, page, section
 
 
 def html_of(record: Record, titles: Mapping[TableName, str]) -> str:

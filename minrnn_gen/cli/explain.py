@@ -72,9 +72,9 @@ def _forms(as_json: bool, classes: bool, as_html: str | None) -> tuple[tuple[str
 
 def _write_page(request: Request, which: Pass, batch: int | None, time: int | None, path: str) -> None:
     from minrnn_gen.api import builder_for
-    from minrnn_gen.build.decision_page import decision_page
     from minrnn_gen.build.output_files import refused_by_option, write_output
     from minrnn_gen.plan.problem import Sizes
+    from minrnn_gen.report.decision import decision_page
 
     built = _built(request, which, batch, time)
     builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.batch, built.plan.time)

@@ -173,7 +173,7 @@ def _write_page(kernels: Sequence[Mapping[str, Any]], path: str | None) -> None:
     if path is None:
         return
     from minrnn_gen.build.output_files import refused_by_option, write_output
-    from minrnn_gen.tune.page import html_of
+    from minrnn_gen.report.tuning import html_of
 
     with refused_by_option("--html", path):
         write_output(path, html_of(kernels).encode())

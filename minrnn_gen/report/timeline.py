@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from minrnn_gen.build.drawing import PARTS
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan, total_us
 from minrnn_gen.plan.summary import term_in_words
+from minrnn_gen.report.drawing import PARTS
 
 # What a step of a kernel that goes step by step does, in this order; the launch is once for all steps.
 ORDER_OF_STEP = ("step", "shared_matrix", "products", "pointwise", "reduce_split_k", "cells", "exchange", "prefetch")

@@ -7,14 +7,14 @@ from collections import Counter
 from html import escape
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.drawing import Point, bars, memory_map, search_space, values_of_variables
 from minrnn_gen.build.explain import strategy_in_words, variables_in_words
 from minrnn_gen.build.overview import overview
-from minrnn_gen.build.page import facts, page, section
-from minrnn_gen.build.timeline import html_of, timeline_of
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan, total_us
 from minrnn_gen.plan.solver import Solution
+from minrnn_gen.report.drawing import Point, bars, memory_map, search_space, values_of_variables
+from minrnn_gen.report.page import facts, page, section
+from minrnn_gen.report.timeline import html_of, timeline_of
 
 # Points nearer than this, as shares of a time and as bytes, are drawn as one.
 SAME_TIME, SAME_BYTES = 0.01, 1024

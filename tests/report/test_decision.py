@@ -16,17 +16,17 @@ from support.command_runner import EXAMPLES
 
 from minrnn_gen.api import builder_for
 from minrnn_gen.assemble import target_of
-from minrnn_gen.build import decision_page as module
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.decision_page import decision_page
-from minrnn_gen.build.drawing import Axis, memory_map
-from minrnn_gen.build.timeline import _spans, html_of, timeline_of
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, total_us
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.plan.summary import term_in_words
+from minrnn_gen.report import decision as module
+from minrnn_gen.report.decision import decision_page
+from minrnn_gen.report.drawing import Axis, memory_map
+from minrnn_gen.report.timeline import _spans, html_of, timeline_of
 from minrnn_gen.run.ahead import plain_specialization
 
 DECIDED = [("min_gru", "forward", 96), ("lstm", "backward", 96), ("lstm", "step", 96), ("lstm", "forward", 8192)]

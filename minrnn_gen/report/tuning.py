@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minrnn_gen.build.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
-from minrnn_gen.build.page import facts, page, section
+from minrnn_gen.report.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
+from minrnn_gen.report.page import facts, page, section
 
 # As the names of libraries in figures: what the solver would take, and what was the fastest.
 _MEASURED, _FIRST, _FASTEST = "#8c959f", "#CC3311", "#0072B2"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from minrnn_gen.build.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+from minrnn_gen.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 
 STYLE = """
 figure { margin: 0; max-width: 46rem; } figcaption { font-size: 13px; color: var(--soft); }

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.browser import assert_is_readable, assert_is_whole, needs_browser
 from support.examples import examples
 
-from minrnn_gen.build.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
-from minrnn_gen.build.drawing import HEIGHT, WIDTH
-from minrnn_gen.build.page import page, section
+from minrnn_gen.report.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
+from minrnn_gen.report.drawing import HEIGHT, WIDTH
+from minrnn_gen.report.page import page, section
 
 SCALES = Scales("time steps", "ms", is_x_log=True, is_y_log=True)
 LINES = (
