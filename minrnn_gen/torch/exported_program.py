@@ -110,27 +110,32 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
     """Return the call that a node is, None where it is none of ours; raises BadInput for one that is not exported."""
     if not _is_ours(node):
         return None
-    arguments: Any = node.args
+    given = _named_arguments(node)
     if node.target is stack_operator.OPERATOR:
-        recipes, _, _, x, *sequences, masks, parameters, state = arguments
-        assert not masks
-        names = _array_names(kernel_by(recipes[0]))
+        assert not given["masks"]
+        recipes, is_stack = tuple(given["recipes"]), True
+        names, parameters = _array_names(kernel_by(recipes[0])), given["parameters"]
         firsts = range(0, len(parameters), len(names))
         layers = [dict(zip(names, parameters[first : first + len(names)], strict=True)) for first in firsts]
-        is_stack, all_states = True, False
     elif node.target is kernel_operator.OPERATOR:
-        recipe, _, all_states, x, R, weight, bias, recurrent_bias, *sequences, shared, own, state = arguments
-        if shared:
+        if given["shared"]:
             raise BadInput("program has a cell with n values per channel, which is not exported for the CPU; leave it out")
-        beside = (R, weight, bias, recurrent_bias, *own)
-        recipes, layers = [recipe], [dict(zip(_array_names(kernel_by(recipe)), beside, strict=True))]
-        is_stack = False
+        recipes, is_stack = (given["recipe"],), False
+        beside = (*(given[name] for name in _OF_EVERY_CELL), *given["parameters"])
+        layers = [dict(zip(_array_names(kernel_by(recipes[0])), beside, strict=True))]
     else:
         raise BadInput(f"program has {node.target}, which is not exported; allowed: layers and minrnn_gen.torch.recurrence")
+    x = given["x"]
     if x.meta["val"].device.type != "cpu":
         raise BadInput(f"program is on {x.meta['val'].device}; export the module on the CPU")
-    named = dict(zip(_SEQUENCES, sequences, strict=True))
-    return _Call(node, tuple(recipes), is_stack, all_states, x, named, tuple(layers), state)
+    sequences = {name: given[name] for name in _SEQUENCES}
+    return _Call(node, recipes, is_stack, given.get("all_states", False), x, sequences, tuple(layers), given["state"])
+
+
+def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call of an operator by the names that its schema has."""
+    names = (argument.name for argument in node.target._schema.arguments)
+    return dict(zip(names, node.args, strict=True))
 
 
 def _array_names(kernel: Kernel) -> tuple[str, ...]:
@@ -230,6 +235,10 @@ class _Run:
     recipes: tuple[str, ...]
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            return tuple(self._results(tensors))
+
+    def _results(self, tensors: Sequence[Any]) -> Sequence[Any]:
         operator = self.operator
         named = dict(zip((tensor.name for tensor in operator.inputs), tensors, strict=True))
         x, sequences = named["x"], [named.get(name) for name in _SEQUENCES]
@@ -237,15 +246,13 @@ class _Run:
             [named.get(f"{array}_{layer}") for array in _array_names(kernel_by(recipe))]
             for layer, recipe in enumerate(self.recipes)
         ]
-        state = [named[f"initial_{name}"] for name in operator.interface.states] if operator.has_initial else []
+        state = [named.get(f"initial_{name}") for name in operator.interface.states]
         if operator.is_stack:
             parameters = [tensor for tensors in of_layers for tensor in tensors]
-            results = stack_operator.OPERATOR([*self.recipes], False, x, *sequences, parameters, state)
-        else:
-            R, weight, bias, recurrent_bias, *own = of_layers[0]
-            options = (self.recipes[0], operator.all_states, operator.all_states)
-            results = kernel_operator.OPERATOR(*options, x, R, weight, bias, recurrent_bias, *sequences, [], own, state)
-        return tuple(results[: len(operator.results)])
+            return stack_operator.infer(self.recipes, len(state), (x, *sequences, *parameters, *state))
+        R, weight, bias, recurrent_bias, *own = of_layers[0]
+        call = (x, R, weight, bias, recurrent_bias, *sequences, *own, *state)
+        return kernel_operator.infer(self.recipes[0], call, operator.all_states)
 
 
 def _with_graph(program: ExportedProgram, graph: torch.fx.Graph) -> ExportedProgram:

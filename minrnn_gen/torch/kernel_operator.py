@@ -48,6 +48,14 @@ def run(
     return results[: _returned_count(states, all_states)]
 
 
+def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
+    """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
+    kernel = kernel_by(recipe)
+    call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
+    results = OPERATOR(recipe, all_states, all_states, *call)
+    return results[: _returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
+
+
 def _returned_count(states: int, all_states: bool) -> int:
     return 1 + (2 if all_states else 1) * states
 

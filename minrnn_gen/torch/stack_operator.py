@@ -43,8 +43,12 @@ def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...], dr
         return layers.run(tensors, False)
     if not torch.compiler.is_compiling():
         layers.check(tensors)
-    results: Sequence[Any] = OPERATOR(list(recipes), records(tensors), dropout, *layers.by_schema(tensors, states))
-    return results[: 1 + states]
+    return layers.dispatched(tensors, states, records(tensors))[: 1 + states]
+
+
+def infer(recipes: Sequence[str], states: int, tensors: tuple[Any, ...]) -> Sequence[Any]:
+    """Return y and the final states of a call without dropout by the operator, which saves nothing for a backward."""
+    return _Layers(tuple(recipes)).dispatched(tensors, states, False)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ class _Layers:
         parameters, initial, masks = self.split(tensors, states)
         present = [state for state in initial if state is not None]
         return (*tensors[:_PARAMETERS_FROM], [*masks], [*parameters], present)
+
+    def dispatched(self, tensors: Tensors, states: int, saves: bool) -> Sequence[Any]:
+        """Call the operator for a cell with so many states."""
+        return OPERATOR([*self.recipes], saves, self.dropout, *self.by_schema(tensors, states))  # type: ignore[no-any-return]
 
     def dropped_below(self, tensors: Tensors, layer: int, values: Any) -> Any:
         """Return what dropout makes of the output that a layer reads, or of its gradient: x and that of x as they are."""

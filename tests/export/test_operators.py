@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,24 @@ def test_operators_compute_what_layers_do(exported: tuple[tuple[Case, ...], Any]
     for result, wanted in zip(results, expected, strict=True):
         assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
         torch.testing.assert_close(result, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.__name__, marks=() if case in EVERYDAY else pytest.mark.matrix_full) for case in CASES],
+)
+def test_a_program_computes_what_layers_do_before_its_library_is_built(case: Callable[[], Case], tmp_path: Path) -> None:
+    given = case()
+    module = wing.export_operators(together((given,)), tmp_path, name="not_built").module()
+    inputs = given.draw(5, 7)
+    with torch.no_grad():
+        expected = flat((given.module(*inputs),))
+    results = [result.detach() for result in flat((module(inputs),))]
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
+    (output,) = torch.export.export(module, (inputs,)).graph.find_nodes(op="output")
+    without_values = [node.meta["val"] for node in flat(output.args)]
+    assert [(one.shape, one.dtype) for one in without_values] == [(one.shape, one.dtype) for one in expected]
 
 
 def test_what_runs_is_the_library(exported: tuple[tuple[Case, ...], Any]) -> None:
