@@ -157,12 +157,13 @@ class Kernel:
     ) -> Exported:
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
 
-        In `folder`: NAME.h and NAME.c, the interface and the code; check.c, which repeats recorded calls; CMakeLists.txt; and
-        NAME.json, what it was made of. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to
-        compile for, profiles by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the
-        kernels that calls of these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states"
-        (those after every step) have none, and no kernels are compiled for them. Raises BadInput where a part of the spec
-        cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is missing.
+        In `folder`: rnn_NAME.h and rnn_NAME.c, the interface and the code; check.c, which repeats recorded calls;
+        CMakeLists.txt; and rnn_NAME.json, what it was made of. Names in C begin with rnn_NAME too, or with NAME where it begins
+        with rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to compile for, profiles
+        by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the kernels that calls of
+        these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states" (those after every step)
+        have none, and no kernels are compiled for them. Raises BadInput where a part of the spec cannot be exported; with
+        `partial` the rest is written, and the result's `left_out` says what is missing.
         """
         from minrnn_gen.export.folder import export
 

@@ -1,7 +1,7 @@
 /* A language model over bytes, served token by token from what examples/serve/aot_char_lm.py wrote: no Python.
 
    c++ -std=c++20 -O2 -I TORCH/include aot_char_lm.cpp -o serve -L TORCH/lib -ltorch_cpu -ltorch -lc10 -ldl -Wl,-rpath,TORCH/lib
-   ./serve libchar_lm.so char_lm.pt2 "prompt" 40
+   ./serve librnn_char_lm.so char_lm.pt2 "prompt" 40
 
    TORCH is the folder of the package, or of libtorch. Prints the bytes that follow the prompt, one number a line. */
 #include <ATen/ATen.h>

@@ -1,17 +1,17 @@
 /* A language model over bytes, served token by token: no Python, weights from a .safetensors file.
 
-   cc -std=c99 -O2 -I DIR char_lm.c DIR/char_lm.c -o char_lm -lm -pthread
+   cc -std=c99 -O2 -I DIR char_lm.c DIR/rnn_char_lm.c -o char_lm -lm -pthread
    ./char_lm weights.safetensors "prompt" 40
 
    Tensors in float32, V = 256 bytes: embedding [V, I]; weight_ih [3 H, I] and bias_ih [3 H]; weight_hh [3 H, H] and
    bias_hh [3 H]; head [V, H]. Gates in the order of the cell: reset, update, new, as torch.nn.GRU has them. */
-#include "char_lm.h"
+#include "rnn_char_lm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BYTES = 256, H = CHAR_LM_HIDDEN_SIZE, I = CHAR_LM_INPUT_SIZE, ROWS = CHAR_LM_GATES * H };
+enum { BYTES = 256, H = RNN_CHAR_LM_HIDDEN_SIZE, I = RNN_CHAR_LM_INPUT_SIZE, ROWS = RNN_CHAR_LM_GATES * H };
 
 struct file {
     unsigned char *content;
@@ -84,9 +84,9 @@ int main(int count, char **arguments)
     const float *const embedding = tensor(&file, "embedding", (size_t)BYTES * I);
     const float *const head = tensor(&file, "head", (size_t)BYTES * H);
 
-    char_lm *kernel;
+    rnn_char_lm *kernel;
     float state[H] = {0}, y[H];
-    char_lm_call call;
+    rnn_char_lm_call call;
     memset(&call, 0, sizeof call);
     call.batch = 1;
     call.weight = tensor(&file, "weight_ih", (size_t)ROWS * I);
@@ -96,11 +96,11 @@ int main(int count, char **arguments)
     call.initial_h = call.final_h = state; /* a step advances the state in place */
     call.y = y;
     free(file.content);
-    if (char_lm_create(&kernel, 1) != CHAR_LM_OK)
-        fail("create", char_lm_message());
-    const int64_t bytes = char_lm_workspace_bytes(kernel, &call, CHAR_LM_STEP);
+    if (rnn_char_lm_create(&kernel, 1) != RNN_CHAR_LM_OK)
+        fail("create", rnn_char_lm_message());
+    const int64_t bytes = rnn_char_lm_workspace_bytes(kernel, &call, RNN_CHAR_LM_STEP);
     if (bytes < 0)
-        fail("workspace", char_lm_message());
+        fail("workspace", rnn_char_lm_message());
     void *const workspace = malloc((size_t)bytes);
     if (!workspace)
         fail("workspace", "there is no memory for it");
@@ -114,8 +114,8 @@ int main(int count, char **arguments)
         else
             printf("%d\n", token);
         call.x = embedding + (size_t)token * I;
-        if (char_lm_step(kernel, &call, workspace, bytes, 0) != CHAR_LM_OK)
-            fail("step", char_lm_message());
+        if (rnn_char_lm_step(kernel, &call, workspace, bytes, 0) != RNN_CHAR_LM_OK)
+            fail("step", rnn_char_lm_message());
         float best = 0;
         for (int candidate = 0; candidate < BYTES; candidate++) {
             float logit = 0;
@@ -128,6 +128,6 @@ int main(int count, char **arguments)
         }
     }
     free(workspace);
-    char_lm_destroy(kernel);
+    rnn_char_lm_destroy(kernel);
     return 0;
 }

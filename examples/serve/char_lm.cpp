@@ -1,12 +1,12 @@
 /* A language model over bytes, served token by token: no Python, weights from a .npz file that numpy.savez wrote.
 
-   cc -std=c99 -O2 -c DIR/char_lm.c -o kernel.o
+   cc -std=c99 -O2 -c DIR/rnn_char_lm.c -o kernel.o
    c++ -std=c++17 -O2 -I DIR char_lm.cpp kernel.o -o char_lm -lm -pthread
    ./char_lm weights.npz "prompt" 40
 
    Arrays in float32, V = 256 bytes: embedding [V, I]; weight_ih [3 H, I] and bias_ih [3 H]; weight_hh [3 H, H] and
    bias_hh [3 H]; head [V, H]. Gates in the order of the cell: reset, update, new, as torch.nn.GRU has them. */
-#include "char_lm.h"
+#include "rnn_char_lm.h"
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace {
 
-constexpr std::size_t BYTES = 256, H = CHAR_LM_HIDDEN_SIZE, I = CHAR_LM_INPUT_SIZE, ROWS = CHAR_LM_GATES * H;
+constexpr std::size_t BYTES = 256, H = RNN_CHAR_LM_HIDDEN_SIZE, I = RNN_CHAR_LM_INPUT_SIZE, ROWS = RNN_CHAR_LM_GATES * H;
 
 using Array = std::vector<float>;
 
@@ -94,8 +94,8 @@ class Archive {
 
 void must_be(int code)
 {
-    if (code != CHAR_LM_OK)
-        throw std::runtime_error(char_lm_message());
+    if (code != RNN_CHAR_LM_OK)
+        throw std::runtime_error(rnn_char_lm_message());
 }
 
 // The model: its weights, its state, and the kernel that advances it.
@@ -106,8 +106,8 @@ class Model {
           bias_(weights.array("bias_ih", ROWS)), R_(weights.array("weight_hh", ROWS * H)),
           recurrent_bias_(weights.array("bias_hh", ROWS)), head_(weights.array("head", BYTES * H)), state_(H), y_(H)
     {
-        char_lm *kernel = nullptr;
-        must_be(char_lm_create(&kernel, 1));
+        rnn_char_lm *kernel = nullptr;
+        must_be(rnn_char_lm_create(&kernel, 1));
         kernel_.reset(kernel);
         call_.batch = 1;
         call_.weight = weight_.data();
@@ -116,8 +116,8 @@ class Model {
         call_.recurrent_bias = recurrent_bias_.data();
         call_.initial_h = call_.final_h = state_.data(); // a step advances the state in place
         call_.y = y_.data();
-        const auto bytes = char_lm_workspace_bytes(kernel, &call_, CHAR_LM_STEP);
-        must_be(bytes < 0 ? static_cast<int>(-bytes) : CHAR_LM_OK);
+        const auto bytes = rnn_char_lm_workspace_bytes(kernel, &call_, RNN_CHAR_LM_STEP);
+        must_be(bytes < 0 ? static_cast<int>(-bytes) : RNN_CHAR_LM_OK);
         workspace_.resize(static_cast<std::size_t>(bytes));
     }
 
@@ -125,7 +125,7 @@ class Model {
     std::size_t next(std::size_t byte)
     {
         call_.x = embedding_.data() + byte * I;
-        must_be(char_lm_step(kernel_.get(), &call_, workspace_.data(), static_cast<int64_t>(workspace_.size()), nullptr));
+        must_be(rnn_char_lm_step(kernel_.get(), &call_, workspace_.data(), static_cast<int64_t>(workspace_.size()), nullptr));
         std::array<float, BYTES> logits{};
         for (std::size_t candidate = 0; candidate < BYTES; candidate++)
             for (std::size_t unit = 0; unit < H; unit++)
@@ -135,12 +135,12 @@ class Model {
 
   private:
     struct Destroy {
-        void operator()(char_lm *kernel) const { char_lm_destroy(kernel); }
+        void operator()(rnn_char_lm *kernel) const { rnn_char_lm_destroy(kernel); }
     };
 
     Array embedding_, weight_, bias_, R_, recurrent_bias_, head_, state_, y_;
-    std::unique_ptr<char_lm, Destroy> kernel_;
-    char_lm_call call_{};
+    std::unique_ptr<rnn_char_lm, Destroy> kernel_;
+    rnn_char_lm_call call_{};
     std::vector<unsigned char> workspace_;
 };
 

@@ -25,7 +25,12 @@ def export(
     target: Annotated[Target, typer.Option("--target", help="What they run on.")] = Target.CPU,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="What names in C begin with; without it the model's.", show_default=False),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Files and names in C begin with rnn_NAME; without it the model's.",
+            show_default=False,
+        ),
     ] = None,
     gpu: Annotated[
         str | None,

@@ -25,15 +25,11 @@ from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.native import NativeKernels
 
 TARGETS = ("cpu", "cuda")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-# Words of C and C++, and what NAME.c calls its own.
-_TAKEN = re.compile(
-    r"auto|break|case|char|class|const|continue|default|delete|do|double|else|enum|extern|false|float|for|friend|goto|if|inline"
-    r"|int|long|namespace|new|operator|private|protected|public|register|restrict|return|short|signed|sizeof|static|struct"
-    r"|switch|template|this|throw|true|try|typedef|typename|union|unsigned|using|virtual|void|volatile|while|main"
-    r"|aligned|backward|cublas|driver|forward|gpus|images|kernels|launch|load|memory|multiply|nearest|store|batches|times|threads|project"
-    r"|accumulate|take|enter|refuse|said|checked|real|storage|room"
-)
+# Begins every file, target and name in C: without it they would meet words of C, macros and headers of a system (X_OK, linux,
+# math.h), functions of its libraries (pthread_create), targets of CMake (test), and check.c.
+PREFIX = "rnn_"
+_LENGTH = 40
+_NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{_LENGTH - 1}}}")
 
 
 class Exported(NamedTuple):
@@ -54,14 +50,14 @@ def export(
     sizes: Iterable[Sequence[int]] = (),
     without: Sequence[str] = (),
 ) -> Exported:
-    """Write NAME.h, NAME.c, NAME.json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
+    """Write rnn_NAME.h, .c and .json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
 
     With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, `sizes` pairs (batch, time) whose
     kernels alone are compiled, and `without` what no call has; all three of the target cuda.
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
-    chosen = checked_name(name, builder.cell_source.name)
+    chosen = prefixed_name(name, builder.cell_source.name)
     recipe = recipe_of(builder.spec, builder.cell_source)
     asked = sizes_from(sizes)
     if target == "cpu":
@@ -89,16 +85,23 @@ def export(
     return Exported(written(Path(folder), files), source.left_out)
 
 
-def checked_name(name: str | None, model: str) -> str:
-    """Return what names in C begin with: `name`, or one made of the model's; raises BadInput for what is no such name."""
+def prefixed_name(name: str | None, model: str) -> str:
+    """Return rnn_NAME, with which files, targets and names in C begin; NAME is `name`, or made of the model's.
+
+    Raises BadInput for a `name` of other characters.
+    """
     if name is None:
-        name = re.sub(r"[^a-z0-9_]", "_", model.lower())
-        return name if _NAME.fullmatch(name) and not _TAKEN.fullmatch(name) else f"rnn_{name}"[:40]
-    if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
+        name = plain_name(model)
+    elif not _NAME.fullmatch(name):
         raise BadInput(
-            f"name is {shown(name)}; allowed: a name in C of at most 40 small letters, digits and underscores, and no word of C"
+            f"name is {shown(name)}; allowed: a small letter, then at most {_LENGTH - 1} small letters, digits and underscores"
         )
-    return name
+    return name if name.startswith(PREFIX) else f"{PREFIX}{name}"
+
+
+def plain_name(model: str) -> str:
+    """Return a model's name in small letters, digits and underscores."""
+    return re.sub(r"[^a-z0-9_]", "_", model.lower())[:_LENGTH]
 
 
 def _header(source: ExportSource, recipe: str, builder: Builder) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 
 from minrnn_gen.build.store import digest
 from minrnn_gen.errors import BadInput
-from minrnn_gen.export.folder import checked_name
+from minrnn_gen.export.folder import plain_name, prefixed_name
 from minrnn_gen.export.operators import ExportedOperator, OperatorLayer, write_operators
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_for_inference
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _SEQUENCES = ("resets", "lengths", "cu_seqlens")
 _OF_EVERY_CELL = ("R", "weight", "bias", "recurrent_bias")
-# Namespaces that have operators of others.
-_TAKEN = {"aten", "c10d", "inductor", "minrnn_gen", "onednn", "prim", "prims", "quantized", "torch"}
 # The operators that this process has defined, or given results without values, by namespace and name.
 _LIBRARIES: dict[str, Any] = {}
 _DEFINED: set[tuple[str, str]] = set()
@@ -35,17 +33,17 @@ _DEFINED: set[tuple[str, str]] = set()
 def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *, name: str) -> ExportedProgram:
     """Write a library in C++ with the recurrences of a program, for the CPU, and return the program with its operators.
 
-    In `folder`: NAME.cpp for the stable interface of torch 2.10 or later, NAME_onnx.c for ONNX Runtime, CMakeLists.txt, which
-    builds a library of each, and a folder of each kernel, as `Kernel.export` writes it. `name` is that of the library and the
-    namespace of its operators, a name in C. `program` stays as it is; the one returned computes the same, here and wherever the
-    library is loaded. torch._inductor.aoti_compile_and_package takes it, and torch.onnx.export with `onnx_translations`. Only
-    the forward is exported.
+    In `folder`: rnn_NAME.cpp for the stable interface of torch 2.10 or later, rnn_NAME_onnx.c for ONNX Runtime, CMakeLists.txt,
+    which builds a library of each, and a folder of each kernel, as `Kernel.export` writes it. `name`: small letters, digits and
+    underscores; rnn_NAME is the library and the namespace of its operators, or NAME where it begins with rnn_. `program` stays
+    as it is; the one returned computes the same, without gradients, here and wherever the library is loaded.
+    torch._inductor.aoti_compile_and_package takes it, and torch.onnx.export with `onnx_translations`. Only the forward is
+    exported.
     Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that cannot be
     exported for the CPU.
     """
     check_program(program)
-    if checked_name(name, name) in _TAKEN:
-        raise BadInput(f"name is {name!r}, a namespace of torch or of this package; take another one")
+    library = prefixed_name(name, name)
     _check_parts(program)
     graph = _copied(program.graph)
     calls = [call for call in map(_call_of, graph.nodes) if call is not None]
@@ -54,12 +52,12 @@ def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *
     kernels: dict[str, str] = {}
     operators: dict[str, ExportedOperator] = {}
     for call in calls:
-        operator = _operator_of(name, call, kernels)
+        operator = _operator_of(library, call, kernels)
         operators[operator.name] = operator
-        _replace(graph, call, operator, _defined(name, operator, call.recipes))
+        _replace(graph, call, operator, _defined(library, operator, call.recipes))
     for recipe, kernel_name in kernels.items():
         kernel_by(recipe).export(Path(folder) / kernel_name, name=kernel_name, partial=True)
-    write_operators(folder, name, tuple(operators.values()))
+    write_operators(folder, library, tuple(operators.values()))
     return _with_graph(program, graph)
 
 
@@ -110,26 +108,26 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
     """Return the call that a node is, None where it is none of ours; raises BadInput for one that is not exported."""
     if not _is_ours(node):
         return None
-    given = _named_arguments(node)
+    arguments = _named_arguments(node)
     if node.target is stack_operator.OPERATOR:
-        assert not given["masks"]
-        recipes, is_stack = tuple(given["recipes"]), True
-        names, parameters = _array_names(kernel_by(recipes[0])), given["parameters"]
+        assert not arguments["masks"]
+        recipes, is_stack = tuple(arguments["recipes"]), True
+        names, parameters = _array_names(kernel_by(recipes[0])), arguments["parameters"]
         firsts = range(0, len(parameters), len(names))
         layers = [dict(zip(names, parameters[first : first + len(names)], strict=True)) for first in firsts]
     elif node.target is kernel_operator.OPERATOR:
-        if given["shared"]:
+        if arguments["shared"]:
             raise BadInput("program has a cell with n values per channel, which is not exported for the CPU; leave it out")
-        recipes, is_stack = (given["recipe"],), False
-        beside = (*(given[name] for name in _OF_EVERY_CELL), *given["parameters"])
+        recipes, is_stack = (arguments["recipe"],), False
+        beside = (*(arguments[name] for name in _OF_EVERY_CELL), *arguments["parameters"])
         layers = [dict(zip(_array_names(kernel_by(recipes[0])), beside, strict=True))]
     else:
         raise BadInput(f"program has {node.target}, which is not exported; allowed: layers and minrnn_gen.torch.recurrence")
-    x = given["x"]
+    x = arguments["x"]
     if x.meta["val"].device.type != "cpu":
         raise BadInput(f"program is on {x.meta['val'].device}; export the module on the CPU")
-    sequences = {name: given[name] for name in _SEQUENCES}
-    return _Call(node, recipes, is_stack, given.get("all_states", False), x, sequences, tuple(layers), given["state"])
+    sequences = {name: arguments[name] for name in _SEQUENCES}
+    return _Call(node, recipes, is_stack, arguments.get("all_states", False), x, sequences, tuple(layers), arguments["state"])
 
 
 def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
@@ -143,18 +141,18 @@ def _array_names(kernel: Kernel) -> tuple[str, ...]:
     return (*_OF_EVERY_CELL, *(f"parameter_{name}" for name in kernel.parameters))
 
 
-def _operator_of(name: str, call: _Call, kernels: dict[str, str]) -> ExportedOperator:
-    """Return the operator of a call for the library `name`, to whose `kernels`, recipes and names in C, it adds its own."""
+def _operator_of(library: str, call: _Call, kernels: dict[str, str]) -> ExportedOperator:
+    """Return the operator of a call for a `library`, to whose `kernels`, recipes and names in C, it adds its own."""
     layers = []
     for recipe, kernel, nodes in zip(call.recipes, call.kernels, call.layers, strict=True):
-        kernel_name = kernels.setdefault(recipe_for_inference(recipe), f"{name[:30]}_kernel{len(kernels)}")
+        kernel_name = kernels.setdefault(recipe_for_inference(recipe), f"{library[:30]}_kernel{len(kernels)}")
         arrays = tuple(array for array, node in nodes.items() if node is not None)
         layers.append(OperatorLayer(kernel_name, kernel.interface, arrays))
     sequences = tuple(name for name, node in call.sequences.items() if node is not None)
     unnamed = ExportedOperator("", tuple(layers), sequences, bool(call.state), call.is_stack, call.all_states)
     # A library serves a program only where it has the very layers of it.
     of_what = "\n".join((unnamed.schema, str(call.is_stack), *map(recipe_for_inference, call.recipes)))
-    model = checked_name(None, call.kernels[0].builder.cell_source.name)
+    model = plain_name(call.kernels[0].builder.cell_source.name)
     return replace(unnamed, name=f"{model}_{digest(of_what)[:8]}")
 
 

@@ -67,7 +67,7 @@ class Folder:
     path: Path
 
 
-def exported(tmp_path: Path, spec: dict[str, Any], name: str = "cell") -> Folder:
+def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Folder:
     kernel = minrnn_gen.compile(spec, gpu="h200")
     kernel.export(tmp_path, target="cpu", name=name, partial=True)
     return Folder(kernel, tmp_path)
@@ -82,20 +82,21 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "cell") -> Folder
 )
 def test_the_check_passes_with_the_compiler_alone(tmp_path: Path, spec: dict[str, Any]) -> None:
     folder = exported(tmp_path, spec).path
-    assert {path.name for path in folder.iterdir()} == {"cell.h", "cell.c", "cell.json", "check.c", "CMakeLists.txt"}
-    ran = check(folder, "cell", *WARNINGS, "-Wno-unknown-pragmas")
+    files = {f"rnn_cell.{end}" for end in ("h", "c", "json")} | {"check.c", "CMakeLists.txt"}
+    assert {path.name for path in folder.iterdir()} == files
+    ran = check(folder, "rnn_cell", *WARNINGS, "-Wno-unknown-pragmas")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.matrix_full
 def test_a_wrong_result_fails_the_check(tmp_path: Path) -> None:
     folder = exported(tmp_path, SPECS[0]).path
-    text = (folder / "cell.c").read_text()
+    text = (folder / "rnn_cell.c").read_text()
     broken = text.replace("cell_previous_h = reset ? forward_number(0)", "cell_previous_h = reset ? forward_number(1)", 1)
     broken = broken.replace("forward_load_real(before_h, 1, width)", "-forward_load_real(before_h, 1, width)", 1)
     assert broken != text
-    (folder / "cell.c").write_text(broken)
-    ran = check(folder, "cell")
+    (folder / "rnn_cell.c").write_text(broken)
+    ran = check(folder, "rnn_cell")
     assert ran.returncode == 1
     assert "is expected" in ran.stderr
 
@@ -122,7 +123,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
     spec = {"model": model, "hidden_size": 40}
     kernel = exported(tmp_path, spec).kernel
     interface = kernel.interface
-    source = cpu_export("cell", NativeKernels(interface, kernel.builder), True)
+    source = cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True)
     library = ExportedLibrary(tmp_path, source, thread_count())
     generator = np.random.default_rng(7)
 
@@ -164,7 +165,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
 
 def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
     kernel = exported(tmp_path, {"model": "min_gru", "hidden_size": 16, "training": False}).kernel
-    source = cpu_export("cell", NativeKernels(kernel.interface, kernel.builder), False)
+    source = cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), False)
     library = ExportedLibrary(tmp_path, source, 1)
     x = np.random.default_rng(3).standard_normal((2, 5, 2, 16)).astype(np.float32)
     y, state = np.zeros((2, 16), np.float32), np.zeros((2, 16), np.float32)
@@ -179,7 +180,7 @@ def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
     kernel = exported(tmp_path, {"model": "gru", "hidden_size": 16, "training": False}).kernel
-    library = ExportedLibrary(tmp_path, cpu_export("cell", NativeKernels(kernel.interface, kernel.builder), False), 1)
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), False), 1)
     x, y, R = (np.zeros(shape, np.float32) for shape in ((1, 2, 3, 16), (1, 2, 16), (3, 1, 16, 16)))
     cases = {
         "batch or time is negative": library.call(-1, 2, {"x": x, "y": y, "R": R}),
@@ -203,8 +204,8 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     log = minrnn_gen.compile({"model": "min_gru_log", "hidden_size": 8, "scan_arithmetic": "log"}, gpu="h200")
     with pytest.raises(BadInput, match="scan_arithmetic is log"):
         log.export(tmp_path, target="cpu", partial=True)
-    for name in ("int", "Kernel", "a-b", "1a"):
-        with pytest.raises(BadInput, match="allowed: a name in C"):
+    for name in ("Kernel", "a-b", "1a", "", "a" * 41, "a\n"):
+        with pytest.raises(BadInput, match="allowed: a small letter"):
             both.export(tmp_path, target="cpu", name=name)
 
 
@@ -214,7 +215,7 @@ def test_the_text_names_nothing_of_the_machine_and_is_the_same_again(tmp_path: P
         text = path.read_text()
         assert text == (second / path.name).read_text()
         assert str(tmp_path) not in text
-    manifest = json.loads((first / "cell.json").read_text())
+    manifest = json.loads((first / "rnn_cell.json").read_text())
     assert manifest["passes"] == ["forward", "backward", "step"]
 
 
@@ -223,13 +224,13 @@ def test_two_kernels_fit_into_one_program_of_cpp(tmp_path: Path) -> None:
         pytest.skip("no C++ compiler")
     for name in ("first", "second"):
         exported(tmp_path, {"model": "min_gru", "hidden_size": 8, "training": False}, name)
-        built = run_in(tmp_path, c_compiler().program, "-std=c99", "-c", f"{name}.c")
+        built = run_in(tmp_path, c_compiler().program, "-std=c99", "-c", f"rnn_{name}.c")
         assert built.returncode == 0, built.stderr
     (tmp_path / "main.cpp").write_text(
-        '#include "first.h"\n#include "second.h"\n'
-        "int main() { first *a; second *b; return first_create(&a, 1) + second_create(&b, 1); }\n"
+        '#include "rnn_first.h"\n#include "rnn_second.h"\n'
+        "int main() { rnn_first *a; rnn_second *b; return rnn_first_create(&a, 1) + rnn_second_create(&b, 1); }\n"
     )
-    built = run_in(tmp_path, "c++", "main.cpp", "first.o", "second.o", "-o", "main", "-lm", "-pthread")
+    built = run_in(tmp_path, "c++", "main.cpp", "rnn_first.o", "rnn_second.o", "-o", "main", "-lm", "-pthread")
     assert built.returncode == 0, built.stderr
     assert subprocess.run([tmp_path / "main"], check=False).returncode == 0
 
@@ -237,7 +238,7 @@ def test_two_kernels_fit_into_one_program_of_cpp(tmp_path: Path) -> None:
 @pytest.mark.matrix_full
 def test_the_sanitizers_of_the_compiler_find_nothing(tmp_path: Path) -> None:
     folder = exported(tmp_path, SPECS[2]).path
-    ran = check(folder, "cell", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    ran = check(folder, "rnn_cell", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

@@ -159,7 +159,7 @@ def exported(
     kernel = kernel_of(json.dumps(spec), os.environ["MINRNN_CACHE_DIR"])
     kernel.export(folder, target="cuda", name="cell", partial=True, gpus=gpus, sizes=sizes, without=without)
     targets, chosen = targets_of(kernel.builder, gpus), tuple(Sizes(*pair) for pair in sizes)
-    source, _ = cuda_export("cell", kernel.interface, kernel.builder, targets, chosen, True, without)
+    source, _ = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, chosen, True, without)
     return kernel, source
 
 
@@ -204,7 +204,7 @@ def test_calls_are_those_of_python(
     assert source.has_backward is spec.get("training", True)
     ways = [(batch, time, way) for batch, time in sizes for way in ways_of(source)]
     answers = compared(tmp_path, kernel, source, ways)
-    kernels = json.loads((tmp_path / "cell.json").read_text())["kernels"]
+    kernels = json.loads((tmp_path / "rnn_cell.json").read_text())["kernels"]
     assert answers.unloaded == len(kernels) + source.has_backward
     attributes = []
     for built in kernels:  # bytes of shared memory, and clusters that not every GPU takes
@@ -234,7 +234,7 @@ def test_the_gpu_is_found_by_its_name_then_by_its_capability(tmp_path: Path) -> 
     names, sizes = ("h100", "h200", "a100"), (4096, 64)
     kernel, source = exported(tmp_path, SCAN, [sizes], *names, without=WITHOUT)
     targets = targets_of(kernel.builder, names)
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True, WITHOUT)
+    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True, WITHOUT)
     cubins = {
         gpu.target.profile.name: [hash_of(one.built.cubin or b"") for one in code.kernels[gpu.first : gpu.first + gpu.count]]
         for gpu in code.gpus
@@ -287,7 +287,7 @@ def nearest(sizes: tuple[int, ...], size: int) -> int:
 def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
     kernel, source = exported(tmp_path, SCAN, BY_SIZES, without=WITHOUT)
     asked, targets = tuple(Sizes(*pair) for pair in BY_SIZES), (kernel.builder.target,)
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, asked, True, WITHOUT)
+    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, asked, True, WITHOUT)
     plain = code.gpus[0].dispatch[0]
     assert len(set(plain.places)) == len(plain.kernels) > 1
     sizes = [(1, 1), (1, 2**20), (1, 2**30), (3, 1000), (5, 17), (7, 100), (4096, 64), (100_000, 3), (2, 60_000), (20, 9000)]
@@ -303,7 +303,7 @@ def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
 
 def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_path: Path) -> None:
     exported(tmp_path, DENSE, [(4, 16)], without=WITHOUT)
-    options = ("-std=c99", "-Wpedantic", *WARNINGS, "check.c", "cell.c", "-o", "check", "-lm", "-ldl", "-pthread")
+    options = ("-std=c99", "-Wpedantic", *WARNINGS, "check.c", "rnn_cell.c", "-o", "check", "-lm", "-ldl", "-pthread")
     assert run_in(tmp_path, c_compiler().program, *options).stderr == ""
     variables = {"LD_LIBRARY_PATH": str(fake_library(tmp_path)), "FAKE_DRIVER_LOG": str(tmp_path / "log")}
     ran = run_in(tmp_path, str(tmp_path / "check"), **variables)
@@ -325,7 +325,7 @@ def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path
     fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
     options = ("-std=c99", "-O1", *WARNINGS, f"-I{tmp_path}", "-ldl", "-pthread", "-o", "threads")
     program = Path(__file__).parents[1] / "support" / "exported_threads.c"
-    assert run_in(tmp_path, c_compiler().program, str(program), "cell.c", *options).stderr == ""
+    assert run_in(tmp_path, c_compiler().program, str(program), "rnn_cell.c", *options).stderr == ""
     log = tmp_path / "log"
     ran = run_in(tmp_path, str(tmp_path / "threads"), LD_LIBRARY_PATH=str(libraries), FAKE_DRIVER_LOG=str(log))
     assert (ran.returncode, ran.stdout) == (0, "")
@@ -368,7 +368,7 @@ PLANNED_FOR = {"n-values-in-parts": BY_SIZES[-1]}
 def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
     sizes = [PLANNED_FOR.get(name, (BATCH, TIME))]
     minrnn_gen.compile(ON_A_GPU[name]).export(tmp_path, target="cuda", name="cell", sizes=sizes, partial=True)
-    ran = check(tmp_path, "cell", *WARNINGS, LD_LIBRARY_PATH=cublas_folders())
+    ran = check(tmp_path, "rnn_cell", *WARNINGS, LD_LIBRARY_PATH=cublas_folders())
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout
 
@@ -383,13 +383,13 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     sizes = PLANNED_FOR.get(name, (BATCH, TIME))
     kernel, source = exported(tmp_path, ON_A_GPU[name], [sizes], gpu)
     targets = targets_of(kernel.builder, [gpu])
-    _, code = cuda_export("cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
+    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
     assert name not in PLANNED_FOR or any(kernel.time_parts > 1 for kernel in code.kernels)
     libraries = fake_library(tmp_path)
     fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
     ran = check(
         tmp_path,
-        "cell",
+        "rnn_cell",
         LD_LIBRARY_PATH=str(libraries),
         FAKE_DRIVER_LOG=str(tmp_path / "log"),
         FAKE_DRIVER_CAPABILITY=targets[0].profile.compute_capability.replace(".", ""),

@@ -82,7 +82,7 @@ def test_the_example_in_c_writes_pythons_tokens(served: tuple[Path, list[int]]) 
     folder, tokens = served
     compiler = next(filter(None, map(shutil.which, COMPILERS)))
     options = ("-std=c99", "-O2", *WARNINGS, "-Wno-unknown-pragmas")
-    built = run_in(folder, compiler, *options, "example.c", "char_lm.c", "-o", "in_c", "-lm", "-pthread")
+    built = run_in(folder, compiler, *options, "example.c", "rnn_char_lm.c", "-o", "in_c", "-lm", "-pthread")
     assert built.returncode == 0, built.stderr
     ran = run_in(folder, str(folder / "in_c"), "weights.safetensors", PROMPT.decode(), str(TOKENS))
     assert ran.returncode == 0, ran.stderr
@@ -100,7 +100,7 @@ def test_the_example_in_cpp_writes_pythons_tokens(served: tuple[Path, list[int]]
     if compiler is None:
         pytest.skip("no C++ compiler")
     c_compiler = next(filter(None, map(shutil.which, COMPILERS)))
-    assert run_in(folder, c_compiler, "-std=c99", "-O2", "-c", "char_lm.c", "-o", "kernel.o").returncode == 0
+    assert run_in(folder, c_compiler, "-std=c99", "-O2", "-c", "rnn_char_lm.c", "-o", "kernel.o").returncode == 0
     options = ("-std=c++17", "-O1", *WARNINGS)
     built = run_in(folder, compiler, *options, "example.cpp", "kernel.o", "-o", "in_cpp", "-lm", "-pthread")
     assert built.returncode == 0, built.stderr
@@ -112,11 +112,11 @@ def test_the_example_in_cpp_writes_pythons_tokens(served: tuple[Path, list[int]]
 def test_the_call_that_the_page_shows_compiles(served: tuple[Path, list[int]]) -> None:
     page = (EXAMPLES.parents[1] / "docs" / "how-to" / "export.md").read_text()
     shown = page.partition("```c\n")[2].partition("```")[0]
-    arrays = "float x[100 * CHAR_LM_INPUT_SIZE], weight[1 << 13], R[1 << 14], y[100 * CHAR_LM_HIDDEN_SIZE];\n"
+    arrays = "float x[100 * RNN_CHAR_LM_INPUT_SIZE], weight[1 << 13], R[1 << 14], y[100 * RNN_CHAR_LM_HIDDEN_SIZE];\n"
     includes = "".join(f"#include <{name}.h>\n" for name in ("stdio", "stdlib", "string"))
-    (served[0] / "page.c").write_text(f'#include "char_lm.h"\n{includes}{arrays}int main(void)\n{{\n{shown}}}\n')
+    (served[0] / "page.c").write_text(f'#include "rnn_char_lm.h"\n{includes}{arrays}int main(void)\n{{\n{shown}}}\n')
     compiler = next(filter(None, map(shutil.which, COMPILERS)))
-    built = run_in(served[0], compiler, "-std=c99", *WARNINGS, "page.c", "char_lm.c", "-o", "page", "-lm", "-pthread")
+    built = run_in(served[0], compiler, "-std=c99", *WARNINGS, "page.c", "rnn_char_lm.c", "-o", "page", "-lm", "-pthread")
     assert built.returncode == 0, built.stderr
     ran = run_in(served[0], str(served[0] / "page"))
     assert (ran.returncode, ran.stdout) == (0, "")

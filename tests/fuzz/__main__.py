@@ -1,5 +1,7 @@
 """`make fuzz`: drawn cells and calls, on the CPU target and as emulated kernels, held against the oracle until it is stopped.
 
+Exports under drawn names are built and run between the rounds.
+
 A failure is shrunk, printed with how to repeat it, and ends the run; `.hypothesis` keeps it for the next.
 """
 
@@ -10,23 +12,27 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, settings
 from support.drawn_calls import Subject, check
 from support.drawn_cells import DrawnCall, DrawnCell, calls, cells
+from support.export_names import check_export, odd_export_names
 
+import minrnn_gen
 from minrnn_gen.errors import Infeasible
 
 ROUND_EXAMPLES = 25
+ROUND_NAMES = 5
 
 
 def main() -> int:
     """Draw until the time is over; 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other round after so many")
-    parser.add_argument("--only", choices=("cpu", "emulated"), help="hold this target alone against the oracle")
+    parser.add_argument("--only", choices=("cpu", "emulated", "names"), help="this target alone, or export names")
     asked = parser.parse_args()
-    judged = total = examples = 0
+    judged = total = examples = exports = 0
 
     @settings(max_examples=ROUND_EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
     @given(cells(), calls())
@@ -42,12 +48,27 @@ def main() -> int:
             assert not verdict.wrong, (target, cell.document, verdict.wrong)
             judged, total, examples = judged + verdict.judged, total + verdict.total, examples + 1
 
+    @settings(max_examples=ROUND_NAMES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(odd_export_names())
+    def round_of_names(name: str) -> None:
+        nonlocal exports
+        kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": 4, "training": False}, gpu="h200")
+        with tempfile.TemporaryDirectory() as folder:
+            check_export(kernel, Path(folder), name)
+        exports += 1
+
     started = time.monotonic()
     try:
         while time.monotonic() - started < 60 * asked.minutes:
-            round_of_examples()
+            if asked.only != "names":
+                round_of_examples()
+            if asked.only in (None, "names"):
+                round_of_names()
             minutes = (time.monotonic() - started) / 60
-            print(f"{minutes:.1f} min  {examples:,} calls, {judged:,} of {total:,} numbers judged", flush=True)
+            print(
+                f"{minutes:.1f} min  {examples:,} calls, {judged:,} of {total:,} numbers, {exports:,} exports",
+                flush=True,
+            )
     except KeyboardInterrupt:
         print("stopped")
     except AssertionError as wrong:

@@ -1,5 +1,5 @@
 /* Host time of an exported kernel's launch beside that of the driver's own call with the same arguments, in ns, as JSON. */
-#include "cell.c" /* for the driver that it opens */
+#include "rnn_cell.c" /* for the driver that it opens */
 
 #include <time.h>
 
@@ -26,12 +26,12 @@ struct Thread {
     pthread_t id;
     void *stream, *workspace;
     int64_t bytes;
-    cell_call call;
+    rnn_cell_call call;
     struct Captured captured;
     double ours_ns[ROUNDS], drivers_ns[ROUNDS];
 };
 
-static cell *kernel;
+static rnn_cell *kernel;
 static struct Thread threads[THREADS_MOST];
 static pthread_barrier_t together;
 static struct Captured *capturing;
@@ -40,7 +40,7 @@ static int (*drivers_launch)(const struct Configuration *, CUfunction, void **, 
 static void demand(int error, const char *what)
 {
     if (error) {
-        fprintf(stderr, "%s fails with %d: %s\n", what, error, cell_message());
+        fprintf(stderr, "%s fails with %d: %s\n", what, error, rnn_cell_message());
         exit(1);
     }
 }
@@ -81,7 +81,7 @@ static double ours(struct Thread *thread)
 {
     const double start = now_ns();
     for (int at = 0; at < LAUNCHES; at++)
-        demand(cell_forward(kernel, &thread->call, thread->workspace, thread->bytes, thread->stream), "a launch");
+        demand(rnn_cell_forward(kernel, &thread->call, thread->workspace, thread->bytes, thread->stream), "a launch");
     return (now_ns() - start) / LAUNCHES;
 }
 
@@ -130,7 +130,7 @@ static double median(const double *first, int count, size_t stride)
 int main(int argument_count, char **arguments)
 {
     const int count = argument_count > 1 ? atoi(arguments[1]) : 1;
-    const size_t outputs = (size_t)BATCH * TIME * OUTPUTS * sizeof(cell_storage);
+    const size_t outputs = (size_t)BATCH * TIME * OUTPUTS * sizeof(rnn_cell_storage);
     void *const library = dlopen("libcuda.so.1", RTLD_NOW);
     demand(count < 1 || count > THREADS_MOST || !library, "the number of threads or the driver");
     *(void **)&cuda.allocate = dlsym(library, "cuMemAlloc_v2");
@@ -138,20 +138,20 @@ int main(int argument_count, char **arguments)
     *(void **)&cuda.to_host = dlsym(library, "cuMemcpyDtoH_v2");
     *(void **)&cuda.create_stream = dlsym(library, "cuStreamCreate");
     *(void **)&cuda.wait = dlsym(library, "cuStreamSynchronize");
-    demand(cell_create(&kernel, 0), "create");
-    const uint64_t x = on_device((size_t)BATCH * TIME * DIRECTIONS * GATES * HIDDEN * sizeof(cell_storage) / 2);
+    demand(rnn_cell_create(&kernel, 0), "create");
+    const uint64_t x = on_device((size_t)BATCH * TIME * DIRECTIONS * GATES * HIDDEN * sizeof(rnn_cell_storage) / 2);
     drivers_launch = driver.cuLaunchKernelEx;
     for (int number = 0; number < count; number++) {
         struct Thread *const thread = &threads[number];
         thread->call.batch = BATCH;
         thread->call.time = TIME;
-        thread->call.x = (const cell_storage *)(uintptr_t)x;
-        thread->call.y = (cell_storage *)(uintptr_t)on_device(outputs / 2);
+        thread->call.x = (const rnn_cell_storage *)(uintptr_t)x;
+        thread->call.y = (rnn_cell_storage *)(uintptr_t)on_device(outputs / 2);
 #ifdef RECURRENT_ROWS
-        thread->call.R = (const cell_storage *)(uintptr_t)on_device((size_t)RECURRENT_ROWS * HEAD_DIM * sizeof(cell_storage) / 2);
+        thread->call.R = (const rnn_cell_storage *)(uintptr_t)on_device((size_t)RECURRENT_ROWS * HEAD_DIM * sizeof(rnn_cell_storage) / 2);
 #endif
         demand(cuda.create_stream(&thread->stream, 1), "a stream");
-        thread->bytes = cell_workspace_bytes(kernel, &thread->call, CELL_FORWARD);
+        thread->bytes = rnn_cell_workspace_bytes(kernel, &thread->call, RNN_CELL_FORWARD);
         thread->workspace = (void *)(uintptr_t)on_device((size_t)thread->bytes / 2 + 1);
         capturing = &thread->captured;
         driver.cuLaunchKernelEx = capture;

@@ -12,9 +12,10 @@ from support.exported import WARNINGS, run_in
 
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.export.folder import prefixed_name
 
 # Of the headers of torch are no warnings wanted; of what is exported are all.
-OPTIONS = ("-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", *WARNINGS)
+OPTIONS = ("-std=gnu++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", *WARNINGS)
 
 
 def torch_folder() -> Path:
@@ -35,8 +36,8 @@ def torch_folder() -> Path:
 
 
 def build_library(folder: Path, name: str) -> Path:
-    """Compile and link the library NAME of an exported folder, as CMakeLists.txt does but for optimisation, and return it."""
-    torch = torch_folder()
+    """Compile and link the library rnn_NAME of a folder, as CMakeLists.txt does but for optimisation, and return it."""
+    torch, name = torch_folder(), prefixed_name(name, name)
     headers = ("-isystem", str(torch / "include"))
     libraries = ("-L", str(torch / "lib"), "-ltorch_cpu", "-lm", "-pthread")
     library, objects = f"lib{name}.so", _kernels(folder, name)
@@ -52,6 +53,7 @@ def build_onnx_library(folder: Path, name: str) -> Path:
     except ToolchainMissing:
         pytest.skip("no C compiler")
     options = ("-std=c99", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *WARNINGS)
+    name = prefixed_name(name, name)
     library, objects = f"lib{name}_onnx.so", _kernels(folder, name)
     built = run_in(folder, compiler, *options, f"{name}_onnx.c", *objects, "-o", library, "-lm", "-pthread")
     assert built.returncode == 0, built.stderr

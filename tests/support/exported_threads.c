@@ -1,5 +1,5 @@
 // Threads that call an exported kernel at once, each on a stream and in a workspace of its own.
-#include "cell.h"
+#include "rnn_cell.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -8,22 +8,22 @@
 
 enum { THREADS = 16, CALLS = 40 };
 
-static cell *kernel;
+static rnn_cell *kernel;
 static int refused[THREADS];
 
 static void *call_often(void *number)
 {
     const uintptr_t thread = (uintptr_t)number;
-    cell_call call;
+    rnn_cell_call call;
     memset(&call, 0, sizeof call);
     call.batch = 4;
     call.time = 16;
-    call.x = (cell_storage *)((thread + 1) << 32);
-    call.y = (cell_storage *)((thread + 1) << 36);
-    call.weight = (cell_storage *)((thread + 1) << 40);
-    const int64_t bytes = cell_workspace_bytes(kernel, &call, CELL_FORWARD);
+    call.x = (rnn_cell_storage *)((thread + 1) << 32);
+    call.y = (rnn_cell_storage *)((thread + 1) << 36);
+    call.weight = (rnn_cell_storage *)((thread + 1) << 40);
+    const int64_t bytes = rnn_cell_workspace_bytes(kernel, &call, RNN_CELL_FORWARD);
     for (int at = 0; at < CALLS; at++)
-        refused[thread] += cell_forward(kernel, &call, (void *)((thread + 1) << 44), bytes, (void *)(thread + 1)) != CELL_OK;
+        refused[thread] += rnn_cell_forward(kernel, &call, (void *)((thread + 1) << 44), bytes, (void *)(thread + 1)) != RNN_CELL_OK;
     return 0;
 }
 
@@ -31,8 +31,8 @@ int main(void)
 {
     pthread_t threads[THREADS];
     int refusals = 0;
-    if (cell_create(&kernel, 0)) {
-        puts(cell_message());
+    if (rnn_cell_create(&kernel, 0)) {
+        puts(rnn_cell_message());
         return 1;
     }
     for (uintptr_t thread = 0; thread < THREADS; thread++)
@@ -41,6 +41,6 @@ int main(void)
         pthread_join(threads[thread], 0);
         refusals += refused[thread];
     }
-    cell_destroy(kernel);
+    rnn_cell_destroy(kernel);
     return refusals;
 }

@@ -10,12 +10,12 @@ from minrnn_gen.cell.functions import FUNCTIONS
 from minrnn_gen.config.package_files import package_folder
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
 # ISO/IEC 14882:2020, [lex.key] and [lex.digraph].
-KEYWORDS = _words(
+KEYWORDS = words(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
     co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do double
     dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
@@ -24,12 +24,12 @@ KEYWORDS = _words(
     typename union unsigned using virtual void volatile wchar_t while xor xor_eq final override import module"""
 )
 # Of the compilers and of the standard headers that they may read before the text.
-MACROS = _words(
+MACROS = words(
     """NULL INFINITY NAN EOF BUFSIZ INT_MAX INT8_MAX UINT32_MAX DBL_MAX FLT_EPSILON CHAR_BIT RAND_MAX HUGE_VAL M_PI M_E assert
     errno stdin stdout stderr linux unix offsetof va_arg setjmp CUDART_INF_F CUDART_VERSION I complex max min major
     minor"""
 )
-CUDA_NAMES = _words(
+CUDA_NAMES = words(
     """threadIdx blockIdx blockDim gridDim warpSize dim3 float2 float4 int2 uint4 double2 half half2 bfloat16 nv_bfloat16 int8_t
     uint32_t uint64_t size_t int64 fmaf fmaxf expf tanhf rsqrt clock64 printf malloc free memcpy atomicAdd atomicCAS
     surfaceReference cudaError cooperative_groups std cuda nv global device shared host constant"""
