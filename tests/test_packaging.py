@@ -107,6 +107,76 @@ for name in {MOVED!r}:
     ]
 
 
+# What each command is called with: a spec, files that it writes, or nothing.
+ARGUMENTS = {
+    **dict.fromkeys(("compile", "explain", "render", "run", "verify", "tune"), (("SPEC",),)),
+    "export": (("SPEC", "--out", "exported"),),
+    "calibrate": ((),),
+    "gpus": ((),),
+    "cells": ((), ("show", "gru")),
+    "cache": (("path",), ("list",)),
+    "new": (("spec", "a.yaml"), ("cell", "b.yaml"), ("profile", "c.yaml")),
+    "schema": ((),),
+    "bench": (),  # seconds to import, and it needs a GPU
+    "doctor": ((),),
+}
+FROM_A_ZIP = """
+import contextlib, io, sys
+import numpy as np
+import minrnn_gen
+from minrnn_gen.cli.main import app, main
+from minrnn_gen.errors import MinrnnError
+from typer.main import get_command
+
+assert ".whl" in minrnn_gen.__file__
+spec, commands = sys.argv[1], ARGUMENTS
+assert {*get_command(app).commands} == {*commands}, "a command is not tried here"
+for command, calls in commands.items():
+    for call in calls:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            status = main([command, *(spec if word == "SPEC" else word for word in call)])
+        print(f"{command} {' '.join(call)}: {status}: {said.getvalue()}")
+ones = np.ones((1, 2, 3), np.float32)
+calls = {
+    "compile()": lambda: minrnn_gen.compile({"model": "min_gru", "hidden_size": 4}),
+    "scan()": lambda: minrnn_gen.scan(ones, ones),
+    "scan_backward()": lambda: minrnn_gen.scan_backward(ones, ones, ones),
+}
+try:
+    import torch
+    import minrnn_gen.torch as front
+    calls["torch"] = lambda: front.GRU(3, 4)(torch.ones(1, 2, 3))
+    calls["torch.scan"] = lambda: front.scan(torch.ones(1, 2, 3), torch.ones(1, 2, 3))
+except ImportError:
+    pass
+for name, call in calls.items():
+    try:
+        call()
+        print(f"{name}: 0: ")
+    except MinrnnError as error:
+        print(f"{name}: 1: error: {error}")
+"""
+
+
+def test_from_a_zip_all_works_or_says_one_whole_sentence(wheel: Path, tmp_path: Path) -> None:
+    """The wheel is one: Python imports from it, but files in it are none."""
+    program = FROM_A_ZIP.replace("ARGUMENTS", repr(ARGUMENTS))
+    spec = str(ROOT / "examples" / "min_gru.yaml")
+    settings = {"PYTHONPATH": str(wheel), "MINRNN_CACHE_DIR": str(tmp_path / "cache")}
+    said = run(sys.executable, "-c", program, spec, cwd=tmp_path, **settings)
+    answers = dict(re.findall(r"(?m)^(.*): (?=[012]: )([012]: .*)$", said))
+    assert len(answers) > 15
+    whole = "minrnn_gen is imported from "
+    for call, answer in answers.items():
+        status, _, sentence = answer.partition(": ")
+        assert status == "0" or sentence.startswith("error: ") or call == "doctor ", (call, answer)
+        assert not re.search(r"\bof ?[,;]|, ,|\(\)|: ?;|one of ?$", sentence), (call, answer)
+    for call in ("compile SPEC", "gpus ", "cells ", "cells show gru", "new profile c.yaml", "compile()"):
+        assert whole in answers[call] and answers[call].endswith("install it by pip, unpacked"), answers[call]
+    assert answers["scan()"] == answers["schema "] == "0: "
+
+
 @pytest.mark.parametrize("compiler", [None, "no-such-compiler"])
 def test_a_wheel_is_pure_python_where_there_is_no_compiler(compiler: str | None, tmp_path: Path) -> None:
     """With one its C part is there and is used, with every Python from 3.11 on."""

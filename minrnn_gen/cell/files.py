@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator
 
 from minrnn_gen.config.documents import Document, demand_key, document_from_mapping, document_of, read_bytes, validated
+from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import nearest_name, shown
 
-_LIBRARY = Path(__file__).resolve().parent / "library"
-_VECTOR_LIBRARY = _LIBRARY / "vectors"
+_LIBRARY, _VECTOR_LIBRARY = "cell/library", "cell/library/vectors"
 _SUFFIXES = (".yaml", ".yml")
 
 # A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
@@ -87,12 +87,12 @@ class CellSource:
 
 def library_names() -> tuple[str, ...]:
     """Return the names of the built-in cells with one value per channel, sorted."""
-    return tuple(sorted(path.stem for path in _LIBRARY.glob("*.yaml")))
+    return tuple(sorted(path.stem for path in package_folder(_LIBRARY).glob("*.yaml")))
 
 
 def vector_library_names() -> tuple[str, ...]:
     """Return the names of the built-in cells with n values per channel, sorted."""
-    return tuple(sorted(path.stem for path in _VECTOR_LIBRARY.glob("*.yaml")))
+    return tuple(sorted(path.stem for path in package_folder(_VECTOR_LIBRARY).glob("*.yaml")))
 
 
 def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: str) -> CellSource:
@@ -109,7 +109,7 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
     if _is_path(model):
         return _from_file(folder / model, model, where, neighbours_in=folder)
     if model in vector_library_names():
-        return _from_file(_VECTOR_LIBRARY / f"{model}.yaml", f"{model}.yaml", where)
+        return _from_file(package_folder(_VECTOR_LIBRARY) / f"{model}.yaml", f"{model}.yaml", where)
     names = (*library_names(), *vector_library_names())
     if model not in names:
         raise Document(where, {}).error(
@@ -117,7 +117,7 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
             f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
             "the path of a .yaml file, or an inline cell",
         )
-    return _from_file(_LIBRARY / f"{model}.yaml", f"{model}.yaml", where)
+    return _from_file(package_folder(_LIBRARY) / f"{model}.yaml", f"{model}.yaml", where)
 
 
 def _is_path(model: str) -> bool:

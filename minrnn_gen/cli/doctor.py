@@ -8,7 +8,8 @@ from importlib import metadata
 
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, print_json
-from minrnn_gen.errors import INSTALL_CUDA, INSTALL_JAX, INSTALL_TORCH
+from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.errors import INSTALL_CUDA, INSTALL_JAX, INSTALL_TORCH, MinrnnError
 
 # The smallest kernel; an architecture that every NVRTC of CUDA 12 and 13 knows.
 _PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = expf(y[threadIdx.x]); }'
@@ -71,6 +72,10 @@ def _print(findings: list[Finding], can_compile: bool) -> None:
 def _package() -> Finding:
     from minrnn_gen import __version__
 
+    try:
+        package_folder("templates")
+    except MinrnnError as error:
+        return Finding("minrnn-gen", False, __version__, str(error), is_needed=True)
     return Finding("minrnn-gen", True, __version__)
 
 

@@ -14,6 +14,7 @@ import typer
 from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.cli.schema import Kind, schema_of
 from minrnn_gen.cli.terminal import print_note
+from minrnn_gen.config.documents import scalar_text
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, profile_names
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
@@ -70,17 +71,16 @@ PROFILE_START = """\
 @app.command()
 def spec(file: Target, model: Model = "min_gru", with_schema: WithSchema = False) -> None:
     """Write a spec with every key, its default and its meaning."""
-    _write(file, Kind.SPEC, SPEC_START.format(file=file, model=_scalar(model), keys=_keys()), with_schema)
-    print_note(f"next: minrnn-gen run {shlex.quote(file)}")
+    start = SPEC_START.format(file=_argument(file), model=scalar_text(model, "--model"), keys=_keys())
+    _write(file, Kind.SPEC, start, with_schema)
+    print_note(f"next: minrnn-gen run {_argument(file)}")
 
 
 @app.command()
 def cell(file: Target, with_schema: WithSchema = False) -> None:
     """Write a cell file whose equations a reader can go on from."""
-    _write(file, Kind.CELL, CELL_START.format(file=file, name=_name_of(file, "my_cell")), with_schema)
-    print_note(
-        f"next: minrnn-gen cells show {shlex.quote(file)}, and a spec: minrnn-gen new spec FILE --model {shlex.quote(file)}"
-    )
+    _write(file, Kind.CELL, CELL_START.format(file=_argument(file), name=_name_of(file, "my_cell")), with_schema)
+    print_note(f"next: minrnn-gen cells show {_argument(file)}, and a spec: minrnn-gen new spec FILE --model {_argument(file)}")
 
 
 @app.command()
@@ -91,7 +91,7 @@ def profile(file: Target, like: Like = DEFAULT_GPU, with_schema: WithSchema = Fa
         raise BadInput(f"--like: {shown(like)} is no shipped profile{nearest_name(like, names)}; one of {', '.join(names)}")
     shipped = (package_folder("gpu_profiles") / f"{like}.yaml").read_text(encoding="utf-8")
     text = re.sub(r"(?m)^name: .*$", f"name: {_name_of(file, 'my_gpu')}", shipped, count=1)
-    _write(file, Kind.GPU, PROFILE_START.format(file=file, like=like) + text, with_schema)
+    _write(file, Kind.GPU, PROFILE_START.format(file=_argument(file), like=like) + text, with_schema)
 
 
 def _keys() -> str:
@@ -101,7 +101,11 @@ def _keys() -> str:
     for key, value in schema["properties"].items():
         if key in schema["required"] or key == "precision":
             continue
-        lines += ["", *(f"#   {line}" for line in _wrapped(value["description"])), f"# {key}: {_scalar(value['default'])}"]
+        lines += [
+            "",
+            *(f"#   {line}" for line in _wrapped(value["description"])),
+            f"# {key}: {scalar_text(value['default'], key)}",
+        ]
     return "\n".join(lines)
 
 
@@ -111,10 +115,9 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
 
 
-def _scalar(value: object) -> str:
-    """Return a value as YAML: a plain word as it is, everything else as JSON."""
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value) and value not in ("true", "false", "null")
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+def _argument(file: str) -> str:
+    """Return a path as a shell takes it, for a comment or a note; FILE where a line of text cannot hold it."""
+    return shlex.quote(file) if file.isprintable() else "FILE"
 
 
 def _name_of(file: str, otherwise: str) -> str:

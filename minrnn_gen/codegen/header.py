@@ -10,8 +10,9 @@ DEBUG_BUILD = "debug build: a wait that takes seconds says what for, and ends th
 
 
 def comment(text: str) -> str:
-    """Make `text` safe to stand in a // comment: printable ASCII, and no backslash that could continue the line."""
-    return "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
+    """Make `text` safe to stand in a // comment: printable ASCII, no backslash, nor ??/ for one, that continues the line."""
+    printable = "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
+    return printable.replace("??/", "???")
 
 
 def header_lines(plan: KernelPlan, spec_json: str, spec_digest: str, constraints: tuple[Constraint, ...]) -> tuple[str, ...]:

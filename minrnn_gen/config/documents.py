@@ -40,6 +40,7 @@ _WORDS = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _DECIMAL = re.compile(r"[-+]?[0-9]+")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _OCTAL = re.compile(r"0o[0-7]+")
@@ -303,6 +304,18 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 _Scalar = TypeVar("_Scalar", str, int, float, bool, None)
+
+
+def scalar_text(value: object, where: str) -> str:
+    """Return a value as a scalar of YAML, in one line; raises BadInput, about `where`, for text that no file holds."""
+    if isinstance(value, str):
+        try:
+            _checked(value)
+        except _Refused as refused:
+            raise BadInput(f"{where}: {refused}") from None
+        if _WORD.fullmatch(value) and value not in _WORDS:
+            return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _checked(value: _Scalar) -> _Scalar:

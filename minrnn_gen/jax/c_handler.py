@@ -40,6 +40,15 @@ class Layout(NamedTuple):
     workspace_bytes: int = 0
     alignment: int = 1
 
+    def check(self) -> None:
+        """Raise ValueError for numbers that C cannot compute with: it checks none of them."""
+        slots = (*self.operand_slots, *self.result_slots, *(slot for slot, _ in self.scratch))
+        sizes = (self.workspace_bytes, *(offset for _, offset in self.scratch))
+        if not all(0 <= slot < self.slots for slot in slots) or not 0 <= self.slots < 2**31:
+            raise ValueError(f"a buffer has a slot of {slots}; allowed: 0 to {min(self.slots, 2**31) - 1}")
+        if not all(0 <= size < 2**62 for size in sizes) or not 1 <= self.alignment < 2**31:
+            raise ValueError(f"sizes are {sizes}, aligned to {self.alignment}; allowed: 0 to 2**62, aligned to 1 byte or more")
+
 
 class _Call(ctypes.Structure):
     """Call of handler.c."""
@@ -68,6 +77,7 @@ class CHandler:
 
     def publish(self, digest: int, device: int, layout: Layout, program: object, handle: int = 0) -> None:
         """Have a call run here from now on: a `program` of trip.c, with a handle of cuBLAS where it multiplies."""
+        layout.check()
         scratch_slots, offsets = zip(*layout.scratch, strict=True) if layout.scratch else ((), ())
         arrays = [_integers(values) for values in (layout.operand_slots, layout.result_slots, scratch_slots, offsets)]
         call = _Call(

@@ -86,7 +86,10 @@ typedef struct {
 #define NO_NARROW_SUMS 16
 #define DEFAULT_ALGORITHM -1
 
-static int64_t at(const int64_t *addresses, Place place) { return addresses[place.slot] + place.offset; }
+/* Sums and differences of addresses go around, as the device's do. */
+static int64_t at(const int64_t *addresses, Place place) {
+  return (int64_t)((uint64_t)addresses[place.slot] + (uint64_t)place.offset);
+}
 
 static int64_t floored(int64_t number, int64_t divisor) {
   int64_t quotient = number / divisor;
@@ -99,7 +102,7 @@ static void patch_arguments(const Operation *operation, const int64_t *addresses
   for (ptrdiff_t index = 0; index < operation->patch_count; index++) {
     const Patch *patch = &operation->patches[index];
     int64_t value = at(addresses, patch->second);
-    if (patch->itemsize) value = floored(value - at(addresses, patch->first), patch->itemsize);
+    if (patch->itemsize) value = floored((int64_t)((uint64_t)value - (uint64_t)at(addresses, patch->first)), patch->itemsize);
     memcpy(block + 8 * patch->position, &value, sizeof value);
   }
 }

@@ -14,6 +14,7 @@
 #include "program.h"
 
 #define PROGRAM_NAME "minrnn_gen.native.program"
+#define SLOTS_MOST (PY_SSIZE_T_MAX / 16) /* addresses of 8 bytes, and as many bytes of arguments */
 
 static void free_program(Program *program) {
   for (Py_ssize_t index = 0; index < program->count; index++) {
@@ -30,8 +31,8 @@ static void end_program(PyObject *capsule) {
 }
 
 static int note_slot(Program *program, Place place) {
-  if (place.slot < 0) {
-    PyErr_SetString(PyExc_ValueError, "a slot is negative");
+  if (place.slot < 0 || place.slot >= SLOTS_MOST) {
+    PyErr_Format(PyExc_ValueError, "a slot is %zd; allowed: 0 to %zd", (Py_ssize_t)place.slot, (Py_ssize_t)SLOTS_MOST - 1);
     return 0;
   }
   if (place.slot >= program->slots) program->slots = place.slot + 1;

@@ -144,7 +144,7 @@ class History:
 
 def open_history(store: Store) -> History:
     """Return the history beside `store`, with the results that ship with the package."""
-    return History(store, package_folder(SHIPPED))
+    return History(store, package_folder("gpu_profiles").parent / SHIPPED)
 
 
 def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]:

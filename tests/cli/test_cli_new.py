@@ -7,15 +7,21 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from support.command_runner import Command
 
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.cli import new
 from minrnn_gen.cli.schema import Kind, schema_of
+from minrnn_gen.config.documents import parse_document
 from minrnn_gen.config.gpu_profile import load_profile, profile_names
 from minrnn_gen.config.spec import load_spec
+from minrnn_gen.errors import BadInput
 
 
 @pytest.mark.parametrize("model", library_names())
@@ -85,3 +91,37 @@ def test_the_shell_completes_commands_and_installs_that_in_one_command(tmp_path:
     undetected = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     assert "installed in" in run_program("--install-completion", "bash", **undetected)
     assert "_minrnn_gen_completion" in "".join(path.read_text() for path in tmp_path.rglob("*minrnn-gen*"))
+
+
+# Line breaks of YAML, comments, quotes, ends of comments in C, and what is no Unicode text.
+ODD_TEXT = st.text(st.sampled_from("a.:#'\"\\*/ {}[]&!|>%@`-\n\r\t\x00\x1b\x85\u2028\ufeff\udc80é😀"), min_size=1, max_size=20)
+
+
+@given(ODD_TEXT)
+@example("y\nmodel: lstm # .yaml")
+@example("True")
+@example("~")
+def test_a_model_is_one_value_of_the_spec_or_refused(model: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "mine.yaml"
+        try:
+            new.spec(str(file), model)
+        except BadInput as refused:
+            assert str(refused).startswith("--model: ") and not file.exists()
+            return
+        written = parse_document(file.read_text(encoding="utf-8"), "mine.yaml").data
+    assert written == {"model": model, "hidden_size": 512, "precision": "bf16"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no files of such names")
+@given(ODD_TEXT.filter(lambda name: not {"/", "\0"} & {*name}))
+@example("a\nname: other\n#.yaml")
+def test_a_file_of_any_name_is_written_with_what_its_start_has(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = {}
+        for part, write in (("spec", new.spec), ("cell", new.cell), ("gpu", new.profile)):
+            (Path(folder) / part).mkdir()
+            for file in (Path(folder) / part / f"x{name}", Path(folder) / part / "plain.yaml"):
+                write(str(file))
+                written = parse_document(file.read_text(encoding="utf-8"), "it").data
+                assert keys.setdefault(part, written | {"name": ""}) == written | {"name": ""}

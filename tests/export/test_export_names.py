@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_targets_of_an_export_meet_no_others(kernel: Any, name: str) -> None:
         pytest.skip("no cmake, or no C++ compiler")
     with tempfile.TemporaryDirectory() as folder:
         check_export_by_cmake(kernel, Path(folder), name)
+
+
+def test_the_text_of_a_cell_stays_in_comments_and_strings(tmp_path: Path) -> None:
+    cell = {"name": "x", "source": 'a */ # é \\ " ??/', "equations": "z = sigmoid(W.z)\nh[t] = z * h[t-1] + W.h\n"}
+    with nothing_compiled():
+        kernel = minrnn_gen.compile({"model": cell, "hidden_size": 4, "training": False}, gpu="h200")
+        check_export(kernel, tmp_path, "x", "-std=c99")
+    assert json.loads((tmp_path / "rnn_x.json").read_text())["spec"]
 
 
 @pytest.mark.parametrize("name", ["check", *(pytest.param(name, marks=pytest.mark.matrix_full) for name in ("linux", "c10"))])

@@ -283,3 +283,20 @@ def test_other_stages_and_questions_are_pythons(handler: Any) -> None:
             setattr(xla.frame, name, value)
         assert xla.run(handler) is None and xla.by_python == 1 and not driver.done
     handler.withdraw_all()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (1, (1,), ()),
+        (1, (0,), (-1,)),
+        (2**63, (2**63 - 1,), ()),
+        (1, (0,), (), ((0, 2**63 - 1),), 8),
+        (1, (0,), (), (), -(2**63)),
+        (1, (0,), (), (), 0, 0),
+    ],
+)
+def test_numbers_that_c_cannot_compute_with_are_refused(layout: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="allowed: 0 to"):
+        c_handler.Layout(*layout).check()
+    c_handler.Layout(2, (0,), (1,), ((1, 8),), 16).check()

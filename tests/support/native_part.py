@@ -28,13 +28,20 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @functools.cache
-def compiled() -> ModuleType | str:
-    """Return the C part, compiled from the checkout, or why there is none."""
+def hatch_build() -> Any:
+    """Return the module that compiles the C part."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None and spec.loader is not None
     build = importlib.util.module_from_spec(spec)
     sys.modules["hatch_build"] = build
     spec.loader.exec_module(build)
+    return build
+
+
+@functools.cache
+def compiled() -> ModuleType | str:
+    """Return the C part, compiled from the checkout, or why there is none."""
+    build = hatch_build()
     _KEPT.append(tempfile.TemporaryDirectory())
     target = Path(_KEPT[0].name) / "_trip.abi3.so"
     why_not = build.why_not(ROOT / build.SOURCE, target)
