@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.exported import WARNINGS, run_in
+from support.served_weights import weights, write_safetensors
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import COMPILERS
@@ -18,32 +17,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 PROMPT, TOKENS = b"def f(", 24
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
-
-
-def weights() -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(11)
-    hidden, inputs = 64, 32
-    shapes = {
-        "embedding": (256, inputs),
-        "weight_ih": (3 * hidden, inputs),
-        "bias_ih": (3 * hidden,),
-        "weight_hh": (3 * hidden, hidden),
-        "bias_hh": (3 * hidden,),
-        "head": (256, hidden),
-    }
-    return {
-        name: (generator.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32) * 2 for name, shape in shapes.items()
-    }
-
-
-def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    entries, first = {}, 0
-    for name, array in arrays.items():
-        entries[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [first, first + array.nbytes]}
-        first += array.nbytes
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    path.write_bytes(struct.pack("<Q", len(header)) + header + b"".join(array.tobytes() for array in arrays.values()))
 
 
 def tokens_of_python(kernel: minrnn_gen.Kernel, arrays: dict[str, np.ndarray]) -> list[int]:

@@ -1,0 +1,92 @@
+"""Pages that go from Python to programs without it: their commands and their Python run in their order, in one folder."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.documentation import ROOT, blocks
+from support.exported_operators import torch_folder
+from support.served_weights import weights, write_safetensors
+
+from minrnn_gen.build.nvrtc import nvrtc_version
+from minrnn_gen.errors import ToolchainMissing
+
+PAGES = ("export", "aot-inductor")
+PROGRAMS = ("cc", "c++", "cmake", "ctest", "python", "minrnn-gen", "./")
+# No command and no Python, but what one says or is given.
+SAID = ("export: a single step of a bidirectional spec", "char_lm::", "rnn_char_lm::")
+
+
+def steps(page: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the language ("sh" or "python") and the text of all that a page tells to run, from top to bottom."""
+    found = [(block.line, "python", block.text) for block in blocks(page) if block.language == "python"]
+    fenced = {line for block in blocks(page) for line in range(block.line, block.end)}
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.startswith("    ") or number in fenced:
+            continue
+        text = line.strip().removeprefix("$ ")
+        if text.startswith(PROGRAMS) and not text.startswith("cmake_"):
+            found.append((number, "sh", text))
+        elif not text.startswith(SAID):
+            ast.parse(text)
+            found.append((number, "python", text))
+    yield from sorted(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_pages_tell_to_run_is_known(page: str) -> None:
+    assert len([*steps(ROOT / "docs" / "how-to" / f"{page}.md")]) > 5
+
+
+@pytest.mark.matrix_full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own exporters
+@pytest.mark.parametrize("page", PAGES)
+def test_all_that_a_page_tells_to_run_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = str(torch_folder())
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("no cmake, or no C++ compiler")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "spec.yaml").write_text("model: min_gru\nhidden_size: 32\n")
+    write_safetensors(tmp_path / "weights.safetensors", weights())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    # The folder that a page's Python writes into stays, where its commands look for it.
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: contextlib.nullcontext("operators"))
+    namespace: dict[str, Any] = {"__name__": "documentation"}
+    left_out = False
+    for line, language, text in steps(ROOT / "docs" / "how-to" / f"{page}.md"):
+        if "--target cuda" in text or "cell/check.c" in text:
+            try:
+                nvrtc_version()
+            except ToolchainMissing:
+                continue
+        left_out |= "onnx" in text and not (importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"))
+        if left_out:
+            continue
+        if language == "python":
+            exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
+            continue
+        command = text.replace("TORCH/", f"{torch}/").replace("=TORCH ", f"={torch} ")
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600, check=False)
+        assert ran.returncode == 0, f"{page}:{line}: {text}\n{ran.stdout}{ran.stderr}"
+        for library in tmp_path.glob("build/*.so"):
+            shutil.copy(library, tmp_path)
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    examples = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".c", ".cpp", ".ipynb")]
+    alone = [path for path in examples if path.parent.name != "training"]
+    assert len(alone) > 10
+    assert [path.name for path in alone if path.stem not in texts] == []
