@@ -109,7 +109,7 @@ for name in {MOVED!r}:
 
 # What each command is called with: a spec, files that it writes, or nothing.
 ARGUMENTS = {
-    **dict.fromkeys(("compile", "explain", "render", "run", "verify", "tune"), (("SPEC",),)),
+    **dict.fromkeys(("compile", "explain", "render", "run", "compare", "verify", "tune"), (("SPEC",),)),
     "export": (("SPEC", "--out", "exported"),),
     "calibrate": ((),),
     "gpus": ((),),
@@ -117,7 +117,6 @@ ARGUMENTS = {
     "cache": (("path",), ("list",)),
     "new": (("spec", "a.yaml"), ("cell", "b.yaml"), ("profile", "c.yaml")),
     "schema": ((),),
-    "bench": (),  # seconds to import, and it needs a GPU
     "doctor": ((),),
 }
 FROM_A_ZIP = """

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,7 @@ def test_all_that_a_page_tells_to_run_runs(page: str, tmp_path: Path, monkeypatc
     write_safetensors(tmp_path / "weights.safetensors", weights())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    # The folder that a page's Python writes into stays, where its commands look for it.
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: contextlib.nullcontext("operators"))
-    namespace: dict[str, Any] = {"__name__": "documentation"}
+    namespace: dict[str, Any] = {"__name__": "documentation", "contextlib": contextlib}
     left_out = False
     for line, language, text in steps(ROOT / "docs" / "how-to" / f"{page}.md"):
         if "--target cuda" in text or "cell/check.c" in text:
@@ -75,6 +72,8 @@ def test_all_that_a_page_tells_to_run_runs(page: str, tmp_path: Path, monkeypatc
         if left_out:
             continue
         if language == "python":
+            # The folder that it writes into stays, where commands look for it.
+            text = text.replace("tempfile.TemporaryDirectory()", 'contextlib.nullcontext("operators")')
             exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
             continue
         command = text.replace("TORCH/", f"{torch}/").replace("=TORCH ", f"={torch} ")
