@@ -58,6 +58,9 @@ equations: |
 
 # The order of the gates in x; without it, the order of their first use.
 gates: [z, h]
+
+# What the cell returns, and R multiplies: a state, or without R an expression such as tanh(h[t]); without it, the first state.
+output: h
 """
 
 PROFILE_START = """\
