@@ -14,7 +14,15 @@ import typer
 from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.cli.schema import Kind, schema_of
 from minrnn_gen.cli.terminal import print_note
-from minrnn_gen.config.gpu_profile import DEFAULT_GPU, profile_names
+from minrnn_gen.config.gpu_profile import (
+    DEFAULT_GPU,
+    MEASURED,
+    NOT_MEASURED,
+    GpuProfile,
+    load_profile,
+    profile_names,
+    shipped_name,
+)
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
@@ -66,7 +74,7 @@ output: h
 PROFILE_START = """\
 # What one GPU has. Replace every number that differs, and in `sources` say where each comes from. On such a GPU
 # minrnn-gen calibrate --out FILE writes the numbers that can be measured. Plan with it: minrnn-gen explain SPEC --gpu {file}
-# The numbers below are those of {like}.
+# The numbers below are those of {like}; each source says so until it is replaced.
 """
 
 
@@ -89,12 +97,24 @@ def cell(file: Target, with_schema: WithSchema = False) -> None:
 @app.command()
 def profile(file: Target, like: Like = DEFAULT_GPU, with_schema: WithSchema = False) -> None:
     """Write a GPU profile with the numbers and sources of a shipped one."""
-    names = profile_names()
-    if like not in names:
+    names, name = profile_names(), shipped_name(like)
+    if name is None:
         raise BadInput(f"--like: {shown(like)} is no shipped profile{nearest_name(like, names)}; one of {', '.join(names)}")
-    shipped = (package_folder("gpu_profiles") / f"{like}.yaml").read_text(encoding="utf-8")
+    shipped = (package_folder("gpu_profiles") / f"{name}.yaml").read_text(encoding="utf-8")
     text = re.sub(r"(?m)^name: .*$", f"name: {_name_of(file, 'my_gpu')}", shipped, count=1)
-    _write(file, Kind.GPU, PROFILE_START.format(file=file, like=like) + text, with_schema)
+    text = _marked_as_copied(text, load_profile(name))
+    _write(file, Kind.GPU, PROFILE_START.format(file=file, like=name) + text, with_schema)
+
+
+def _marked_as_copied(text: str, like: GpuProfile) -> str:
+    """Return the text of the profile `like` in which every source says that its number is another GPU's."""
+    numbers, _ = text.split("\nsources:\n")
+    numbers = re.sub(rf"(?m)^({'|'.join(MEASURED)}): .*$", rf"\g<0>  # of {like.name}, {NOT_MEASURED}", numbers)
+    lines = []
+    for field, source in like.sources.items():
+        copied = f"copied from {like.name}, {NOT_MEASURED}" if field in MEASURED else f"copied from {like.name}"
+        lines.append(f"  {field}: {json.dumps(f'{copied}: {source}', ensure_ascii=False)}")
+    return "\n".join([numbers, "sources:", *lines, ""])
 
 
 def _keys() -> str:

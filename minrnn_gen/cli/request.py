@@ -86,18 +86,18 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
     """
     from minrnn_gen.assemble import target_of
     from minrnn_gen.build.builder import Target
-    from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
-    from minrnn_gen.config.spec import load_spec
+    from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, shipped_name
+    from minrnn_gen.config.spec import overridden_spec
 
-    overrides = _assigned(assignments or ())
+    overrides = {"--set": _assigned(assignments or ())}
     if gpu is None:
-        spec = load_spec(path, **overrides)
+        spec = overridden_spec(path, overrides)
         return Request(spec, target_of(spec))
-    if gpu in profile_names():
-        spec = load_spec(path, **{**overrides, "gpu": gpu})
+    # The path of a profile says nothing about what is generated, so it does not enter the spec.
+    shipped = shipped_name(gpu)
+    spec = overridden_spec(path, {**overrides, "--gpu": {"gpu": shipped}})
+    if shipped:
         return Request(spec, target_of(spec))
-    # The file's path says nothing about what is generated, so it does not enter the spec.
-    spec = load_spec(path, **{**overrides, "gpu": None})
     profile = load_profile(gpu, lambda message: BadInput(f"--gpu: {message}"))
     return Request(spec, Target(profile, profile_bytes(gpu), "spec"))
 

@@ -14,7 +14,7 @@ from support.command_runner import Command
 
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cli.schema import Kind, schema_of
-from minrnn_gen.config.gpu_profile import load_profile, profile_names
+from minrnn_gen.config.gpu_profile import MEASURED, load_profile, profile_names
 from minrnn_gen.config.spec import load_spec
 
 
@@ -55,7 +55,12 @@ def test_a_new_profile_is_the_shipped_one_by_another_name(command: Command, tmp_
     for like in profile_names():
         file = tmp_path / f"my_{like}.yaml"
         assert command("new", "profile", file, "--like", like).status == 0
-        assert load_profile(str(file)).model_dump() == load_profile(like).model_dump() | {"name": f"my_{like}"}
+        written, shipped = load_profile(str(file)), load_profile(like)
+        assert written.model_dump(exclude={"sources"}) == shipped.model_dump(exclude={"sources"}) | {"name": f"my_{like}"}
+        for field, source in shipped.sources.items():
+            copied = f"copied from {like}, not measured on this GPU: " if field in MEASURED else f"copied from {like}: "
+            assert written.sources[field] == copied + source
+        assert set(written.assumed) >= {field for field in MEASURED if getattr(shipped, field) is not None}
 
 
 @pytest.mark.parametrize("kind", Kind)
