@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from minrnn_gen.build.output_files import refused_by_option, write_output
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.schema import Kind, schema_of
-from minrnn_gen.cli.terminal import print_note
+from minrnn_gen.cli.terminal import Commands, print_note
 from minrnn_gen.config.gpu_profile import (
     DEFAULT_GPU,
     MEASURED,
@@ -26,14 +27,22 @@ from minrnn_gen.config.gpu_profile import (
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
-app = typer.Typer(help="Write a commented start of a spec, a cell file or a GPU profile.", rich_markup_mode=None)
+app = typer.Typer(cls=Commands, help="Write a commented start of a spec, a cell file or a GPU profile.", rich_markup_mode=None)
 
 Target = Annotated[str, typer.Argument(metavar="FILE", help="Where to; no file is replaced.", show_default=False)]
 WithSchema = Annotated[
     bool, typer.Option("--schema", help="Write its JSON schema beside it, and name it in the first line, for editors.")
 ]
-Model = Annotated[str, typer.Option("--model", metavar="NAME", help="A built-in cell, or the path of a cell file.")]
-Like = Annotated[str, typer.Option("--like", metavar="GPU", help="The shipped profile to begin with.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="A built-in cell, or the path of a cell file.", autocompletion=completion.cells
+    ),
+]
+Like = Annotated[
+    str,
+    typer.Option("--like", metavar="GPU", help="The shipped profile to begin with.", autocompletion=completion.shipped_gpus),
+]
 
 # As long as a name of a cell or a profile may be.
 NAME_LENGTH = 64

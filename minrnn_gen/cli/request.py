@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.terminal import print_note, progress
 from minrnn_gen.errors import BadInput, shown
 
@@ -18,14 +19,29 @@ if TYPE_CHECKING:  # imported where a request is answered: other commands do wit
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
 
-SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
+SpecPath = Annotated[
+    str,
+    typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False, autocompletion=completion.specs),
+]
 GpuName = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="The GPU: a profile's name, or the path of a profile file.", show_default=False),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="The GPU: a profile's name, or the path of a profile file.",
+        show_default=False,
+        autocompletion=completion.gpus,
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the spec; may be repeated.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a key of the spec; may be repeated.",
+        show_default=False,
+        autocompletion=completion.assignments,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

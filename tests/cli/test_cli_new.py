@@ -1,12 +1,9 @@
-"""`minrnn-gen new`: what it writes compiles as it stands and with its keys uncommented; and completion of the command line."""
+"""`minrnn-gen new`: what it writes compiles as it stands and with its keys uncommented."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,17 +78,3 @@ def test_what_is_there_is_left_alone_and_a_wrong_name_is_refused(command: Comman
     assert wrong.status == 2 and "did you mean 'h200'?" in wrong.error and not (tmp_path / "gpu.yaml").exists()
     nowhere = command("new", "spec", tmp_path / "none" / "mine.yaml")
     assert nowhere.status == 2 and "cannot be written" in nowhere.error
-
-
-def run_program(*arguments: str, **variables: str) -> str:
-    """Return what the program prints as a process of its own."""
-    command = [sys.executable, "-m", "minrnn_gen.cli.main", *arguments]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_shell_completes_commands_and_installs_that_in_one_command(tmp_path: Path) -> None:
-    words = {"COMP_WORDS": "minrnn-gen expl", "COMP_CWORD": "1", "_MINRNN_GEN_COMPLETE": "complete_bash"}
-    assert run_program(**words).split() == ["explain"]
-    undetected = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    assert "installed in" in run_program("--install-completion", "bash", **undetected)
-    assert "_minrnn_gen_completion" in "".join(path.read_text() for path in tmp_path.rglob("*minrnn-gen*"))
