@@ -56,6 +56,6 @@ def _files(incomplete: str) -> list[str]:
         entries = sorted(os.scandir(folder or os.curdir), key=lambda entry: entry.name)
     except OSError:
         return []
-    found = [entry for entry in entries if entry.name.startswith(start) and (start or not entry.name.startswith("."))]
-    paths = [os.path.join(folder, entry.name) + (os.sep if entry.is_dir() else "") for entry in found]
+    begun = [entry for entry in entries if entry.name.startswith(start) and (start or not entry.name.startswith("."))]
+    paths = [os.path.join(folder, entry.name) + (os.sep if entry.is_dir() else "") for entry in begun]
     return [path for path in paths if path.endswith((".yaml", ".yml", os.sep))]

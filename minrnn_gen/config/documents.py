@@ -68,15 +68,15 @@ class Document:
         """Return the error "where:line: key: message" for the key at `path`; a missing key has the line of what it lacks in."""
         return BadInput(": ".join(filter(None, (self._place(path), _key_name(self.inside + path), message))))
 
-    def errors(self, found: Sequence[Violation]) -> BadInput:
+    def errors(self, violated: Sequence[Violation]) -> BadInput:
         """Return the error of several violations; the places of all but the first are brief: "; also line 4: key: message"."""
-        said = [str(self.error(found[0].path, found[0].message))]
-        for violation in found[1:VIOLATION_LIMIT]:
+        said = [str(self.error(violated[0].path, violated[0].message))]
+        for violation in violated[1:VIOLATION_LIMIT]:
             place, key = self._place(violation.path), _key_name(self.inside + violation.path)
             brief = place.removeprefix(_placed(self.where)).replace(":", "line ", 1)
             said.append("also " + ": ".join(filter(None, (brief, key, violation.message))))
-        if len(found) > VIOLATION_LIMIT:
-            said.append(f"and {len(found) - VIOLATION_LIMIT} more")
+        if len(violated) > VIOLATION_LIMIT:
+            said.append(f"and {len(violated) - VIOLATION_LIMIT} more")
         return BadInput("; ".join(said))
 
     def part(self, key: str) -> Document:
@@ -177,8 +177,8 @@ def validated(document: Document, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(json.dumps(document.data), strict=True)
     except pydantic.ValidationError as error:
-        found = violations(error, model, document.data)
-    raise document.errors(found)
+        violated = violations(error, model, document.data)
+    raise document.errors(violated)
 
 
 class _Reader:

@@ -246,7 +246,7 @@ def shipped_name(called: str) -> str | None:
 
 
 def _bare(name: str) -> str:
-    """Return the letters and digits that tell a GPU's name from others."""
+    """Return the letters and digits of a GPU's name, without the words of its maker."""
     return re.sub(r"nvidia|geforce|tesla|[ _-]", "", name.casefold())
 
 

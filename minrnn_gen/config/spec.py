@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -198,6 +198,37 @@ class Spec(BaseModel):
         return hash(self.canonical())
 
 
+class TorchDtype(Protocol):
+    """A dtype of torch, which a precision may be given as."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether it is one of floating-point numbers."""
+
+
+class SpecKeys(TypedDict, total=False):
+    """The keys of a spec as keywords: what type checkers hold and editors complete."""
+
+    model: str | Mapping[str, Any]
+    hidden_size: int
+    precision: PrecisionName | TorchDtype
+    heads: int
+    state_size: int | None
+    groups: int | None
+    input_size: int | None
+    layout: Literal["BTD", "TBD", "BDT"]
+    direction: Literal["forward", "reverse", "bidirectional"]
+    training: bool
+    batch: int | None
+    time: int | None
+    recurrent_bias: bool | None
+    scan_arithmetic: Literal["linear", "log"]
+    functions: FunctionAccuracy | None
+    fp32_product: Fp32Product
+    recurrent_gradient_clip: float | None
+    gpu: str | None
+
+
 def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **overrides: Any) -> Spec:
     """Return the spec in the YAML file at a path, in a dict, or in another spec, with keys replaced by `overrides`.
 
@@ -211,13 +242,13 @@ def overridden_spec(
     source: str | os.PathLike[str] | Mapping[str, Any] | Spec, overrides: Mapping[str, Mapping[str, Any]]
 ) -> Spec:
     """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say."""
-    given = {key: value for keys in overrides.values() for key, value in keys.items()}
+    overriding = {key: value for keys in overrides.values() for key, value in keys.items()}
     known = list(Spec.model_fields)
-    if unknown := [key for key in given if key not in known]:
+    if unknown := [key for key in overriding if key not in known]:
         named = " and ".join(f"{shown(key)}{nearest_name(key, known)}" for key in unknown)
         verb = "overrides" if len(unknown) == 1 else "override"
         raise BadInput(f"{named} {verb} no key of a spec; allowed: {', '.join(known)}")
-    if isinstance(source, Spec) and not given:
+    if isinstance(source, Spec) and not overriding:
         return source
     document, folder = _origin(source)
     if "equations" in document.data and "model" not in document.data:

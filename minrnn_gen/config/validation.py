@@ -1,4 +1,4 @@
-"""What pydantic found wrong with plain data, as sentences: the value, what is allowed, the nearest valid spelling."""
+"""What pydantic violated wrong with plain data, as sentences: the value, what is allowed, the nearest valid spelling."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def violations(error: pydantic.ValidationError, model: type[pydantic.BaseModel],
     """
     rank = {"extra_forbidden": 0, "missing": 2}
     root = model.model_json_schema()
-    found: list[Violation] = []
+    violated: list[Violation] = []
     misspelt: set[_Path] = set()
     for violation in sorted(error.errors(include_url=False), key=lambda violation: rank.get(violation["type"], 1)):
         path, value = _located(violation["loc"], data)
         if violation["type"] == "missing":
             path = (*path, violation["loc"][-1])
         # Each branch of a union is violated by itself.
-        if path in misspelt or any(_is_within(path, other.path) or _is_within(other.path, path) for other in found):
+        if path in misspelt or any(_is_within(path, other.path) or _is_within(other.path, path) for other in violated):
             continue
         if violation["type"] == "extra_forbidden":
             branches = _branches(_schema_at(root, root, path[:-1]), root)
             known = [key for branch in branches for key in branch.get("properties", {})]
             if nearest := nearest_of(path[-1], known):
                 misspelt.add((*path[:-1], nearest))
-            is_first = not any(other.path[:-1] == path[:-1] for other in found)
+            is_first = not any(other.path[:-1] == path[:-1] for other in violated)
             allowed = f"; allowed: {', '.join(known)}" if is_first else ""
-            found.append(Violation(path, f"unknown key{nearest_name(path[-1], known)}{allowed}"))
+            violated.append(Violation(path, f"unknown key{nearest_name(path[-1], known)}{allowed}"))
         else:
-            found.append(Violation(path, _message(violation, path, value, root)))
-    return found
+            violated.append(Violation(path, _message(violation, path, value, root)))
+    return violated
 
 
 def _is_within(path: _Path, outer: _Path) -> bool:
