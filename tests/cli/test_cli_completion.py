@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.command_runner import EXAMPLES, Command
 
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.cli import completion
-from minrnn_gen.cli.main import _command
+from minrnn_gen.cli.main import app
 from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.config.spec import Spec
 
@@ -74,7 +75,7 @@ NAMES = {
 @pytest.mark.parametrize(("names", "one"), NAMES.items())
 def test_whatever_takes_a_name_completes_it(names: str, one: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
-    command = _command()
+    command = typer.main.get_command(app)
     context = command.make_context("minrnn-gen", ["gpus"])
     taking = [
         (path, parameter)
@@ -97,12 +98,12 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert completion.assignments("") == [f"{key}=" for key in Spec.model_fields]
 
 
-@pytest.mark.parametrize("group", [[], ["new"], ["cells"], ["cache"], ["bench"]], ids=" ".join)
+@pytest.mark.parametrize("group", [[], ["new"], ["cells"], ["cache"]], ids=" ".join)
 def test_help_cuts_no_summary(command: Command, group: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = command(*group, "--help").out
     assert "..." not in shown.split("Commands:")[1]
-    inner = _command()
+    inner = typer.main.get_command(app)
     for word in group:
         inner = inner.commands[word]
     said = " ".join(shown.split())

@@ -21,10 +21,10 @@ VOLATILE = ((r"\d[\d.]* s\b", "… s"), (r"(?m)^(\w+ +)\d+ of (?=\d+ +[\d,]+ of 
 ON_A_GPU = {
     "tune": "measures candidates on a GPU",
     "calibrate": "measures a GPU",
-    "bench": "measures on a GPU, against libraries that are installed for it",
+    "benchmarks": "measures on a GPU, against libraries that are installed for it",
 }
 # Commands of ten seconds and more.
-LONG = {"verify", "export"}
+LONG = {"verify", "export", "compare"}
 # The page's reader has written such a file.
 READERS_SPEC = "model: min_gru\nhidden_size: 32\nprecision: bf16\n"
 
@@ -58,6 +58,13 @@ def shown_on(page: Path) -> Iterator[Shown]:
 EVERY = [shown for page in PAGES for shown in shown_on(page)]
 
 
+def words_of(shown: Shown) -> list[str]:
+    """Return the command and its arguments, without the program."""
+    words = shlex.split(shown.command.replace("python -m benchmarks", "minrnn-gen benchmarks"))
+    assert words[0] == "minrnn-gen", shown.command
+    return words[1:]
+
+
 def comparable(output: str) -> str:
     """Return `output` without what every run may print otherwise, and without blanks at the ends of lines."""
     for pattern, stands in VOLATILE:
@@ -71,7 +78,7 @@ def comparable(output: str) -> str:
         pytest.param(
             shown,
             id=f"{name_of(shown.page)}:{shown.line}",
-            marks=pytest.mark.matrix_full if shown.command.split()[1] in LONG else (),
+            marks=pytest.mark.matrix_full if words_of(shown)[0] in LONG else (),
         )
         for shown in EVERY
     ],
@@ -79,8 +86,7 @@ def comparable(output: str) -> str:
 def test_a_console_shows_what_the_command_prints(
     shown: Shown, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program, command, *arguments = shlex.split(shown.command)
-    assert program == "minrnn-gen"
+    command, *arguments = words_of(shown)
     if command in ON_A_GPU:
         pytest.skip(f"{command} {ON_A_GPU[command]}")
     needs_nvrtc = command == "compile" or "cuda" in arguments
@@ -104,7 +110,7 @@ def test_a_console_shows_what_the_command_prints(
 
 def test_pages_show_commands_and_output() -> None:
     assert len(EVERY) > 20 and any(shown.output for shown in EVERY)
-    assert {shown.command.split()[1] for shown in EVERY} >= {"compile", "explain", "run", "cells", *LONG, *ON_A_GPU}
+    assert {words_of(shown)[0] for shown in EVERY} >= {"compile", "explain", "run", "cells", *LONG, *ON_A_GPU}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
