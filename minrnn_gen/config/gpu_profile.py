@@ -5,7 +5,6 @@ Nothing here touches a GPU: a live device arrives as its name and the driver's a
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,9 @@ import pydantic
 
 from minrnn_gen.config import documents
 from minrnn_gen.config.gpu_bounds import COMPUTE_CAPABILITIES, bounded, contradictions
+from minrnn_gen.config.gpu_names import is_path
+from minrnn_gen.config.gpu_names import profile_names as profile_names
+from minrnn_gen.config.gpu_names import shipped_name as shipped_name
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
@@ -187,11 +189,6 @@ def _refused(message: str) -> BadInput:
     return BadInput(f"gpu: {message}")
 
 
-def profile_names() -> tuple[str, ...]:
-    """Return the names of the shipped profiles, sorted."""
-    return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
-
-
 def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None) -> bytes:
     """Return the bytes of a profile's file, for the cache key; an unknown name or unreadable file is `BadInput`.
 
@@ -228,43 +225,11 @@ def read_profile(content: bytes, where: str) -> GpuProfile:
     return documents.validated(documents.document_of(content, where), GpuProfile)
 
 
-def shipped_name(called: str) -> str | None:
-    """Return the name of the shipped profile that is called so, or None.
-
-    In any case, with or without blanks, hyphens and underscores: the profile's name or a device name of the driver's, with or
-    without the maker's and the series' words before it, such as "RTX 4090" and "NVIDIA H100 80GB HBM3" as well as "h100".
-    """
-    names = profile_names()
-    if called in names:
-        return called
-    wanted = _bare(called)
-    if not wanted or _is_path(called):
-        return None
-    if wanted in names:
-        return wanted
-    return next((name for name in names if wanted in map(_bare, _device_names(name))), None)
-
-
-def _bare(name: str) -> str:
-    """Return the letters and digits of a GPU's name, without the words of its maker."""
-    return re.sub(r"nvidia|geforce|tesla|[ _-]", "", name.casefold())
-
-
-@functools.cache
-def _device_names(shipped: str) -> tuple[str, ...]:
-    return load_profile(shipped).device_names
-
-
-def _is_path(name: str) -> bool:
-    path = Path(name)
-    return path.suffix in (".yaml", ".yml") or len(path.parts) >= 2
-
-
 def _file_of(name_or_path: str, refusal: Callable[[str], BadInput]) -> Path:
     if name := shipped_name(name_or_path):
         return package_folder("gpu_profiles") / f"{name}.yaml"
     path = Path(name_or_path)
-    if not _is_path(name_or_path):
+    if not is_path(name_or_path):
         names = profile_names()
         nearest = nearest_name(name_or_path, names)
         allowed = f"give one of {', '.join(names)}, or the path of a .yaml file"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
-from minrnn_gen.config.gpu_profile import shipped_name
+from minrnn_gen.config.gpu_names import shipped_name
 from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
 
