@@ -96,6 +96,7 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
+	$(BIN)/mypy tests/support/typed_calls.py
 
 docs: $(DOCS)
 	@started=$$(date +%s) && $(MKDOCS) build --strict --quiet && \

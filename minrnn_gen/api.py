@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from minrnn_gen.assemble import builder_of, kernel_from, target_of
 from minrnn_gen.build.builder import Builder, Target
-from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.config.spec import Spec, SpecKeys, load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.kernel import Kernel
 
@@ -23,7 +23,7 @@ def compile(
     tune: bool = False,
     device: str | None = None,
     allow_long: bool = False,
-    **overrides: Any,
+    **overrides: Unpack[SpecKeys],
 ) -> Kernel:
     """Compile a spec (a path, a dict or a Spec; `overrides` replace its keys) to a callable kernel.
 

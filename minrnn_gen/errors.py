@@ -50,11 +50,17 @@ class PromiseBroken(CompileFailed):
     """A compiled kernel takes more registers or shared memory than its plan promised, or spills."""
 
 
-def nearest_name(value: object, allowed: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
+def nearest_of(value: object, allowed: Iterable[str]) -> str | None:
+    """Return the closest allowed name, whatever the case of its letters, or None where none is close."""
     by_folded = {name.casefold(): name for name in allowed}
     close = difflib.get_close_matches(value.casefold() if isinstance(value, str) else shown(value), by_folded, n=1, cutoff=0.6)
-    return f" (did you mean '{by_folded[close[0]]}'?)" if close else ""
+    return by_folded[close[0]] if close else None
+
+
+def nearest_name(value: object, allowed: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
+    nearest = nearest_of(value, allowed)
+    return f" (did you mean '{nearest}'?)" if nearest is not None else ""
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from minrnn_gen.export.folder import Exported
 
 State = dict[str, Any]
+# Of NumPy, CuPy or torch: results are of the library of x.
+AnyArray = TypeVar("AnyArray")
 
 
 class Kernel:
@@ -180,7 +182,7 @@ class Kernel:
 
     def __call__(
         self,
-        x: Any,
+        x: AnyArray,
         R: Any = None,
         *,
         weight: Any = None,
@@ -193,7 +195,7 @@ class Kernel:
         lengths: Any = None,
         cu_seqlens: Any = None,
         all_states: bool = False,
-    ) -> tuple[Any, State]:
+    ) -> tuple[AnyArray, State]:
         """Run over time and return (y, final state).
 
         x: pre-activations [B, T, G, H] (TBD: [T, B, G, H]; BDT: [B, G, H, T]), or with input_size [B, T, I] and weight
@@ -226,7 +228,7 @@ class Kernel:
 
     def step(
         self,
-        x_t: Any,
+        x_t: AnyArray,
         R: Any = None,
         *,
         weight: Any = None,
@@ -235,7 +237,7 @@ class Kernel:
         parameters: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         shared: Mapping[str, Any] | None = None,
-    ) -> tuple[Any, State]:
+    ) -> tuple[AnyArray, State]:
         """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
 
         Of a reverse kernel it is the next earlier step. Raises what a call does, and BadInput where the spec is bidirectional.
@@ -248,7 +250,7 @@ class Kernel:
 
     def forward(
         self,
-        x: Any,
+        x: AnyArray,
         R: Any = None,
         *,
         weight: Any = None,
@@ -261,7 +263,7 @@ class Kernel:
         lengths: Any = None,
         cu_seqlens: Any = None,
         all_states: bool = False,
-    ) -> tuple[Any, State, Saved]:
+    ) -> tuple[AnyArray, State, Saved]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
         `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,

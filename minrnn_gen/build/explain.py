@@ -144,7 +144,8 @@ def _prediction(plan: KernelPlan) -> str:
     lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
     rates = "every rate of the GPU was measured"
     if plan.assumed_rates:
-        rates = f"by datasheets: {', '.join(plan.assumed_rates)}; 'minrnn-gen calibrate' measures them on the GPU at hand"
+        assumed = ", ".join(plan.assumed_rates)
+        rates = f"not measured on this GPU: {assumed}; 'minrnn-gen calibrate' measures them on the GPU at hand"
     return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total", f"  {rates}"])
 
 

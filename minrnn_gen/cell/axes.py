@@ -78,13 +78,17 @@ class Axes:
             "use a state or a parameter listed with n, or S.<name>, or leave sum out"
         )
 
-    def why_no_output(self, output: Expr) -> str | None:
-        """Return why `output` cannot be the output, which is one value per channel; None where it can."""
+    def why_no_output(self, output: Expr, default: str | None) -> str | None:
+        """Return why `output` cannot be the output, which is one value per channel; None where it can.
+
+        `default`: the state that is the output because the file names none.
+        """
         if not self.is_wide(output):
             return None
+        chosen = ", the output because it is the first state," if default else ""
         return (
-            f"the output is one value per channel, but {equation_text(output)[:60]} has the axis n; give an output that adds "
-            "over n, such as `output: sum(S.c * h[t])`"
+            f"the output is one value per channel, but {equation_text(output)[:60]}{chosen} has the axis n; give an output "
+            f"that adds over n, such as `output: sum(S.c * {default or 'h'}[t])`"
         )
 
     def vectors(self, states: tuple[str, ...], parameters: tuple[str, ...], shared: tuple[str, ...]) -> Vectors:

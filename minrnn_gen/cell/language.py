@@ -374,6 +374,7 @@ class _Reader:
         shared = names_in_order(source, "shared", file.shared, self.shared_uses, "S.{0}")
         vectors = self.axes.vectors(states, parameters, shared)
         check_no_product(vectors, self.product_uses)
+        default = states[0] if output is None else None
         output = ex.current(states[0]) if output is None else output
         if self.product_uses and output_text and output not in {ex.current(state) for state in states}:
             raise output_text.error(
@@ -382,9 +383,9 @@ class _Reader:
                 "with R the output must be a state, because R multiplies the previous output; define one above, "
                 "`name[t] = …`, and give its name here",
             )
-        if why := self.axes.why_no_output(output):
+        if why := self.axes.why_no_output(output, default):
             raise (output_text or self.source).error(1, 1, why)
-        check_all_is_read(self.defined, output)
+        check_all_is_read(self.defined, output, default, vectors.states)
         return Cell(
             name=file.name,
             gates=gates,

@@ -41,10 +41,11 @@ def names_in_order(
     return listed
 
 
-def check_all_is_read(definitions: Definitions, output: Expr) -> None:
+def check_all_is_read(definitions: Definitions, output: Expr, default: str | None, wide: Collection[str]) -> None:
     """Raise `BadInput` for an equation that neither the output nor a state that reaches it depends on.
 
-    A state that only its own next value reads is such a one: it would cost memory and time, and change nothing.
+    A state that only its own next value reads is such a one: it would cost memory and time, and change nothing. `default`: the
+    state that is the output because the file names none; `wide`: the states with n values per channel.
     """
     reads = {name: _read_by(expression) for name, (_, expression) in definitions.items()}
     needed: set[str] = set()
@@ -58,9 +59,19 @@ def check_all_is_read(definitions: Definitions, output: Expr) -> None:
     if unread:
         by_others = {reader for name in unread for reader in reads[name] if reader != name}
         name = next((reader for reader in unread if reader not in by_others), unread[0])
+        chosen = f", which is {default}[t], the first state," if default else ""
         raise definitions[name][0].error(
-            f"{name} reaches neither the output nor a state that does; use it, or remove this equation"
+            f"{name} reaches neither the output{chosen} nor a state that does; "
+            f"{_advice(name, wide) if default else ''}use it, or remove this equation"
         )
+
+
+def _advice(name: str, wide: Collection[str]) -> str:
+    """Advise to make an unread state the output, in the words of a cell file."""
+    state = name.removesuffix("[t]")
+    if state == name:
+        return ""
+    return f"add `output: {f'sum({name})' if state in wide else state}`, "
 
 
 def _read_by(expression: Expr) -> Collection[str]:

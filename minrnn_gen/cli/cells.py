@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import console, facts, new_table, print_json
+from minrnn_gen.cli.terminal import Commands, console, facts, new_table, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.cell.files import CellFile
     from minrnn_gen.cell.language import Cell
 
-app = typer.Typer(help="List the cells, or show one.", rich_markup_mode=None)
+app = typer.Typer(cls=Commands, help="List the cells, or show one.", rich_markup_mode=None)
 
 CellName = Annotated[
-    str, typer.Argument(metavar="NAME_OR_FILE", help="A built-in cell, or the path of a cell file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="NAME_OR_FILE",
+        help="A built-in cell, or the path of a cell file.",
+        show_default=False,
+        autocompletion=completion.cells,
+    ),
 ]
 PASSES = ("forward", "backward")
 

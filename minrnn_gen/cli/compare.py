@@ -48,7 +48,7 @@ def compare(
     with progress(f"measuring on the {'GPU' if place is Device.CUDA else 'CPU'}", quiet=as_json):
         contenders = measure(kernel, arguments)
     if as_json:
-        seconds = {one.name: one.seconds for one in contenders}
+        seconds = {contender.name: contender.seconds for contender in contenders}
         print_json({"device": place.value, "batch": sizes[0], "time": sizes[1], "seconds_per_call": seconds})
         return
     screen, ours = console(), contenders[0].seconds
@@ -56,8 +56,8 @@ def compare(
         f"{kernel.builder.cell_source.name}, {sizes[0]} sequences of {sizes[1]} steps, {why}; medians of {ROUNDS} calls"
     )
     table = new_table("", "time", "of ours", right=("time", "of ours"))
-    for one in contenders:
-        table.add_row(one.name, duration_text(one.seconds), f"{one.seconds / ours:.2f}")
+    for contender in contenders:
+        table.add_row(contender.name, duration_text(contender.seconds), f"{contender.seconds / ours:.2f}")
     screen.print(table)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.compile import sizes_of
 from minrnn_gen.cli.request import AsJson, Assignments, SpecPath, read_request
 from minrnn_gen.cli.terminal import print_json, print_note
@@ -34,7 +35,13 @@ def export(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", metavar="NAME,...", help="Of cuda: the GPUs, profiles by name or path.", show_default=False),
+        typer.Option(
+            "--gpu",
+            metavar="NAME,...",
+            help="Of cuda: the GPUs, profiles by name or path.",
+            show_default=False,
+            autocompletion=completion.gpu_lists,
+        ),
     ] = None,
     sizes: Annotated[
         list[str] | None,

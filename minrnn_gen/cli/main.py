@@ -31,7 +31,7 @@ from minrnn_gen.cli import (
     tune,
     verify,
 )
-from minrnn_gen.cli.terminal import print_json, print_note
+from minrnn_gen.cli.terminal import Commands, print_json, print_note
 from minrnn_gen.errors import MinrnnError
 
 PROGRAM = "minrnn-gen"
@@ -43,6 +43,7 @@ INTERRUPTED = 130
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
+    cls=Commands,
     help="A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

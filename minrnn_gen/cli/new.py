@@ -12,21 +12,38 @@ from typing import Annotated
 import typer
 
 from minrnn_gen.build.output_files import refused_by_option, write_output
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.schema import Kind, schema_of
-from minrnn_gen.cli.terminal import print_note
+from minrnn_gen.cli.terminal import Commands, print_note
 from minrnn_gen.config.documents import scalar_text
-from minrnn_gen.config.gpu_profile import DEFAULT_GPU, profile_names
+from minrnn_gen.config.gpu_profile import (
+    DEFAULT_GPU,
+    MEASURED,
+    NOT_MEASURED,
+    GpuProfile,
+    load_profile,
+    profile_names,
+    shipped_name,
+)
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
-app = typer.Typer(help="Write a commented start of a spec, a cell file or a GPU profile.", rich_markup_mode=None)
+app = typer.Typer(cls=Commands, help="Write a commented start of a spec, a cell file or a GPU profile.", rich_markup_mode=None)
 
 Target = Annotated[str, typer.Argument(metavar="FILE", help="Where to; no file is replaced.", show_default=False)]
 WithSchema = Annotated[
     bool, typer.Option("--schema", help="Write its JSON schema beside it, and name it in the first line, for editors.")
 ]
-Model = Annotated[str, typer.Option("--model", metavar="NAME", help="A built-in cell, or the path of a cell file.")]
-Like = Annotated[str, typer.Option("--like", metavar="GPU", help="The shipped profile to begin with.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="A built-in cell, or the path of a cell file.", autocompletion=completion.cells
+    ),
+]
+Like = Annotated[
+    str,
+    typer.Option("--like", metavar="GPU", help="The shipped profile to begin with.", autocompletion=completion.shipped_gpus),
+]
 
 # As long as a name of a cell or a profile may be.
 NAME_LENGTH = 64
@@ -59,12 +76,15 @@ equations: |
 
 # The order of the gates in x; without it, the order of their first use.
 gates: [z, h]
+
+# What the cell returns, and R multiplies: a state, or without R an expression such as tanh(h[t]); without it, the first state.
+output: h
 """
 
 PROFILE_START = """\
 # What one GPU has. Replace every number that differs, and in `sources` say where each comes from. On such a GPU
 # minrnn-gen calibrate --out FILE writes the numbers that can be measured. Plan with it: minrnn-gen explain SPEC --gpu {file}
-# The numbers below are those of {like}.
+# The numbers below are those of {like}; each source says so until it is replaced.
 """
 
 
@@ -86,12 +106,24 @@ def cell(file: Target, with_schema: WithSchema = False) -> None:
 @app.command()
 def profile(file: Target, like: Like = DEFAULT_GPU, with_schema: WithSchema = False) -> None:
     """Write a GPU profile with the numbers and sources of a shipped one."""
-    names = profile_names()
-    if like not in names:
+    names, name = profile_names(), shipped_name(like)
+    if name is None:
         raise BadInput(f"--like: {shown(like)} is no shipped profile{nearest_name(like, names)}; one of {', '.join(names)}")
-    shipped = (package_folder("gpu_profiles") / f"{like}.yaml").read_text(encoding="utf-8")
+    shipped = (package_folder("gpu_profiles") / f"{name}.yaml").read_text(encoding="utf-8")
     text = re.sub(r"(?m)^name: .*$", f"name: {_name_of(file, 'my_gpu')}", shipped, count=1)
-    _write(file, Kind.GPU, PROFILE_START.format(file=_argument(file), like=like) + text, with_schema)
+    text = _marked_as_copied(text, load_profile(name))
+    _write(file, Kind.GPU, PROFILE_START.format(file=_argument(file), like=name) + text, with_schema)
+
+
+def _marked_as_copied(text: str, like: GpuProfile) -> str:
+    """Return the text of the profile `like` in which every source says that its number is another GPU's."""
+    numbers, _ = text.split("\nsources:\n")
+    numbers = re.sub(rf"(?m)^({'|'.join(MEASURED)}): .*$", rf"\g<0>  # of {like.name}, {NOT_MEASURED}", numbers)
+    lines = []
+    for field, source in like.sources.items():
+        copied = f"copied from {like.name}, {NOT_MEASURED}" if field in MEASURED else f"copied from {like.name}"
+        lines.append(f"  {field}: {json.dumps(f'{copied}: {source}', ensure_ascii=False)}")
+    return "\n".join([numbers, "sources:", *lines, ""])
 
 
 def _keys() -> str:

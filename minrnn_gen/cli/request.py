@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.terminal import print_note, progress
 from minrnn_gen.errors import BadInput, shown
 
@@ -18,14 +19,29 @@ if TYPE_CHECKING:  # imported where a request is answered: other commands do wit
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
 
-SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False)]
+SpecPath = Annotated[
+    str,
+    typer.Argument(metavar="SPEC", help="The spec: a YAML file.", show_default=False, autocompletion=completion.specs),
+]
 GpuName = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="The GPU: a profile's name, or the path of a profile file.", show_default=False),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="The GPU: a profile's name, or the path of a profile file.",
+        show_default=False,
+        autocompletion=completion.gpus,
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the spec; may be repeated.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a key of the spec; may be repeated.",
+        show_default=False,
+        autocompletion=completion.assignments,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -86,18 +102,18 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
     """
     from minrnn_gen.assemble import target_of
     from minrnn_gen.build.builder import Target
-    from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
-    from minrnn_gen.config.spec import load_spec
+    from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, shipped_name
+    from minrnn_gen.config.spec import overridden_spec
 
-    overrides = _assigned(assignments or ())
+    overrides = {"--set": _assigned(assignments or ())}
     if gpu is None:
-        spec = load_spec(path, **overrides)
+        spec = overridden_spec(path, overrides)
         return Request(spec, target_of(spec))
-    if gpu in profile_names():
-        spec = load_spec(path, **{**overrides, "gpu": gpu})
+    # The path of a profile says nothing about what is generated, so it does not enter the spec.
+    shipped = shipped_name(gpu)
+    spec = overridden_spec(path, {**overrides, "--gpu": {"gpu": shipped}})
+    if shipped:
         return Request(spec, target_of(spec))
-    # The file's path says nothing about what is generated, so it does not enter the spec.
-    spec = load_spec(path, **{**overrides, "gpu": None})
     profile = load_profile(gpu, lambda message: BadInput(f"--gpu: {message}"))
     return Request(spec, Target(profile, profile_bytes(gpu), "spec"))
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from typer.core import TyperGroup
+
 if TYPE_CHECKING:  # rich is imported only where something is drawn
     from rich.console import Console
     from rich.table import Table
@@ -22,6 +24,18 @@ _LINES = 25
 _LABEL_COLUMNS = len("tolerance")
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Commands(TyperGroup):
+    """A group of commands whose help wraps their summaries, which the library would cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command that is not hidden with its whole summary."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command and not command.hidden]
+            )
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minrnn_gen.cli import completion
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, read_request
 from minrnn_gen.cli.terminal import console, duration_text, new_table, print_json, progress_bar
 from minrnn_gen.errors import BadInput, shown
@@ -33,7 +34,10 @@ class Format(StrEnum):
     FASTEST = "fastest"
 
 
-Specs = Annotated[list[str] | None, typer.Argument(metavar="[SPEC]...", help="Specs: YAML files.", show_default=False)]
+Specs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SPEC]...", help="Specs: YAML files.", show_default=False, autocompletion=completion.specs),
+]
 Budget = Annotated[str, typer.Option("--budget", metavar="TIME", help="For each spec, as in 30s, 2min or 1h.")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Measure so many candidates of each kernel.")]
 All = Annotated[bool, typer.Option("--all", help="Measure every candidate that fits.")]

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
-from minrnn_gen.config.validation import first_violation
+from minrnn_gen.config.validation import Violation, violations
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
 KeyPath = tuple[str | int, ...]
@@ -33,6 +33,8 @@ DEPTH_LIMIT = 16
 # Sizes, counts and rates all fit; beyond it floats and JSON readers disagree about integers.
 INTEGER_LIMIT = 2**64
 NUMBER_LIMIT_CHARACTERS = 64
+# So many are mended at once; an error stays a few lines.
+VIOLATION_LIMIT = 6
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS = {
@@ -53,25 +55,41 @@ class Document:
     """A mapping read from YAML text or handed over as a dict.
 
     `where` is the file's name as the user gave it, or "<dict>"; `lines` maps a key path to its 1-based line (empty for a dict);
-    `inside` is the key path of this mapping in the file, empty for the whole file.
+    `inside` is the key path of this mapping in the file, empty for the whole file; `origins` names, for each key that was not
+    given there, who gave it, such as "--set".
     """
 
     where: str
     data: Mapping[str, Any]
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     inside: KeyPath = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, path: KeyPath, message: str) -> BadInput:
         """Return the error "where:line: key: message" for the key at `path`; a missing key has the line of what it lacks in."""
-        lines = (self.lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in self.lines)
-        place = _placed(self.where, next(lines, None))
-        key = _key_name(self.inside + path)
-        return BadInput(f"{place}: {key}: {message}" if key else f"{place}: {message}")
+        return BadInput(": ".join(filter(None, (self._place(path), _key_name(self.inside + path), message))))
+
+    def errors(self, violated: Sequence[Violation]) -> BadInput:
+        """Return the error of several violations; the places of all but the first are brief: "; also line 4: key: message"."""
+        said = [str(self.error(violated[0].path, violated[0].message))]
+        for violation in violated[1:VIOLATION_LIMIT]:
+            place, key = self._place(violation.path), _key_name(self.inside + violation.path)
+            brief = place.removeprefix(_placed(self.where)).replace(":", "line ", 1)
+            said.append("also " + ": ".join(filter(None, (brief, key, violation.message))))
+        if len(violated) > VIOLATION_LIMIT:
+            said.append(f"and {len(violated) - VIOLATION_LIMIT} more")
+        return BadInput("; ".join(said))
 
     def part(self, key: str) -> Document:
         """Return the mapping under `key` as a document whose errors still name the file, the line and the whole key."""
         lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
-        return Document(self.where, self.data[key], lines, (*self.inside, key))
+        return Document(self.origins.get(key, self.where), self.data[key], lines, (*self.inside, key))
+
+    def _place(self, path: KeyPath) -> str:
+        if path and path[0] in self.origins:
+            return self.origins[str(path[0])]
+        lines = (self.lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in self.lines)
+        return _placed(self.where, next(lines, None))
 
 
 def read_document(path: str | os.PathLike[str], where: str | None = None) -> Document:
@@ -153,15 +171,15 @@ def document_from_mapping(mapping: Mapping[str, Any], where: str = "<dict>") -> 
 
 
 def validated(document: Document, model: type[Model]) -> Model:
-    """Validate `document` as `model`; the first violation becomes one `BadInput` sentence with what is allowed.
+    """Validate `document` as `model`; what is wrong becomes one `BadInput`, a sentence for each key with what is allowed.
 
     Validation is strict, as of JSON: a list is a tuple and an integer a float, but "512", 512.0 and true are no integers.
     """
     try:
         return model.model_validate_json(json.dumps(document.data), strict=True)
     except pydantic.ValidationError as error:
-        path, message = first_violation(error, model, document.data)
-    raise document.error(path, message)
+        violated = violations(error, model, document.data)
+    raise document.errors(violated)
 
 
 class _Reader:

@@ -14,6 +14,10 @@ from typing import Annotated, Literal
 import pydantic
 
 from minrnn_gen.config import documents
+from minrnn_gen.config.gpu_bounds import COMPUTE_CAPABILITIES, bounded, contradictions
+from minrnn_gen.config.gpu_names import is_path
+from minrnn_gen.config.gpu_names import profile_names as profile_names
+from minrnn_gen.config.gpu_names import shipped_name as shipped_name
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
@@ -37,16 +41,9 @@ MEASURED = (
     "transcendentals_per_sm_cycle",
 )
 
-# Far beyond every GPU in either direction, and near enough that what planning computes of them neither overflows nor vanishes,
-# and that there are no more candidates than can be listed.
-Threads = Annotated[int, pydantic.Field(gt=0, le=2**14)]
-Units = Annotated[int, pydantic.Field(gt=0, le=2**12)]
-Registers = Annotated[int, pydantic.Field(gt=0, le=2**20)]
-SharedBytes = Annotated[int, pydantic.Field(gt=0, le=2**24)]
-Bytes = Annotated[int, pydantic.Field(gt=0, le=2**50)]
-Bandwidth = Annotated[float, pydantic.Field(ge=1e-3, le=1e18)]
-Duration = Annotated[float, pydantic.Field(ge=1e-3, le=1e9)]
-Rate = Annotated[float, pydantic.Field(ge=1e-3, le=1e9)]
+# What the source of such a number says that was copied from another GPU's profile.
+NOT_MEASURED = "not measured on this GPU"
+
 DeviceName = Annotated[str, pydantic.Field(pattern=r"^[ -~]+$")]
 
 
@@ -66,34 +63,34 @@ class GpuProfile(pydantic.BaseModel):
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
     device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
-    sm_count: Units
-    partitions_per_sm: Annotated[int, pydantic.Field(gt=0, le=64)]
+    sm_count: Annotated[int, bounded("sm_count")]
+    partitions_per_sm: Annotated[int, bounded("partitions_per_sm")]
     warp_threads: Literal[32]
-    max_threads_per_sm: Threads
-    max_threads_per_block: Threads
-    max_blocks_per_sm: Units
-    registers_per_sm: Registers
-    registers_per_block_max: Registers
-    registers_per_thread_max: Registers
-    register_unit_per_warp: Registers
-    shared_bytes_per_sm: SharedBytes
-    shared_bytes_per_block_max: SharedBytes
-    shared_bytes_reserved_per_block: Annotated[int, pydantic.Field(ge=0, le=2**24)]
-    shared_unit_bytes: SharedBytes
-    l2_bytes: Bytes
-    memory_bytes: Bytes
-    memory_bandwidth_bytes_per_s: Bandwidth
-    copy_bandwidth_bytes_per_s: Bandwidth | None = None
-    memory_latency_ns: Duration
-    launch_us: Duration | None = None
-    block_exchange_ns: Duration | None = None
-    cluster_exchange_ns: Duration | None = None
-    grid_exchange_ns: Duration | None = None
-    products_per_sm_cycle: Rate | None = None
-    transcendentals_per_sm_cycle: Rate | None = None
-    sm_clock_hz: Annotated[float, pydantic.Field(ge=1e3, le=1e15)]
-    cluster_size_portable_max: Annotated[int, pydantic.Field(gt=0, le=64)]
-    cluster_size_max: Annotated[int, pydantic.Field(gt=0, le=64)]
+    max_threads_per_sm: Annotated[int, bounded("max_threads_per_sm")]
+    max_threads_per_block: Annotated[int, bounded("max_threads_per_block")]
+    max_blocks_per_sm: Annotated[int, bounded("max_blocks_per_sm")]
+    registers_per_sm: Annotated[int, bounded("registers_per_sm")]
+    registers_per_block_max: Annotated[int, bounded("registers_per_block_max")]
+    registers_per_thread_max: Annotated[int, bounded("registers_per_thread_max")]
+    register_unit_per_warp: Annotated[int, bounded("register_unit_per_warp")]
+    shared_bytes_per_sm: Annotated[int, bounded("shared_bytes_per_sm")]
+    shared_bytes_per_block_max: Annotated[int, bounded("shared_bytes_per_block_max")]
+    shared_bytes_reserved_per_block: Annotated[int, bounded("shared_bytes_reserved_per_block")]
+    shared_unit_bytes: Annotated[int, bounded("shared_unit_bytes")]
+    l2_bytes: Annotated[int, bounded("l2_bytes")]
+    memory_bytes: Annotated[int, bounded("memory_bytes")]
+    memory_bandwidth_bytes_per_s: Annotated[float, bounded("memory_bandwidth_bytes_per_s")]
+    copy_bandwidth_bytes_per_s: Annotated[float, bounded("copy_bandwidth_bytes_per_s")] | None = None
+    memory_latency_ns: Annotated[float, bounded("memory_latency_ns")]
+    launch_us: Annotated[float, bounded("launch_us")] | None = None
+    block_exchange_ns: Annotated[float, bounded("block_exchange_ns")] | None = None
+    cluster_exchange_ns: Annotated[float, bounded("cluster_exchange_ns")] | None = None
+    grid_exchange_ns: Annotated[float, bounded("grid_exchange_ns")] | None = None
+    products_per_sm_cycle: Annotated[float, bounded("products_per_sm_cycle")] | None = None
+    transcendentals_per_sm_cycle: Annotated[float, bounded("transcendentals_per_sm_cycle")] | None = None
+    sm_clock_hz: Annotated[float, bounded("sm_clock_hz")]
+    cluster_size_portable_max: Annotated[int, bounded("cluster_size_portable_max")]
+    cluster_size_max: Annotated[int, bounded("cluster_size_max")]
     sources: Mapping[str, str]
 
     @pydantic.field_validator("compute_capability", mode="before")
@@ -105,41 +102,23 @@ class GpuProfile(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _every_number_has_a_source(self) -> GpuProfile:
-        numbers = self._numbers()
-        for field in numbers:
-            if not self.sources.get(field, "").strip():
-                raise ValueError(f"{field} has no source; sources must say where each number comes from")
+        numbers, wrong = self._numbers(), []
+        if without := [field for field in numbers if not self.sources.get(field, "").strip()]:
+            have = "has no source" if len(without) == 1 else "have no source"
+            wrong.append(f"{', '.join(without)} {have}; sources must say where each number comes from")
         for field in self.sources:
-            if field not in numbers:
-                raise ValueError(f"sources names {field}, which is no number of this profile{nearest_name(field, numbers)}")
+            if field in MEASURED and field not in numbers:
+                wrong.append(f"{field} is missing, but sources says where it comes from; give the number, or remove its source")
+            elif field not in numbers:
+                wrong.append(f"sources names {field}, which is no number of a profile{nearest_name(field, numbers)}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
 
     @pydantic.model_validator(mode="after")
     def _numbers_agree(self) -> GpuProfile:
-        at_most = (
-            ("max_threads_per_block", self.max_threads_per_block, "max_threads_per_sm", self.max_threads_per_sm),
-            ("registers_per_block_max", self.registers_per_block_max, "registers_per_sm", self.registers_per_sm),
-            (
-                "shared_bytes_per_block_max + shared_bytes_reserved_per_block",
-                self.shared_bytes_per_block_max + self.shared_bytes_reserved_per_block,
-                "shared_bytes_per_sm",
-                self.shared_bytes_per_sm,
-            ),
-            (
-                "copy_bandwidth_bytes_per_s",
-                self.copy_bandwidth_bytes_per_s or 0.0,
-                "memory_bandwidth_bytes_per_s",
-                self.memory_bandwidth_bytes_per_s,
-            ),
-            ("cluster_size_portable_max", self.cluster_size_portable_max, "cluster_size_max", self.cluster_size_max),
-        )
-        for field, value, bound_field, bound in at_most:
-            if value > bound:
-                raise ValueError(f"{field} is {value}, more than {bound_field}, {bound}")
-        if self.max_threads_per_sm % self.warp_threads:
-            raise ValueError(f"max_threads_per_sm is {self.max_threads_per_sm}, not whole warps of {self.warp_threads} threads")
-        if self.has_clusters and self._capability < (9, 0):
-            raise ValueError(f"cluster_size_max is {self.cluster_size_max}, but clusters need compute capability 9.0: give 1")
+        if wrong := contradictions(dict(self)):
+            raise ValueError("; ".join(wrong))
         return self
 
     def share(self, count: int) -> GpuProfile:
@@ -192,9 +171,10 @@ class GpuProfile(pydantic.BaseModel):
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The numbers of `MEASURED` that this GPU has and nobody measured."""
+        """The numbers of `MEASURED` that this GPU has and nobody measured on it."""
         has_none = {"cluster_exchange_ns": not self.has_clusters, "products_per_sm_cycle": not self.has_bf16_arithmetic}
-        return tuple(field for field in MEASURED if getattr(self, field) is None and not has_none.get(field))
+        measured = {field for field in MEASURED if NOT_MEASURED not in self.sources.get(field, NOT_MEASURED)}
+        return tuple(field for field in MEASURED if field not in measured and not has_none.get(field))
 
     @property
     def _capability(self) -> tuple[int, int]:
@@ -207,11 +187,6 @@ class GpuProfile(pydantic.BaseModel):
 
 def _refused(message: str) -> BadInput:
     return BadInput(f"gpu: {message}")
-
-
-def profile_names() -> tuple[str, ...]:
-    """Return the names of the shipped profiles, sorted."""
-    return tuple(sorted(path.stem for path in package_folder("gpu_profiles").glob("*.yaml")))
 
 
 def profile_bytes(name_or_path: str, refusal: Callable[[str], BadInput] = _refused, neighbours_in: Path | None = None) -> bytes:
@@ -233,15 +208,29 @@ def load_profile(
     An unknown name (as `refusal` says it), an unreadable file and a file that is no valid profile are `BadInput`.
     """
     content = profile_bytes(name_or_path, refusal, neighbours_in)
-    return documents.validated(documents.document_of(content, name_or_path), GpuProfile)
+    profile = read_profile(content, name_or_path)
+    if profile.compute_capability not in COMPUTE_CAPABILITIES:
+        raise documents.document_of(content, name_or_path).error(
+            ("compute_capability",),
+            f"'{profile.compute_capability}' is given, which no GPU has; allowed: {', '.join(COMPUTE_CAPABILITIES)}",
+        )
+    return profile
+
+
+def read_profile(content: bytes, where: str) -> GpuProfile:
+    """Read the profile of a GPU that exists, of whatever compute capability: it may be newer than `COMPUTE_CAPABILITIES`.
+
+    What is no valid profile is `BadInput`; `where` is the file's name in it.
+    """
+    return documents.validated(documents.document_of(content, where), GpuProfile)
 
 
 def _file_of(name_or_path: str, refusal: Callable[[str], BadInput]) -> Path:
-    names = profile_names()
-    if name_or_path in names:
-        return package_folder("gpu_profiles") / f"{name_or_path}.yaml"
+    if name := shipped_name(name_or_path):
+        return package_folder("gpu_profiles") / f"{name}.yaml"
     path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml") and len(path.parts) < 2:
+    if not is_path(name_or_path):
+        names = profile_names()
         nearest = nearest_name(name_or_path, names)
         allowed = f"give one of {', '.join(names)}, or the path of a .yaml file"
         raise refusal(f"no GPU profile is called {shown(name_or_path)}{nearest}; {allowed}")

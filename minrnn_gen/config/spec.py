@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
+from minrnn_gen.config.gpu_names import shipped_name
 from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
 
@@ -121,6 +122,11 @@ class Spec(BaseModel):
             raise ValueError(f"{shown(value)} is given; allowed: a name or a path in one line{hint}")
         return value
 
+    @field_validator("gpu")
+    @classmethod
+    def _as_the_profile_is_called(cls, gpu: str | None) -> str | None:
+        return gpu and (shipped_name(gpu) or gpu)
+
     @field_validator("heads")
     @classmethod
     def _heads_divide(cls, heads: int, info: ValidationInfo) -> int:
@@ -192,25 +198,69 @@ class Spec(BaseModel):
         return hash(self.canonical())
 
 
+class TorchDtype(Protocol):
+    """A dtype of torch, which a precision may be given as."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether it is one of floating-point numbers."""
+
+
+class SpecKeys(TypedDict, total=False):
+    """The keys of a spec as keywords: what type checkers hold and editors complete."""
+
+    model: str | Mapping[str, Any]
+    hidden_size: int
+    precision: PrecisionName | TorchDtype
+    heads: int
+    state_size: int | None
+    groups: int | None
+    input_size: int | None
+    layout: Literal["BTD", "TBD", "BDT"]
+    direction: Literal["forward", "reverse", "bidirectional"]
+    training: bool
+    batch: int | None
+    time: int | None
+    recurrent_bias: bool | None
+    scan_arithmetic: Literal["linear", "log"]
+    functions: FunctionAccuracy | None
+    fp32_product: Fp32Product
+    recurrent_gradient_clip: float | None
+    gpu: str | None
+
+
 def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **overrides: Any) -> Spec:
     """Return the spec in the YAML file at a path, in a dict, or in another spec, with keys replaced by `overrides`.
 
     Relative paths, overriding ones too, start at the file's folder, or at the working directory for a dict. Whatever is
     wrong with the source, a file that cannot be read included, is `BadInput`.
     """
-    for name in overrides:
-        if name not in Spec.model_fields:
-            known = list(Spec.model_fields)
-            raise BadInput(f"{shown(name)} overrides no key of a spec{nearest_name(name, known)}; allowed: {', '.join(known)}")
-    if isinstance(source, Spec) and not overrides:
+    return overridden_spec(source, {"keyword": overrides})
+
+
+def overridden_spec(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Spec, overrides: Mapping[str, Mapping[str, Any]]
+) -> Spec:
+    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say."""
+    overriding = {key: value for keys in overrides.values() for key, value in keys.items()}
+    known = list(Spec.model_fields)
+    if unknown := [key for key in overriding if key not in known]:
+        named = " and ".join(f"{shown(key)}{nearest_name(key, known)}" for key in unknown)
+        verb = "overrides" if len(unknown) == 1 else "override"
+        raise BadInput(f"{named} {verb} no key of a spec; allowed: {', '.join(known)}")
+    if isinstance(source, Spec) and not overriding:
         return source
-    overrides = dict(_with_named_precision(overrides))
     document, folder = _origin(source)
     if "equations" in document.data and "model" not in document.data:
         raise document.error(("equations",), _NO_SPEC)
-    replaced = document_from_mapping(overrides, document.where).data
+    replaced: dict[str, Any] = {}
+    origins = dict(document.origins)
+    for origin, keys in overrides.items():
+        place = origin if document.lines else document.where  # a dict and the keywords with it are one place to the caller
+        replaced |= document_from_mapping(_with_named_precision(keys), place).data
+        origins |= dict.fromkeys(keys, place)
     lines = {path: line for path, line in document.lines.items() if path[0] not in replaced}
-    document = Document(document.where, {**document.data, **replaced}, lines)
+    document = Document(document.where, {**document.data, **replaced}, lines, origins=origins)
     spec = validated(document, Spec)
     spec._document, spec._folder = document, folder
     return spec
@@ -228,7 +278,8 @@ def spec_schema() -> dict[str, Any]:
 
 def _origin(source: object) -> tuple[Document, Path]:
     if isinstance(source, Spec):
-        return Document(source.where, source.model_dump(), source.document.lines), source.folder
+        said = source.document
+        return Document(said.where, source.model_dump(), said.lines, origins=said.origins), source.folder
     if isinstance(source, Mapping):
         return document_from_mapping(_with_named_precision(source)), Path.cwd()
     if not isinstance(source, str | os.PathLike):

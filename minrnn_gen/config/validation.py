@@ -1,44 +1,93 @@
-"""What pydantic found wrong with plain data, as one sentence: the value, what is allowed, the nearest valid spelling."""
+"""What pydantic violated wrong with plain data, as sentences: the value, what is allowed, the nearest valid spelling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
 
-from minrnn_gen.errors import nearest_name, shown
+from minrnn_gen.errors import nearest_name, nearest_of, shown
 
 _JsonSchema = Mapping[str, Any]
 _Path = tuple[str | int, ...]
 
+# What a number of another unit is multiplied by.
+_MULTIPLES: dict[str, dict[str, float]] = {
+    "bytes": {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    "bytes per second": {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12},
+    "ns": {"us": 1e3},
+    "us": {"ns": 1e-3, "ms": 1e3},
+    "Hz": {"kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
+}
 _PLAIN_TYPES = {"string": "text", "boolean": "true or false", "null": "null", "object": "a mapping"}
 
 
-def first_violation(
-    error: pydantic.ValidationError, model: type[pydantic.BaseModel], data: Mapping[str, Any]
-) -> tuple[_Path, str]:
-    """Return the key path and the sentence of the violation to mend first.
+@dataclass(frozen=True)
+class Violation:
+    """What is wrong with the value at a key path, as a sentence without its place."""
 
-    An unknown key comes first and a missing one last: a misspelt key is both, and its spelling is what must be mended.
+    path: _Path
+    message: str
+
+
+def violations(error: pydantic.ValidationError, model: type[pydantic.BaseModel], data: Mapping[str, Any]) -> list[Violation]:
+    """Return what is wrong, one violation for each key, those to mend first first.
+
+    Unknown keys come first and missing ones last: a misspelt key is both, and counts once, as its spelling. What is allowed
+    where a key is unknown is said once.
     """
     rank = {"extra_forbidden": 0, "missing": 2}
-    violation = min(error.errors(include_url=False), key=lambda violation: rank.get(violation["type"], 1))
     root = model.model_json_schema()
-    path, value = _located(violation["loc"], data)
-    kind = violation["type"]
-    if kind == "extra_forbidden":
-        known = [key for branch in _branches(_schema_at(root, root, path[:-1]), root) for key in branch.get("properties", {})]
-        return path, f"unknown key{nearest_name(path[-1], known)}; allowed: {', '.join(known)}"
+    violated: list[Violation] = []
+    misspelt: set[_Path] = set()
+    for violation in sorted(error.errors(include_url=False), key=lambda violation: rank.get(violation["type"], 1)):
+        path, value = _located(violation["loc"], data)
+        if violation["type"] == "missing":
+            path = (*path, violation["loc"][-1])
+        # Each branch of a union is violated by itself.
+        if path in misspelt or any(_is_within(path, other.path) or _is_within(other.path, path) for other in violated):
+            continue
+        if violation["type"] == "extra_forbidden":
+            branches = _branches(_schema_at(root, root, path[:-1]), root)
+            known = [key for branch in branches for key in branch.get("properties", {})]
+            if nearest := nearest_of(path[-1], known):
+                misspelt.add((*path[:-1], nearest))
+            is_first = not any(other.path[:-1] == path[:-1] for other in violated)
+            allowed = f"; allowed: {', '.join(known)}" if is_first else ""
+            violated.append(Violation(path, f"unknown key{nearest_name(path[-1], known)}{allowed}"))
+        else:
+            violated.append(Violation(path, _message(violation, path, value, root)))
+    return violated
+
+
+def _is_within(path: _Path, outer: _Path) -> bool:
+    return path[: len(outer)] == outer
+
+
+def _message(violation: Any, path: _Path, value: Any, root: _JsonSchema) -> str:
+    """Return what is wrong with a value that is given, or missing."""
+    kind, schema = violation["type"], _schema_at(root, root, path)
     if kind == "missing":
-        path = (*path, violation["loc"][-1])
-        return path, f"this key is missing; give {_allowed(_schema_at(root, root, path), root)}"
+        return f"this key is missing; give {_allowed(schema, root)}"
     if kind in ("value_error", "assertion_error"):
-        return path, " ".join(str(violation["ctx"]["error"]).split())
-    schema = _schema_at(root, root, path)
+        return " ".join(str(violation["ctx"]["error"]).split())
     if not schema or violation["loc"][-1] == "[key]":
-        return path, f"{shown(value)} is given: {violation['msg']}"
-    return path, f"{shown(value)} is given{nearest_name(value, _choices(schema, root))}; allowed: {_allowed(schema, root)}"
+        return f"{shown(value)} is given: {violation['msg']}"
+    hint = nearest_name(value, _choices(schema, root)) + _in_another_unit(value, schema, root)
+    return f"{shown(value)} is given{hint}; allowed: {_allowed(schema, root)}"
+
+
+def _in_another_unit(value: Any, schema: _JsonSchema, root: _JsonSchema) -> str:
+    """Return " (227 KiB would be 232,448 bytes)" for a number that is within bounds in another unit, or the empty string."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    for branch in _branches(schema, root):
+        for unit, multiple in _MULTIPLES.get(branch.get("unit", ""), {}).items():
+            if branch["minimum"] <= value * multiple <= branch["maximum"]:
+                return f" ({value:g} {unit} would be {number_text(value * multiple)} {branch['unit']})"
+    return ""
 
 
 def _located(loc: _Path, data: Any) -> tuple[_Path, Any]:
@@ -89,7 +138,11 @@ def _allowed_by_branch(schema: _JsonSchema, root: _JsonSchema) -> str:
         return str(schema["const"])
     kind = schema.get("type")
     if kind in ("integer", "number"):
-        return ("an integer" if kind == "integer" else "a number") + _range(schema, "minimum", "maximum")
+        text = "an integer" if kind == "integer" else "a number"
+        if "unit" not in schema:
+            return text + _range(schema, "minimum", "maximum")
+        least, most = number_text(schema["minimum"]), number_text(schema["maximum"])
+        return f"{text} from {least} to {most} {schema['unit']} ({schema['reason']})"
     if kind == "array":
         per_item = f", each {_allowed(schema['items'], root)}" if "items" in schema else ""
         return "a list" + _range(schema, "minItems", "maxItems", " items") + per_item
@@ -98,6 +151,11 @@ def _allowed_by_branch(schema: _JsonSchema, root: _JsonSchema) -> str:
         text += _range(schema, "minLength", "maxLength", " characters")
         text += f" matching {schema['pattern']}" if "pattern" in schema else ""
     return text
+
+
+def number_text(number: float) -> str:
+    """Return a number with a unit: 1,024 or 1e+14."""
+    return f"{number:g}" if isinstance(number, float) and (number >= 1e6 or number % 1) else f"{number:,.0f}"
 
 
 def _range(schema: _JsonSchema, least_key: str, most_key: str, unit: str = "") -> str:

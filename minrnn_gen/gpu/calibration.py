@@ -11,7 +11,7 @@ from minrnn_gen.build.output_files import write_output
 from minrnn_gen.build.store import cache_folder
 from minrnn_gen.build.trust import make_private_folder
 from minrnn_gen.config import documents
-from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile
+from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, profile_bytes, read_profile
 from minrnn_gen.errors import BadInput
 
 LOG = logging.getLogger("minrnn_gen")
@@ -31,7 +31,7 @@ def calibrated(profile: GpuProfile) -> GpuProfile:
     if not path.is_file():
         return profile
     try:
-        measured = load_profile(str(path))
+        measured = read_profile(profile_bytes(str(path)), str(path))
         if measured.name != profile.name:
             raise BadInput(f"{path}: is of {measured.name}, not of {profile.name}; run 'minrnn-gen calibrate' again")
         rates = {field: value for field in MEASURED if (value := getattr(measured, field)) is not None}

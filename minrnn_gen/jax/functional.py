@@ -110,7 +110,7 @@ def _operands(
     if kernel.interface.has_vectors:
         raise BadInput(
             f"{kernel.builder.cell_source.name} has n values per channel, which JAX's functions do not take yet; call its "
-            "kernel, minrnn_gen.compile(…), with arrays in host memory"
+            "kernel, minrnn_gen.compile(…), with arrays of NumPy, CuPy or torch"
         )
     arrays = arguments._replace(
         x=as_array(arguments.x, "x_t" if single_step else "x"),

@@ -73,8 +73,8 @@ def architecture_of(
     source = cell_source_of(first)
     if source.has_vectors:
         raise BadInput(
-            f"{source.name} has n values per channel, which layers do not take yet; call its kernel, minrnn_gen.compile(…), "
-            "with arrays in host memory"
+            f"{source.name} has n values per channel, which layers do not take yet; call its kernel, minrnn_gen.compile(…), or "
+            "minrnn_gen.torch.recurrence with it"
         )
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:

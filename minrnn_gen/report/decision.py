@@ -104,7 +104,11 @@ def _values(plan: KernelPlan, solution: Solution) -> str:
 
 
 def _how_combined(plan: KernelPlan) -> str:
-    rates = f"by datasheets: {', '.join(plan.assumed_rates)}" if plan.assumed_rates else "every rate of the GPU was measured"
+    rates = (
+        f"not measured on this GPU: {', '.join(plan.assumed_rates)}"
+        if plan.assumed_rates
+        else "every rate of the GPU was measured"
+    )
     how = "by terms that partly overlap" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "the sum of its terms"
     return f"{plan.predicted_total_us:,.1f} us for batch {plan.batch}, time {plan.time}, {how}; {rates}."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -29,8 +29,17 @@ _VECTORS_FROM = len(Names._fields) - 1
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
+# A tensor, or a PackedSequence: the output is what the input is.
+Sequences = TypeVar("Sequences")
+
+
 class LayerStack:
     """Layers of one architecture, called; a module besides, which has the parameters and the attributes below."""
+
+    if TYPE_CHECKING:  # torch.nn.Module's call has no types
+
+        def __call__(self, input: Sequences, hx: Any = None, **keywords: Any) -> tuple[Sequences, Any]:
+            """Return (output, h_n)."""
 
     _made: Architecture
     _parameters: dict[str, Any]

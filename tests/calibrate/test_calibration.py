@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from minrnn_gen.calibrate import calibrate as calibrate_module
 from minrnn_gen.calibrate.calibrate import calibrate
+from minrnn_gen.config.gpu_bounds import BOUNDS
 from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile, profile_names
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, profile_text, with_rates, write_calibration
 from minrnn_gen.plan.gpu_rates import scales_of
 
-RATES = st.fixed_dictionaries({field: st.floats(1e-3, 1e9) for field in MEASURED})
+RATES = st.fixed_dictionaries({field: st.floats(BOUNDS[field].least, min(BOUNDS[field].most, 3e11)) for field in MEASURED})
 SOURCE = "measured: on a GPU, #1: with \"quotes\" and 'others'"
 
 
@@ -46,7 +47,7 @@ def test_a_profile_is_read_as_it_was_written(
 def test_only_what_was_measured_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     h200, path = load_profile("h200"), calibration_path("h200")
     assert calibrated(h200) is h200
-    other = measured(h200.model_copy(update={"sm_count": 7, "l2_bytes": 1}), launch_us=3.0, memory_latency_ns=500.0)
+    other = measured(h200.model_copy(update={"sm_count": 7, "l2_bytes": 2**20}), launch_us=3.0, memory_latency_ns=500.0)
     write_calibration(other, path)
     found = calibrated(h200)
     assert (found.launch_us, found.memory_latency_ns, found.sm_count) == (3.0, 500.0, 132)
@@ -91,7 +92,7 @@ def test_explain_says_what_is_assumed() -> None:
     import minrnn_gen
 
     text = minrnn_gen.compile({"model": "min_gru", "hidden_size": 32, "gpu": "l4", "training": False}).explain()
-    assert "by datasheets: copy_bandwidth_bytes_per_s, launch_us" in text and "minrnn-gen calibrate" in text
+    assert "not measured on this GPU: copy_bandwidth_bytes_per_s, launch_us" in text and "minrnn-gen calibrate" in text
     assert "cluster_exchange_ns" not in text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -186,9 +188,14 @@ WRONG = [
     ("h[t] = W.h + sigmoid(W)", 1, 22, "'W' needs a gate; write W.<gate>"),
     ("h[t] = tanh(R) + W.h", 1, 13, "'R' needs a gate; write R.<gate>"),
     ("h[t] = W.h + R.h[t-1]", 1, 14, "a state is written h[t-1] or h[t]"),
-    ("h[t] = W.h\nz = sigmoid(W.z)", 2, 1, "z reaches neither the output nor a state that does; use it, or remove"),
+    (
+        "h[t] = W.h\nz = sigmoid(W.z)",
+        2,
+        1,
+        "z reaches neither the output, which is h[t], the first state, nor a state that does",
+    ),
     ("z = W.z\nu = z\nh[t] = W.h", 2, 1, "u reaches neither the output"),
-    ("h[t] = W.h\nc[t] = c[t-1] + W.h", 2, 1, "c[t] reaches neither the output nor a state that does"),
+    ("h[t] = W.h\nc[t] = c[t-1] + W.h", 2, 1, "c[t] reaches neither the output, which is h[t], the first state,"),
     ("h[t] = W.h\nc[t] = d[t-1]\nd[t] = c[t-1] + h[t]", 2, 1, "c[t] reaches neither the output"),
     ("h[t] = W.h + R[t-1]", 1, 14, "'R' cannot be a state's name"),
     ("__import__('os')", 1, 12, 'the character "\'" has no meaning'),
@@ -248,6 +255,21 @@ def test_what_is_no_equation_is_one_sentence_with_its_place(text: str, line: int
     message = str(caught.value)
     assert fragment in message and "\n" not in message
     assert message.startswith(f"<dict>: model.equations: line {line}, column {column}: ")
+
+
+@pytest.mark.parametrize("states", list(itertools.permutations("hcg")), ids="".join)
+@pytest.mark.parametrize("axis", ["", "n"])
+def test_a_message_names_the_default_output_and_its_advice_mends_the_cell(states: tuple[str, ...], axis: str) -> None:
+    """Each state reads those above it: the last alone may be the output, and by default the first is."""
+    above = [f"{name}[t]" for name in states]
+    lines = [f"{name}[t] = {' + '.join([f'{name}[t-1]', *above[:index]])} + W.x" for index, name in enumerate(states)]
+    cell: dict[str, Any] = {"equations": "\n".join(lines)}
+    if axis:  # the first state is one value per channel, so that it can be the output
+        cell["states"] = {name: 1 if name == states[0] else "n" for name in states}
+    with pytest.raises(BadInput, match=rf"which is {states[0]}\[t\], the first state,") as caught:
+        cell_of(**cell)
+    (advised,) = re.findall(r"add `output: ([^`]*)`", str(caught.value))
+    assert ex.current(states[-1]) in ex.symbols_of(cell_of(**cell, output=advised).output)
 
 
 INDEX_PIECES = ["t", "t", " - ", "-", "+", "*", "1", "1", "1.0", "0", "1e0", "True", "False", "None", "(", ")", " ", "01"]
@@ -356,7 +378,7 @@ equations: |
 @pytest.mark.parametrize(
     ("keys", "more", "start"),
     [
-        ("", "  u    = z", "cell.yaml:8:3: u reaches neither the output nor a state that does"),
+        ("", "  u    = z", "cell.yaml:8:3: u reaches neither the output, which is h[t], the first state, nor"),
         ("", "  c[t] = R(h[t-1])", "cell.yaml:8:10: R takes no argument"),
         ("output: z * h[t]", "", "cell.yaml:3:9: with R the output must be a state"),
         ("output: 'z * tanh(W)'", "", "cell.yaml:3:19: 'W' needs a gate"),

@@ -118,7 +118,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "h[t] = W.f * h[t-1] + W.x",
         H,
-        "the output is one value per channel, but h[t] has the axis n; give an output that adds over n, such as",
+        "but h[t], the output because it is the first state, has the axis n; give an output that adds over n, such as",
     ),
     (
         "h[t] = W.f * h[t-1] + S.b",

@@ -392,9 +392,6 @@ def test_cells_show_derives_the_gradient(command: Command) -> None:
     shown = command("cells", "show", file).out
     assert all(f"    {line}\n" in shown for line in (*report["equations"], *report["gradient"]))
     assert command("cells", "show", "lstm", "--json").json["saved_states"] == ["c"]
-    page = (EXAMPLES.parent / "docs" / "cells.md").read_text(encoding="utf-8")
-    block = page.partition("<!-- shown -->")[2].partition("<!-- end of shown -->")[0]
-    assert block.split("\n") == ["", *(f"    {line}".rstrip() for line in shown.splitlines() if "kernels" not in line), "", ""]
 
 
 @pytest.mark.usefixtures("nvrtc")

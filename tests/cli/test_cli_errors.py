@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -20,6 +21,7 @@ from support.examples import examples
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
+from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import ToolchainMissing
 
 SPEC = str(EXAMPLES / "min_gru.yaml")
@@ -39,6 +41,8 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
         (["compile", SPEC, "--set", "hidden_size='512'"], 2, "'512'"),
         (["compile", SPEC, "--set", "hidden_size=1000000000"], 2, "1048576"),
         (["compile", SPEC, "--set", "heads=7"], 2, "nearest is 8"),
+        (["compile", SPEC, "--set", "training=yes"], 2, "error: --set: training: 'yes' is given; allowed: true or false"),
+        (["compile", SPEC, "--set", "hiden_size=3", "--set", "precison=fp32"], 2, "and 'precison' (did you mean 'precision'?)"),
         (["compile", SPEC, "--set", "hidden_size"], 2, "KEY=VALUE"),
         (["compile", SPEC, "--set", "heads=1", "--set", "heads=2"], 2, "twice"),
         (["compile", SPEC, "--set", "heads=1\nlayout: TBD"], 2, "several lines"),
@@ -77,8 +81,17 @@ def test_an_unknown_gpu_is_said_of_the_line_that_names_it(command: Command, tmp_
     assert "error: --gpu: no GPU profile is called 'h1000'" in command("compile", SPEC, "--gpu", "h1000").error
 
 
+@pytest.mark.parametrize("key", list(Spec.model_fields))
+def test_a_wrong_value_is_the_fault_of_who_gave_it(command: Command, tmp_path: Path, key: str) -> None:
+    (tmp_path / "wrong.yaml").write_text(f"{Path(SPEC).read_text(encoding='utf-8')}\nlayout: [1]\n")
+    assert command("explain", SPEC, "--set", f"{key}=[1]").error.startswith(f"error: --set: {key}: [1] is given")
+    if key != "layout":
+        both = command("explain", tmp_path / "wrong.yaml", "--set", f"{key}=[1]").error
+        assert f"--set: {key}: [1] is given" in both and re.search(r"wrong.yaml:\d+: layout|also line \d+: layout", both)
+
+
 def test_infeasible_names_the_constraint(command: Command, tmp_path: Path) -> None:
-    tiny = load_profile("t4").model_dump() | {"name": "tiny", "registers_per_thread_max": 8}
+    tiny = load_profile("t4").model_dump() | {"name": "tiny", "registers_per_thread_max": 16}
     (tmp_path / "tiny.yaml").write_text(json.dumps(tiny))
     answer = command("compile", SPEC, "--gpu", tmp_path / "tiny.yaml", "--json")
     assert (answer.status, answer.json["exit_status"]) == (1, 1)

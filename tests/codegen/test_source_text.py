@@ -20,7 +20,7 @@ from minrnn_gen.build import builder as build
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.cell.cuda_names import PREFIX
-from minrnn_gen.codegen.header import comment
+from minrnn_gen.codegen.header import comment, folded
 from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.config.spec import load_spec
@@ -206,7 +206,33 @@ def test_an_equation_is_shown_as_it_was_written() -> None:
     assert "//   h[t] = W.a * h[t-1] + W.b  # a note" in source
 
 
-def test_the_spec_in_the_header_is_the_whole_spec() -> None:
+def test_the_spec_in_the_header_is_the_whole_spec_and_no_word_is_cut() -> None:
     header = rendered_case("min_gru", hidden_size=96, batch=3).header
     unfolded = "".join(line.removeprefix("  ") for line in header)
-    assert builder_of("min_gru", hidden_size=96, batch=3).spec.canonical() in unfolded
+    spec = builder_of("min_gru", hidden_size=96, batch=3).spec.canonical()
+    assert spec in unfolded
+    words = re.findall(r"[^ ,]+", spec)
+    assert [word for line in header for word in re.findall(r"[^ ,]+", line) if word in words] == words
+
+
+@given(st.text(" ,ab", max_size=300) | st.lists(st.text("abc", min_size=1, max_size=40)).map(",".join), st.integers(8, 60))
+def test_folded_text_is_the_text_and_only_words_that_fit_no_line_are_cut(text: str, columns: int) -> None:
+    lines = folded(text, columns)
+    assert "".join(lines) == text
+    for line, following in itertools.pairwise(lines):
+        word = re.search(r"[^ ,]*$", line)[0] + re.match(r"[^ ,]*", following)[0]  # type: ignore[index]
+        assert not line or line[-1] in " ," or len(word) >= columns or len(line) == columns
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "step"])
+@pytest.mark.parametrize(("model", "layout"), [("min_gru", "BTD"), ("min_gru", "BDT"), ("ind_rnn", "BTD")])
+def test_a_line_has_one_comment_and_the_header_is_narrow(model: str, kernel_pass: Any, layout: str) -> None:
+    rendered = rendered_case(model, kernel_pass=kernel_pass, layout=layout)
+    assert [line for line in rendered.source.splitlines() if re.search(r"\S//|//.*\S.*//", line)] == []
+    assert all(len(line) <= 125 for line in rendered.header)
+
+
+def test_no_template_swallows_the_end_of_a_comment() -> None:
+    """Without the +, Jinja takes the line break after a tag, and the next line goes on with the comment."""
+    for path in package_folder("templates").rglob("*.j2"):
+        assert not re.search(r"(?m)^\s*//.*[^+]%\}$", path.read_text(encoding="utf-8")), path

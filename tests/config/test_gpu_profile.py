@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.documentation import ROOT, code, table
 
+from minrnn_gen.config.documents import Document, validated
+from minrnn_gen.config.gpu_bounds import BOUNDS, COMPUTE_CAPABILITIES
 from minrnn_gen.config.gpu_profile import (
     DEFAULT_GPU,
     GpuProfile,
@@ -18,7 +21,10 @@ from minrnn_gen.config.gpu_profile import (
     profile_bytes,
     profile_for_device,
     profile_names,
+    shipped_name,
 )
+from minrnn_gen.config.spec import load_spec
+from minrnn_gen.config.validation import number_text
 from minrnn_gen.errors import BadInput
 
 NAMES = profile_names()
@@ -156,11 +162,29 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         (r"^  sm_count: .*\n", "", "sm_count has no source"),
         (r"^  sm_count: .*", "  sm_count: ' '", "sm_count has no source"),
         (r"^  l2_bytes: ", "  l2_bites: x\n  l2_bytes: ", "did you mean 'l2_bytes'?"),
-        (r"^copy_bandwidth_bytes_per_s: .*\n", "", "copy_bandwidth_bytes_per_s"),
+        (
+            r"^copy_bandwidth_bytes_per_s: .*\n",
+            "",
+            "copy_bandwidth_bytes_per_s is missing, but sources says where it comes from",
+        ),
+        (r"^launch_us: .*\n", "", "launch_us is missing, but sources says where it comes from; give the number"),
+        (r"^memory_bandwidth_bytes_per_s: .*", "memory_bandwidth_bytes_per_s: 4.8e+15", "from 2e+10 to 1e+14 bytes per second"),
+        (
+            r"^memory_bandwidth_bytes_per_s: .*",
+            "memory_bandwidth_bytes_per_s: 4800",
+            "(4800 GB/s would be 4.8e+12 bytes per sec",
+        ),
+        (r"^shared_bytes_per_block_max: .*", "shared_bytes_per_block_max: 227", "(227 KiB would be 232,448 bytes); allowed"),
+        (
+            r"^shared_bytes_reserved_per_block: .*",
+            "shared_bytes_reserved_per_block: 1",
+            "no multiple of shared_unit_bytes, 128",
+        ),
+        (r'^compute_capability: "9.0"', 'compute_capability: "15.0"', "'15.0' is given, which no GPU has; allowed: 7.5, 8.0"),
         (r"^copy_bandwidth_bytes_per_s: .*", "copy_bandwidth_bytes_per_s: 5.0e+12", "memory_bandwidth_bytes_per_s"),
         (r"^shared_bytes_per_block_max: .*", "shared_bytes_per_block_max: 233472", "shared_bytes_per_sm"),
         (r"^max_threads_per_block: .*", "max_threads_per_block: 4096", "max_threads_per_sm"),
-        (r"^max_threads_per_sm: .*", "max_threads_per_sm: 2047", "whole warps"),
+        (r"^max_threads_per_sm: .*", "max_threads_per_sm: 2047", "no multiple of warp_threads, 32"),
         (r"^registers_per_block_max: .*", "registers_per_block_max: 131072", "registers_per_sm"),
         (r"^cluster_size_portable_max: .*", "cluster_size_portable_max: 32", "cluster_size_max"),
         (r'^compute_capability: "9.0"', 'compute_capability: "8.0"', "clusters need compute capability 9.0"),
@@ -168,6 +192,69 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_one_sentence_with_file_and_key(broken: Broken, pattern: str, replacement: str, key: str) -> None:
     assert key in broken(pattern, replacement)
+
+
+@pytest.mark.parametrize("field", [field for field in BOUNDS if field != "shared_bytes_reserved_per_block"])
+@pytest.mark.parametrize("factor", [1000, 1 / 1000])
+def test_a_number_a_thousand_times_off_is_refused_with_its_unit(field: str, factor: float) -> None:
+    for name in NAMES:
+        shipped = load_profile(name).model_dump(mode="json", exclude_none=True)
+        if field in shipped:
+            number = type(shipped[field])(shipped[field] * factor)
+            with pytest.raises(BadInput) as caught:
+                validated(Document("mine.yaml", {**shipped, field: number}), GpuProfile)
+            assert re.match(rf"mine.yaml: {field}: .* given.*; allowed: .* {BOUNDS[field].unit} \(", one_sentence(caught.value))
+
+
+def test_every_number_has_bounds_a_unit_and_a_reason() -> None:
+    """As the page of profiles has them: the table's rows are the fields."""
+    schema = GpuProfile.model_json_schema()["properties"]
+    numbers = set().union(*(load_profile(name)._numbers() for name in NAMES)) - {"warp_threads"}
+    assert numbers == set(BOUNDS)
+    rows = {
+        code(row[0])[0]: row[1:]
+        for row in table(ROOT / "docs/gpu-profiles.md", "number", "unit", "least", "greatest", "reason")
+    }
+    bounds = {
+        field: (bound.unit, number_text(bound.least), number_text(bound.most), bound.reason) for field, bound in BOUNDS.items()
+    }
+    assert rows == bounds
+    for field, bound in BOUNDS.items():
+        (number,) = (branch for branch in schema[field].get("anyOf", [schema[field]]) if branch.get("type") != "null")
+        assert (number["unit"], number["reason"], number["maximum"]) == (bound.unit, bound.reason, bound.most)
+
+
+def test_every_architecture_that_nvrtc_compiles_for_is_known() -> None:
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    known = {int(capability.replace(".", "")) for capability in COMPUTE_CAPABILITIES}
+    assert {arch for arch in nvrtc.getSupportedArchs() if arch >= 75} <= known
+    assert {profile.compute_capability for profile in map(load_profile, NAMES)} <= set(COMPUTE_CAPABILITIES)
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    text = profile_bytes("h200").decode().replace("sm_count: 132", "sm_count: 0").replace("l2_bytes: 62914560", "l2_bytes: 60")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_profile(str(path))
+    message = one_sentence(caught.value)
+    assert "sm_count: 0 is given; allowed" in message and "; also line " in message and "60 MiB would be 62,914,560" in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_is_called_as_people_and_the_driver_call_it(name: str) -> None:
+    profile = load_profile(name)
+    called = [name.upper(), name.replace("rtx", "RTX "), *profile.device_names, *map(str.lower, profile.device_names)]
+    called += [device_name.removeprefix("NVIDIA ").removeprefix("GeForce ") for device_name in profile.device_names]
+    for spelling in called:
+        assert shipped_name(spelling) == name
+        assert load_profile(spelling) == profile
+        assert load_spec({"model": "min_gru", "hidden_size": 8, "gpu": spelling}).gpu == name
+
+
+@pytest.mark.parametrize("spelling", ["NVIDIA", "", "h 200.yaml", "x/h200", "H20", "RTX", "h200\n", "NVIDIA GeForce"])
+def test_what_names_no_gpu_is_taken_for_none(spelling: str) -> None:
+    assert shipped_name(spelling) is None
 
 
 def test_each_device_name_belongs_to_one_profile_and_finds_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.config.documents import parse_document
+from minrnn_gen.config.documents import VIOLATION_LIMIT, parse_document
 from minrnn_gen.config.spec import Spec, load_spec, spec_schema
 from minrnn_gen.errors import BadInput
 
@@ -198,15 +199,43 @@ def test_overrides_replace_keys_and_are_checked(tmp_path: Path) -> None:
     assert load_spec(load_spec(path), precision="fp16").folder == tmp_path
     assert load_spec(load_spec(path, time=5), time=None) == load_spec(path)
     assert (
-        refusal(path, hiden_size=4) == f"'hiden_size' overrides no key of a spec (did you mean 'hidden_size'?); allowed: {KEYS}"
+        refusal(path, hiden_size=4) == f"'hiden_size' (did you mean 'hidden_size'?) overrides no key of a spec; allowed: {KEYS}"
     )
+    both = "'hiden_size' (did you mean 'hidden_size'?) and 'q' override no key of a spec"
+    assert refusal(path, hiden_size=4, q=5) == f"{both}; allowed: {KEYS}"
     assert refusal(path, source=4).startswith("'source' overrides no key of a spec")
-    assert refusal(path, hidden_size="8").endswith("a.yaml: hidden_size: '8' is given; allowed: an integer from 1 to 1048576")
+    # What the keyword gave is no fault of the file.
+    assert refusal(path, hidden_size="8") == "keyword: hidden_size: '8' is given; allowed: an integer from 1 to 1048576"
     # The line is that of heads, which the file has; the override made it wrong.
     assert refusal(path, hidden_size=6).endswith(
         "a.yaml:3: heads: 4 does not divide hidden_size 6; allowed: a divisor, the nearest is 3"
     )
-    assert refusal(path, model=object()).startswith(shortened(path) + ": model: a builtins.object is given; allowed: str, ")
+    assert refusal(path, model=object()).startswith("keyword: model: a builtins.object is given; allowed: str, ")
+
+
+WRONG_BY_KEY = {key: [1] for key in Spec.model_fields if key != "model"}
+
+
+def test_everything_wrong_with_a_spec_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("modle: min_gru\nhiden_size: 8\nprecison: fp32\nheads: x\nq: 1\n")
+    assert refusal(path) == (
+        f"{shortened(path)}:1: modle: unknown key (did you mean 'model'?); allowed: {KEYS}; "
+        "also line 2: hiden_size: unknown key (did you mean 'hidden_size'?); "
+        "also line 3: precison: unknown key (did you mean 'precision'?); also line 5: q: unknown key; "
+        "also line 4: heads: 'x' is given; allowed: an integer from 1 to 1048576"
+    )
+    path.write_text("heads: x\n")
+    assert refusal(path, batch="y").count("; also ") == 3  # batch, and both keys that are missing
+    assert "; also keyword: batch: 'y' is given" in refusal(path, batch="y")
+
+
+@given(st.sets(st.sampled_from(sorted(WRONG_BY_KEY)), min_size=1))
+def test_each_wrong_key_is_named_and_beyond_some_their_number(keys: set[str]) -> None:
+    message = refusal({"model": "min_gru", "hidden_size": 8, **{key: WRONG_BY_KEY[key] for key in keys}})
+    said = [sentence for sentence in message.split("; also ") if "[1] is given" in sentence]
+    more = re.search(r"; and (\d+) more$", message)
+    assert len(said) + int(more[1] if more else 0) == len(keys) and (not more or len(said) == VIOLATION_LIMIT)
 
 
 def test_a_spec_knows_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +255,7 @@ def test_a_spec_knows_where_it_came_from(tmp_path: Path, monkeypatch: pytest.Mon
     assert hash(from_dict) == hash(spec)
     overridden = load_spec(spec, model="min_gru", gpu="h200")
     assert str(overridden.error("hidden_size", "m")) == "specs/a.yaml:1: hidden_size: m"
-    assert str(overridden.error("model", "m")) == "specs/a.yaml: model: m"
+    assert str(overridden.error("model", "m")) == "keyword: model: m"
     assert Spec(model="min_gru", hidden_size=4).where == "<dict>"
 
 

@@ -61,7 +61,7 @@ def answer(read: Callable[[], Spec]) -> Spec | None:
     except BadInput as error:
         message = str(error)
         assert message.isprintable(), message
-        assert 10 < len(message) < 400, message
+        assert all(10 < len(sentence) < 400 for sentence in message.split("; also ")), message
         return None
 
 

@@ -87,7 +87,8 @@ def extreme_numbers(draw: st.DrawFn) -> dict[str, Any]:
 def test_extreme_numbers_are_refused_in_one_sentence_or_planned_for(changes: dict[str, Any], model: str) -> None:
     refusal = planned(changes, model)
     if refusal is not None:
-        assert "\n" not in refusal and refusal.startswith("profile.yaml") and len(refusal) < 400
+        sentences = refusal.split("; also ")
+        assert "\n" not in refusal and refusal.startswith("profile.yaml") and all(len(sentence) < 400 for sentence in sentences)
 
 
 @pytest.mark.parametrize(
