@@ -1,5 +1,7 @@
 """`make fuzz`: drawn cells and calls, on the CPU target and as emulated kernels, held against the oracle until it is stopped.
 
+In torch, each array of a call is changed between forward and backward too.
+
 A failure is shrunk, printed with how to repeat it, and ends the run; `.hypothesis` keeps it for the next.
 """
 
@@ -16,6 +18,11 @@ from support.drawn_calls import Subject, check
 from support.drawn_cells import DrawnCall, DrawnCell, calls, cells
 
 from minrnn_gen.errors import Infeasible
+
+try:
+    from support.changed_arrays import silently_wrong
+except ModuleNotFoundError:  # without torch nothing is recorded
+    silently_wrong = None  # type: ignore[assignment]
 
 ROUND_EXAMPLES = 25
 
@@ -40,6 +47,8 @@ def main() -> int:
             except Infeasible:  # too many operations for any candidate
                 assume(False)
             assert not verdict.wrong, (target, cell.document, verdict.wrong)
+            if target == "cpu" and silently_wrong is not None:
+                assert not (changed := silently_wrong(subject)), ("changed before the backward", cell.document, changed)
             judged, total, examples = judged + verdict.judged, total + verdict.total, examples + 1
 
     started = time.monotonic()
