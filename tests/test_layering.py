@@ -96,7 +96,7 @@ OWNERS = {
         "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.layers "
         "benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans benchmarks.contenders.selective_scans "
         "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
-        "compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
+        "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.recurrent_gemma compat.transformers_mamba compat.xlstm"
     ),
     "jax": "jax.* benchmarks.contenders.baselines benchmarks.contenders.jax_calls benchmarks.contenders.jax_equations",
@@ -121,7 +121,7 @@ OWNERS = {
 }
 
 # Folders that are imported by their name alone.
-DOORS = {"torch", "jax"}
+DOORS = {"torch", "jax", "compat.accelerated_scan"}
 
 # What takes long to import stays out of the way of a request that is already in the cache.
 HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "torch", "jax"}

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from minrnn_gen.api import compile
-from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.functional import recurrence
 from minrnn_gen.torch.raw_scan import scan
-from minrnn_gen.torch.tensors import check_tensor, integers_in
+from minrnn_gen.torch.tensors import check_devices, check_shape, integers_in
 
 _CELL = {"name": "log_gated", "gates": ["g", "x"], "states": ["h"], "equations": "h[t] = exp(W.g) * h[t-1] + W.x"}
 
@@ -28,27 +27,21 @@ def fused_recurrent_hgrn(
     of x, the final state that of the arithmetic: float32, or float64. Where g has another dtype than x, the wider one is
     computed in. Raises BadInput for tensors that do not fit.
     """
-    for name, tensor in (("x", x), ("g", g)):
-        check_tensor(tensor, name)
-        if tensor.dim() != 3:
-            raise BadInput(f"{name} has shape {list(tensor.shape)}; 3 axes [batch, time, channels] are expected")
-    if x.shape != g.shape:
-        raise BadInput(f"g has shape {list(g.shape)}; that of x, {list(x.shape)}, is expected")
-    if x.dtype not in PRECISIONS or g.dtype not in PRECISIONS:
-        raise BadInput(f"x has dtype {x.dtype} and g {g.dtype}; float64, float32, float16 or bfloat16 is expected")
+    check_shape(x, "x", ("batch" if cu_seqlens is None else 1, "time", "channels"))
+    check_shape(g, "g", tuple(x.shape))
+    ends = integers_in(cu_seqlens, "cu_seqlens")
+    sequences = x.shape[0] if ends is None else ends.numel() - 1
+    if initial_state is not None:
+        check_shape(initial_state, "initial_state", (sequences, x.shape[2]))
+    check_devices({"x": x, "g": g, "initial_state": initial_state})
     wider = torch.promote_types(x.dtype, g.dtype)
     precision = PRECISIONS[wider]
-    state = None
-    if initial_state is not None:
-        check_tensor(initial_state, "initial_state")
-        if not initial_state.is_floating_point():
-            raise BadInput(f"initial_state has dtype {initial_state.dtype}; {STATES[precision]} is expected")
-        state = initial_state.to(STATES[precision])
+    state = None if initial_state is None else initial_state.to(STATES[precision])
     wide_x, log_gate = x.to(wider), g.to(wider)
-    if cu_seqlens is None:
+    if ends is None:
         o, final = scan(log_gate, wide_x, state, log_a=True)
     else:
-        o, final = _joined(precision, torch.stack((log_gate, wide_x), dim=2), state, integers_in(cu_seqlens, "cu_seqlens"))
+        o, final = _joined(precision, torch.stack((log_gate, wide_x), dim=2), state, ends)
     return o.to(x.dtype), final if output_final_state else None
 
 

@@ -12,7 +12,7 @@ from minrnn_gen.compat.flashrnn_states import stacked
 from minrnn_gen.errors import BadInput
 from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
 from minrnn_gen.torch.functional import recurrence
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.tensors import check_devices, check_real
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -23,7 +23,7 @@ def flashrnn(
     states: Any = None,
     function: str = "lstm",
     config: Any = None,
-    backend: str = "cuda",
+    backend: str = "cuda_fused",
     dtype: str | None = "bfloat16",
 ) -> tuple[Any, Any]:
     """Return (states [S, B, T, N, D], last states [S, B, 1, N, D]), the output first, both in the dtype of Wx.
@@ -58,9 +58,10 @@ def flashrnn(
         states = _ordered(states, "states", request.output_order, OUTPUT)
         sizes = {"S": len(kernel.states), "B": batch, "T": 1, "H": heads, "D": size}
         _check(states, "states", request.output_order, OUTPUT, sizes)
-        rows = states.to(arithmetic_dtype(kernel)).flatten(2).unbind()
+        rows = states.to(arithmetic_dtype(kernel)).flatten(2)
         # m only scales, which FlashRNN says by a gradient of 0.
-        state = {name: row.detach() if name == "m" else row for name, row in zip(kernel.states, rows, strict=True)}
+        state = {name: rows[place].detach() if name == "m" else rows[place] for place, name in enumerate(kernel.states)}
+    check_devices({"Wx": Wx, "R": R, "b": b, "states": states})
     y, final, *every = recurrence(
         kernel,
         Wx.to(storage).flatten(3),
@@ -87,9 +88,7 @@ def _biases(function: str, b: Any) -> tuple[Any, Any]:
 
 def _ordered(tensor: Any, name: str, axis_order: str, wanted: str) -> Any:
     """Return a tensor whose axes are `given` with its axes as `wanted`."""
-    check_tensor(tensor, name)
-    if not tensor.is_floating_point():
-        raise BadInput(f"{name} has dtype {tensor.dtype}; a floating-point one is expected")
+    check_real(tensor, name)
     if tensor.dim() != len(axis_order):
         raise BadInput(f"{name} has shape {list(tensor.shape)}; {len(axis_order)} axes {axis_order} are expected (H: head)")
     return tensor if axis_order == wanted else tensor.permute([axis_order.index(axis) for axis in wanted])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.errors import BadInput
+from minrnn_gen.torch.dispatch import dense_gradients
 
 
 def stacked(y: Any, others: Sequence[Any], names: Sequence[str]) -> Any:
@@ -25,6 +26,7 @@ class _Stacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None]:
+        (gradient,) = dense_gradients([gradient])
         # A slice of one tensor arrives as zeros everywhere else: only the values say what was asked for.
         is_wrong = gradient[1:].any()
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.torch.dispatch import refuse_transforms
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -34,28 +36,17 @@ def selective_scan_fn(
     """Return out, or (out, last state), of h[t] = exp(Δ A) h[t-1] + Δ u B, out = (Σ C h + D u) · silu(z), with all gradients.
 
     u, delta, z and out [batch, dim, T]; A [dim, N], real; B and C the same at all times, [dim, N], or of each step, [batch, N,
-    T] or [batch, groups, N, T]; D and delta_bias [dim]. Δ is delta + delta_bias, through softplus where asked for. Beside
-    theirs: initial_state [batch, dim, N], and gradients of it and of the last state, which have the dtype of the arithmetic,
-    float32 (float64 for float64). Raises BadInput for tensors that do not fit.
+    T] or [batch, groups, N, T]; D and delta_bias [dim]. Δ is delta + delta_bias, through softplus where asked for. In addition
+    to theirs: initial_state [batch, dim, N], and gradients of it and of the last state, which have the dtype of the arithmetic,
+    float32 (float64 for float64). dtypes may differ: the widest is computed in, and out has that of u. There are no gradients
+    of gradients. Raises BadInput for tensors that do not fit.
     """
-    _check_real(u, "u", 3)
-    _check_real(A, "A", 2)
-    batch, dim, time = u.shape
-    for name, tensor in (("delta", delta), ("z", z)):
-        if tensor is not None:
-            _check_shape(tensor, name, (batch, dim, time))
-    has_steps = {name: _has_steps(tensor, name, 3) for name, tensor in (("B", B), ("C", C))}
-    groups = max(_groups(tensor) if has_steps[name] else 1 for name, tensor in (("B", B), ("C", C)))
-    of_steps = {name: _by_group(tensor, name, groups) for name, tensor in (("B", B), ("C", C)) if has_steps[name]}
-    form = _Form(bool(delta_softplus), D is not None, z is not None, has_steps["B"], has_steps["C"])
-    x = torch.stack([delta.to(u.dtype), u, *([] if z is None else [z.to(u.dtype)])], dim=1)
-    initial = None if initial_state is None else initial_state.to(STATES[PRECISIONS[u.dtype]])
-    kernel = _kernel(form, dim, A.shape[1], groups if of_steps else 1, PRECISIONS[u.dtype])
-    parameters = _parameters(kernel, u.dtype, a=A, b=B, c=C, d=D)
-    shared = [of_steps[name.upper()].to(u.dtype).contiguous() for name in kernel.interface.shared]
-    bias = _bias(kernel, delta_bias, u.dtype)
-    out, last = _SelectiveScan.apply(kernel, x, bias, initial, *parameters, *shared)
-    return (out, last) if return_last_state else out
+    sizes = _Sizes.of(u, "u", A, has_time=True)
+    given = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
+    kernel, arrays = _arrays(sizes, given | {"initial_state": initial_state}, bool(delta_softplus))
+    out, last = recurrence(kernel, **arrays)
+    out = out.to(u.dtype)
+    return (out, last["h"]) if return_last_state else out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -70,42 +61,24 @@ def selective_state_update(
     z: Any = None,
     dt_bias: Any = None,
     dt_softplus: bool = False,
+    state_batch_indices: Any = None,
 ) -> Any:
     """Return out [batch, dim] of one step of the scan, and write the state after it into `state` [batch, dim, N].
 
-    x, dt and z [batch, dim]; A [dim, N], real; B and C [batch, N] or [batch, groups, N]; D and dt_bias [dim]. No gradients.
+    x, dt and z [batch, dim]; A [dim, N], real; B and C [batch, N] or [batch, groups, N]; D and dt_bias [dim]. dtypes may
+    differ: the widest is computed in, and out has that of x. There are no gradients. state_batch_indices has to be None.
     Raises BadInput for tensors that do not fit, those of several heads among them.
     """
-    _check_real(x, "x", 2)
-    _check_real(A, "A", 2)
-    _check_shape(state, "state", (*x.shape, A.shape[1]))
-    for name, tensor in (("dt", dt), ("z", z)):
-        if tensor is not None:
-            _check_shape(tensor, name, tuple(x.shape))
-    for name, tensor in (("B", B), ("C", C)):
-        if not _has_steps(tensor, name, 2, with_constant=False):
-            raise BadInput(f"{name} has shape {list(tensor.shape)}; [batch, N] or [batch, groups, N] is expected")
-    groups = max(_groups(tensor, 2) for tensor in (B, C))
+    if state_batch_indices is not None:
+        raise BadInput("state_batch_indices was given, but only None is supported; pass state[indices] and write it back")
+    refuse_transforms()
+    sizes = _Sizes.of(x, "x", A, has_time=False)
+    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
     with torch.no_grad():
-        kernel = _kernel(
-            _Form(bool(dt_softplus), D is not None, z is not None, True, True),
-            x.shape[1],
-            A.shape[1],
-            groups,
-            PRECISIONS[x.dtype],
-        )
-        gates = torch.stack([dt.to(x.dtype), x, *([] if z is None else [z.to(x.dtype)])], dim=1)
-        shared = {name: _by_group(tensor, name, groups, 2).to(x.dtype).contiguous() for name, tensor in (("b", B), ("c", C))}
-        parameters = _parameters(kernel, x.dtype, a=A, d=D)
-        out, after = kernel.step(
-            gates.detach(),
-            bias=_detached(_bias(kernel, dt_bias, x.dtype)),
-            parameters=dict(zip(kernel.parameters, map(_detached, parameters), strict=True)),
-            shared={name: tensor.detach() for name, tensor in shared.items()},
-            state={"h": state.detach().to(STATES[PRECISIONS[x.dtype]]).contiguous()},
-        )
+        kernel, arrays = _arrays(sizes, given, bool(dt_softplus))
+        out, after = kernel.step(**_detached(arrays))
         state.copy_(after["h"])
-    return out
+    return out.to(x.dtype)
 
 
 def mamba_inner_fn(
@@ -142,25 +115,32 @@ def mamba_inner_fn(
     """
     if checkpoint_lvl not in (0, 1):
         raise BadInput(f"checkpoint_lvl is {checkpoint_lvl}; 0 or 1 is expected")
-    _check_real(A, "A", 2)
-    _check_real(xz, "xz", 3)
-    _check_real(delta_proj_weight, "delta_proj_weight", 2)
+    check_real(A, "A", 2)
+    check_real(xz, "xz", 3)
+    check_real(delta_proj_weight, "delta_proj_weight", 2)
     (dim, state_size), rank = A.shape, delta_proj_weight.shape[1]
-    _check_shape(xz, "xz", (xz.shape[0], 2 * dim, xz.shape[2]))
-    _check_real(conv1d_weight, "conv1d_weight", 3)
-    _check_shape(conv1d_weight, "conv1d_weight", (dim, 1, max(1, conv1d_weight.shape[2])))
-    _check_real(x_proj_weight, "x_proj_weight", 2)
+    check_shape(xz, "xz", (xz.shape[0], 2 * dim, xz.shape[2]))
+    check_real(conv1d_weight, "conv1d_weight", 3)
+    check_shape(conv1d_weight, "conv1d_weight", (dim, 1, max(1, conv1d_weight.shape[2])))
+    check_real(x_proj_weight, "x_proj_weight", 2)
     rows = rank + state_size * sum(tensor is None for tensor in (B, C))
-    _check_shape(x_proj_weight, "x_proj_weight", (max(rows, x_proj_weight.shape[0]), dim))
-    _check_shape(delta_proj_weight, "delta_proj_weight", (dim, rank))
-    _check_real(out_proj_weight, "out_proj_weight", 2)
-    _check_shape(out_proj_weight, "out_proj_weight", (out_proj_weight.shape[0], dim))
+    check_shape(x_proj_weight, "x_proj_weight", (max(rows, x_proj_weight.shape[0]), dim))
+    check_shape(delta_proj_weight, "delta_proj_weight", (dim, rank))
+    check_real(out_proj_weight, "out_proj_weight", 2)
+    check_shape(out_proj_weight, "out_proj_weight", (out_proj_weight.shape[0], dim))
     vectors = {"conv1d_bias": (conv1d_bias, dim), "out_proj_bias": (out_proj_bias, out_proj_weight.shape[0])}
     vectors |= {"B_proj_bias": (B_proj_bias, state_size), "C_proj_bias": (C_proj_bias, state_size)}
     vectors |= {"b_rms_weight": (b_rms_weight, state_size), "c_rms_weight": (c_rms_weight, state_size)}
-    for name, (tensor, size) in (vectors | {"dt_rms_weight": (dt_rms_weight, dim)}).items():
+    vectors |= {"dt_rms_weight": (dt_rms_weight, dim)}
+    for name, (tensor, size) in vectors.items():
         if tensor is not None:
-            _check_shape(tensor, name, (size,))
+            check_shape(tensor, name, (size,))
+    own = {"conv1d_weight": conv1d_weight, "x_proj_weight": x_proj_weight, "delta_proj_weight": delta_proj_weight}
+    own |= {"out_proj_weight": out_proj_weight, "A": A, "B": B, "C": C, "D": D, "delta_bias": delta_bias}
+    for name in ("B", "C", "D", "delta_bias"):
+        if own[name] is not None:
+            check_real(own[name], name)
+    check_devices({"xz": xz, **own, **{name: tensor for name, (tensor, _) in vectors.items()}})
 
     def like_xz(tensor: Any) -> Any:
         return None if tensor is None else tensor.to(xz.dtype)
@@ -222,57 +202,99 @@ def _kernel(form: _Form, dim: int, state_size: int, groups: int, precision: str)
     return compile({**spec, "layout": "BDT", **({"groups": groups} if "shared" in form.cell else {})})
 
 
-class _SelectiveScan(torch.autograd.Function):
-    """A kernel's forward and backward; the tensors are x, bias, the initial state, the parameters and the inputs S.*."""
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a call; `steps` is (T,) of a scan and () of a single step."""
 
-    @staticmethod
-    def forward(ctx: Any, kernel: Kernel, *tensors: Any) -> tuple[Any, Any]:
-        x, bias, initial, *named = (_detached(tensor) for tensor in tensors)
-        count = len(kernel.parameters)
-        y, final, saved = kernel.forward(
-            x,
-            bias=bias,
-            state=None if initial is None else {"h": initial.contiguous()},
-            parameters=dict(zip(kernel.parameters, named[:count], strict=True)),
-            shared=dict(zip(kernel.interface.shared, named[count:], strict=True)),
-        )
-        ctx.kernel, ctx.saved = kernel, saved
-        ctx.zeros_like_y = partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device)
-        ctx.set_materialize_grads(False)
-        return y, final["h"]
+    batch: int
+    dim: int
+    n: int
+    steps: tuple[int, ...]
 
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Any, dlast: Any) -> tuple[Any, ...]:
-        kernel, needed = ctx.kernel, ctx.needs_input_grad[1:]
-        dy = ctx.zeros_like_y() if dy is None else dy.contiguous()
-        gradients = kernel.backward(ctx.saved, dy, None if dlast is None else {"h": dlast.contiguous()})
-        in_order = [gradients["x"], gradients.get("bias"), gradients["state"]["h"]]
-        in_order += [gradients["parameters"][name] for name in kernel.parameters]
-        in_order += [gradients["shared"][name] for name in kernel.interface.shared]
-        return (None, *(gradient if wanted else None for gradient, wanted in zip(in_order, needed, strict=True)))
+    @classmethod
+    def of(cls, u: Any, name: str, A: Any, has_time: bool) -> _Sizes:
+        """Return the sizes that the input and A have; raises BadInput for what none have."""
+        check_real(u, name, 3 if has_time else 2)
+        check_real(A, "A", 2)
+        batch, dim, *steps = u.shape
+        check_shape(A, "A", (dim, "N"))
+        return cls(batch, dim, A.shape[1], tuple(steps))
 
+    @property
+    def x(self) -> tuple[int, ...]:
+        """The shape of x, Δ, z and the output."""
+        return (self.batch, self.dim, *self.steps)
 
-def _check_real(tensor: Any, name: str, axes: int) -> None:
-    check_tensor(tensor, name)
-    if tensor.dtype not in PRECISIONS:
-        raise BadInput(f"{name} has dtype {tensor.dtype}; float64, float32, float16 or bfloat16 is expected")
-    if tensor.dim() != axes:
-        raise BadInput(f"{name} has shape {list(tensor.shape)}; {axes} axes are expected")
+    def groups_of(self, tensor: Any, name: str) -> int:
+        """Return the groups of a B or C of each step, 0 for one that is the same at all times; refuses other shapes."""
+        shapes: list[tuple[int | str, ...]] = [(self.batch, self.n, *self.steps)]
+        shapes += [(self.batch, "groups", self.n, *self.steps), *([(self.dim, self.n)] if self.steps else [])]
+        check_shape(tensor, name, *shapes)
+        axes = tensor.dim() - len(self.steps)
+        groups = 0 if self.steps and tensor.dim() == 2 else 1 if axes == 2 else int(tensor.shape[1])
+        if axes == 3 and (not groups or self.dim % groups):
+            raise BadInput(f"{name} has {groups} groups; a divisor of the {self.dim} channels is expected")
+        return groups
 
 
-def _check_shape(tensor: Any, name: str, shape: tuple[int, ...]) -> None:
-    _check_real(tensor, name, len(shape))
-    if tuple(tensor.shape) != shape:
-        raise BadInput(f"{name} has shape {list(tensor.shape)}; {list(shape)} is expected")
+def _arrays(sizes: _Sizes, given: Mapping[str, Any], softplus: bool) -> tuple[Kernel, dict[str, Any]]:
+    """Return the kernel of a call and the arrays that it takes; `given` are the tensors by the names of the caller."""
+    _, dt_name, *_, bias_name, state_name = given
+    x, dt, A, B, C, D, z, bias, state = given.values()
+    for name, tensor, shape in (
+        (dt_name, dt, sizes.x),
+        ("z", z, sizes.x),
+        ("D", D, (sizes.dim,)),
+        (bias_name, bias, (sizes.dim,)),
+        (state_name, state, (sizes.batch, sizes.dim, sizes.n)),
+    ):
+        # Of these Δ alone has to be there, and the state of a step.
+        if tensor is not None or name in (dt_name, "state"):
+            check_shape(tensor, name, shape)
+    of_steps = {name: sizes.groups_of(tensor, name) for name, tensor in (("B", B), ("C", C))}
+    groups = max(1, *of_steps.values())
+    for name, own in of_steps.items():
+        if own not in (0, 1, groups):
+            raise BadInput(f"{name} has {own} groups; {groups}, those of the other, or 1 is expected")
+    check_devices(given)
+    stored = [tensor for tensor in (x, dt, z, *(given[name] for name, own in of_steps.items() if own)) if tensor is not None]
+    is_double = any(tensor.dtype is torch.float64 for tensor in given.values() if tensor is not None)
+    wide = torch.float64 if is_double else reduce(torch.promote_types, (tensor.dtype for tensor in stored))
+    arithmetic = STATES[PRECISIONS[wide]]
+    form = _Form(softplus, D is not None, z is not None, bool(of_steps["B"]), bool(of_steps["C"]))
+    try:
+        kernel = _kernel(form, sizes.dim, sizes.n, groups if any(of_steps.values()) else 1, PRECISIONS[wide])
+    except BadInput as refused:
+        reason = str(refused).removeprefix("<dict>: ")
+        raise BadInput(f"A has shape {list(A.shape)}, for which there is no kernel: {reason}") from None
+    gates = [tensor.to(wide) for tensor in (dt, x, z) if tensor is not None]
+    vectors = {"a": A, "b": B, "c": C, "d": D}
+    by_group = {name.lower(): given[name] for name, own in of_steps.items() if own}
+    return kernel, {
+        "x" if sizes.steps else "x_t": torch.stack(gates, dim=1),
+        "bias": None if bias is None else _of_gates(bias.to(arithmetic), len(gates)),
+        "parameters": {name: vectors[name].to(arithmetic).contiguous() for name in kernel.parameters},
+        "shared": {name: _by_group(tensor.to(wide), groups, sizes) for name, tensor in by_group.items()},
+        "state": None if state is None else {"h": state.to(arithmetic).contiguous()},
+    }
 
 
-def _has_steps(tensor: Any, name: str, axes: int, with_constant: bool = True) -> bool:
-    """Say whether B or C is of each step, of so many axes with one group; else it is the same at all times, [dim, N]."""
-    check_tensor(tensor, name)
-    allowed = ((2,) if with_constant else ()) + (axes, axes + 1)
-    _check_real(tensor, name, tensor.dim() if tensor.dim() in allowed else axes)
-    return not with_constant or tensor.dim() >= axes
+def _of_gates(of_delta: Any, count: int) -> Any:
+    """Return a bias of all gates, of which that of Δ is the first and the others are 0."""
+    return torch.stack([of_delta, *(torch.zeros_like(of_delta) for _ in range(count - 1))])
+
+
+def _by_group(tensor: Any, groups: int, sizes: _Sizes) -> Any:
+    """Return B or C of each step with an axis of all groups."""
+    own = tensor if tensor.dim() - len(sizes.steps) == 3 else tensor.unsqueeze(1)
+    return own.expand(sizes.batch, groups, *own.shape[2:]).contiguous()
+
+
+def _detached(arrays: Any) -> Any:
+    """Return arrays, in mappings too, without their graphs."""
+    if isinstance(arrays, dict):
+        return {name: _detached(inner) for name, inner in arrays.items()}
+    return None if arrays is None else arrays.detach()
 
 
 def _of_steps(projected: Any, bias: Any) -> Any:
@@ -282,7 +304,10 @@ def _of_steps(projected: Any, bias: Any) -> Any:
 
 def _norm_over_n(tensor: Any, name: str, weight: Any, eps: float) -> Any:
     """Return B or C, of any form, with values of root mean square 1 along N, times a weight."""
-    axis = -2 if _has_steps(tensor, name, 3) else -1
+    check_real(tensor, name)
+    if tensor.dim() not in (2, 3, 4):
+        raise BadInput(f"{name} has shape {list(tensor.shape)}; 2, 3 or 4 axes are expected")
+    axis = -1 if tensor.dim() == 2 else -2
     if tensor.shape[axis] != weight.shape[0]:
         raise BadInput(f"{name} has shape {list(tensor.shape)}; {weight.shape[0]} values along n are expected")
     return _rms_norm(tensor.transpose(axis, -1), weight, eps).transpose(axis, -1)
@@ -292,38 +317,3 @@ def _rms_norm(tensor: Any, weight: Any, eps: float) -> Any:
     """Return a tensor with root mean square 1 along its last axis, times a weight, computed in at least float32."""
     arithmetic = STATES[PRECISIONS[tensor.dtype]]
     return F.rms_norm(tensor.to(arithmetic), weight.shape, weight.to(arithmetic), eps).to(tensor.dtype)
-
-
-def _groups(tensor: Any, axes: int = 3) -> int:
-    return int(tensor.shape[1]) if tensor.dim() > axes else 1
-
-
-def _by_group(tensor: Any, name: str, groups: int, axes: int = 3) -> Any:
-    """Return B or C of each step with an axis of all groups."""
-    own = tensor if tensor.dim() > axes else tensor.unsqueeze(1)
-    if own.shape[1] not in (1, groups):
-        raise BadInput(f"{name} has {own.shape[1]} groups; {groups}, those of the other, or 1 is expected")
-    return own.expand(own.shape[0], groups, *own.shape[2:])
-
-
-def _parameters(kernel: Kernel, dtype: torch.dtype, **tensors: Any) -> list[Any]:
-    """Return the parameters of a kernel in their order, in the dtype of its arithmetic."""
-    arithmetic = STATES[PRECISIONS[dtype]]
-    named = {name: tensor for name, tensor in tensors.items() if name in kernel.parameters}
-    for name, tensor in named.items():
-        check_tensor(tensor, name.upper())
-        _check_real(tensor, name.upper(), tensor.dim())  # the kernel checks its axes
-    return [named[name].to(arithmetic).contiguous() for name in kernel.parameters]
-
-
-def _bias(kernel: Kernel, delta_bias: Any, dtype: torch.dtype) -> Any:
-    """Return a bias of all gates, of which that of Δ is given."""
-    if delta_bias is None:
-        return None
-    _check_shape(delta_bias, "delta_bias", (kernel.interface.hidden_size,))
-    own = delta_bias.to(STATES[PRECISIONS[dtype]])
-    return torch.stack([own, *(torch.zeros_like(own) for _ in kernel.gates[1:])])
-
-
-def _detached(tensor: Any) -> Any:
-    return None if tensor is None else tensor.detach()

@@ -23,7 +23,6 @@ def _module(model: str) -> Any:
     ]
 
 
-_OF_LOOPS = ("use_mambapy", "use_associative_scan")
 # Those whose training asks for mamba_ssm's whole block first.
 _WITH_BLOCKS = ("mamba", "falcon_mamba")
 _EXCHANGES = {model: Exchange(partial(_module, model), "transformers==5.23.0") for model in (*_WITH_BLOCKS, "jamba", "zamba")}
@@ -55,14 +54,29 @@ def _no_block(*_arguments: Any, **_named: Any) -> None:
     """Say that no function computes the whole block: mamba_ssm's masks no padding, and norms Δ of FalconMamba elsewhere."""
 
 
-def _scan(*arguments: Any, **named: Any) -> Any:
-    """Call `selective_scan_fn` without the options that choose between loops of theirs."""
-    return mamba_ssm.selective_scan_fn(*arguments, **{name: value for name, value in named.items() if name not in _OF_LOOPS})
+def _scan(
+    hidden_states: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any = None,
+    z: Any = None,
+    delta_bias: Any = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    use_mambapy: bool = False,
+    use_associative_scan: bool = False,
+    **_kwargs: Any,
+) -> Any:
+    """Call `selective_scan_fn`; what chooses between loops of theirs and further keywords change nothing, as with theirs."""
+    del use_mambapy, use_associative_scan
+    return mamba_ssm.selective_scan_fn(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
 
 
 def _step(
     state: Any,
-    x: Any,
+    hidden_states: Any,
     dt: Any,
     A: Any,
     B: Any,
@@ -71,12 +85,13 @@ def _step(
     dt_bias: Any = None,
     dt_softplus: bool = False,
     z: Any = None,
+    **_kwargs: Any,
 ) -> Any:
     """Return out [batch, dim], and write the state."""
     if not torch.is_grad_enabled():
-        return mamba_ssm.selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+        return mamba_ssm.selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
     # A step with gradients is a scan of one step.
-    u, delta, gate, b, c = (None if tensor is None else tensor.unsqueeze(-1) for tensor in (x, dt, z, B, C))
+    u, delta, gate, b, c = (None if tensor is None else tensor.unsqueeze(-1) for tensor in (hidden_states, dt, z, B, C))
     out, last = mamba_ssm.selective_scan_fn(u, delta, A, b, c, D, gate, dt_bias, dt_softplus, True, initial_state=state.clone())
     state.copy_(last)
     return out.squeeze(-1)

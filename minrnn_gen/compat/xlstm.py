@@ -78,7 +78,7 @@ class _CellFunction:
                 x.to(storage).unflatten(-1, (heads, gates, size)).permute(1, 0, 3, 2, 4).flatten(3),
                 R.to(storage).unflatten(-1, (gates, size)).permute(2, 0, 3, 1),
                 bias=bias.to(arithmetic).view(heads, gates, size).transpose(0, 1).flatten(1),
-                state=dict(zip(kernel.states, state.to(arithmetic).unbind(), strict=True)),
+                state={name: state[place].to(arithmetic) for place, name in enumerate(kernel.states)},
                 all_states=True,
             )
             others = kernel.states[1:]

@@ -12,7 +12,7 @@ from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.layers.architecture import Architecture
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.options import OPTIONS, keywords_of
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.tensors import autocasts, check_tensor
 
 # Far more than anybody trains; each has kernels and parameters to be named.
 LAYERS_LIMIT = 4096
@@ -51,13 +51,13 @@ def check_layer_arguments(
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise BadInput(f"{name} is {shown(flag)}; True or False is expected")
+    check_made(device, dtype)
+
+
+def check_made(device: Any, dtype: Any) -> None:
+    """Refuse a dtype that kernels do not have, and what names no device; whether there is one of a name, torch says."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):
         raise BadInput(f"dtype is {shown(dtype)}; one of {', '.join(map(str, PRECISIONS))} is expected, or None")
-    _check_device(device)
-
-
-def _check_device(device: Any) -> None:
-    """Refuse what names no device; whether there is one of a name, torch says."""
     if device is None or isinstance(device, torch.device):
         return
     if isinstance(device, str):
@@ -136,9 +136,20 @@ def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: S
 def check_beside(parameter: Any, name: str, x: Any) -> None:
     """Refuse an input that is elsewhere than the parameters, or of another dtype."""
     if parameter.dtype is not x.dtype:
-        raise BadInput(
-            f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; cast one of them, use autocast, or make "
-            f"the layer with a precision"
-        )
+        advice = dtype_advice(parameter, x, "input", ", or make the layer with a precision")
+        raise BadInput(f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; {advice}")
+    check_device_beside(parameter, name, x, "input")
+
+
+def dtype_advice(parameter: Any, x: Any, argument: str, other: str = "") -> str:
+    """Say what to do with an argument of another dtype than a parameter; `other` is what may be done besides."""
+    if autocasts(x):
+        return f"autocast does not cast float64: cast {argument if x.dtype is torch.float64 else 'the parameters'} to float32"
+    helps = torch.float64 not in (parameter.dtype, x.dtype)
+    return f"cast one of them{', use autocast' if helps and other else ' or use autocast' if helps else ''}{other}"
+
+
+def check_device_beside(parameter: Any, name: str, x: Any, argument: str) -> None:
+    """Refuse an argument on another device than the parameters."""
     if parameter.device != x.device:
-        raise BadInput(f"input is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")
+        raise BadInput(f"{argument} is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")

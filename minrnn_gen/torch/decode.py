@@ -14,7 +14,7 @@ from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch import calls, checks
 from minrnn_gen.torch.beside import beside_each_other
-from minrnn_gen.torch.dispatch import refuse_tracing
+from minrnn_gen.torch.dispatch import refuse_tracing, refuse_transforms
 from minrnn_gen.torch.dtypes import STATES
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
 from minrnn_gen.torch.sequence_group.group import member_of
@@ -37,6 +37,7 @@ class DecodingStack(LayerStack):
         Raises BadInput for layers in both directions, which no single step has, and for what does not fit.
         """
         refuse_tracing()
+        refuse_transforms()
         self._check_steps()
         check_tensor(x_t, "x_t")
         if x_t.dim() not in (1, 2) or x_t.shape[-1] != self.input_size:

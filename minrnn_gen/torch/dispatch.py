@@ -64,8 +64,7 @@ def is_plain(tensors: Sequence[Any]) -> bool:
         return False
     if torch._C._is_tracing():
         raise BadInput(_NO_TRACING)
-    if torch._C._are_functorch_transforms_active():
-        raise BadInput(_NO_TRANSFORMS)
+    refuse_transforms()
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
         raise BadInput(NO_FORWARD_MODE)
     if torch._C._len_torch_dispatch_stack():
@@ -74,9 +73,14 @@ def is_plain(tensors: Sequence[Any]) -> bool:
 
 
 def _has_tangent(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None
-    )
+    has_derivatives = isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+    return has_derivatives and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def refuse_transforms() -> None:
+    """Refuse to run within a transform of torch.func."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise BadInput(_NO_TRANSFORMS)
 
 
 def refuse_tracing() -> None:

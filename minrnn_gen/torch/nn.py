@@ -11,7 +11,7 @@ launches from C++ in the time that a call from Python takes before its first lau
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch.nn import GRUCell, LSTMCell, RNNCell
@@ -70,9 +70,9 @@ class ByKernels(LayerStack):
         self.__dict__.pop("_made", None)
         self.__class__ = self.torch_class
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in _SET_LATER and "_made" in self.__dict__:
+    def __setattr__(self, attr: str, value: Any) -> None:
+        super().__setattr__(attr, value)
+        if attr in _SET_LATER and "_made" in self.__dict__:
             self.use_kernels()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class ByKernels(LayerStack):
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_made"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
+    def __setstate__(self, d: dict[str, Any]) -> None:
+        super().__setstate__(d)  # type: ignore[misc]
         self.use_kernels()
 
 
@@ -145,6 +145,12 @@ class _Layer(DecodingStack, ByKernels):
         return layer_dtype(x)
 
 
+class _OfLSTM(TypedDict, total=False):
+    """What torch refuses of other layers, in its own words."""
+
+    proj_size: int
+
+
 class LSTM(_Layer, torch.nn.LSTM):
     """torch.nn.LSTM, its arguments and all, computed by the kernels of `lstm`."""
 
@@ -194,9 +200,19 @@ class GRU(_Layer, torch.nn.GRU):
         bidirectional: bool = False,
         device: Any = None,
         dtype: Any = None,
+        **refused: Unpack[_OfLSTM],
     ) -> None:
         super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            **refused,
         )
         self.use_kernels()
 
@@ -218,6 +234,7 @@ class RNN(_Layer, torch.nn.RNN):
         bidirectional: bool = False,
         device: Any = None,
         dtype: Any = None,
+        **refused: Unpack[_OfLSTM],
     ) -> None:
         super().__init__(
             input_size,
@@ -230,5 +247,6 @@ class RNN(_Layer, torch.nn.RNN):
             bidirectional,
             device=device,
             dtype=dtype,
+            **refused,
         )
         self.use_kernels()

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.torch.dtypes import PRECISIONS
+from minrnn_gen.torch import checks
+from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.functional import recurrence
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.sequence_group.ranks import Ranks
+from minrnn_gen.torch.tensors import autocasts, check_devices, check_shape
 
 # Where the steps begin, as the paper has them (Gu and Dao, Mamba, arXiv 2312.00752, section 3.6): between these, uniform as
 # logarithms, so that channels remember from about ten steps to a thousand.
@@ -43,9 +45,14 @@ class SelectiveScan(torch.nn.Module):
     ) -> None:
         """Make the parameters as the paper does; raises BadInput for sizes that no spec has."""
         super().__init__()
+        rank = -(-channels // CHANNELS_PER_RANK) if rank is None and isinstance(channels, int) else rank
+        for name, size in (("channels", channels), ("state_size", state_size), ("rank", rank), ("groups", groups)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise BadInput(f"{name} is {shown(size)}; an integer from 1 on is expected")
+        checks.check_made(device, dtype)
         _kernel(channels, state_size, groups, "fp32", True)  # which knows what sizes are
         self.channels, self.state_size, self.groups = channels, state_size, groups
-        self.rank = -(-channels // CHANNELS_PER_RANK) if rank is None else rank
+        self.rank = rank
         made = {"device": device, "dtype": dtype}
         self.in_weight = torch.nn.Parameter(torch.empty(self.rank + 2 * groups * state_size, channels, **made))
         self.step_weight = torch.nn.Parameter(torch.empty(channels, self.rank, **made))
@@ -70,11 +77,10 @@ class SelectiveScan(torch.nn.Module):
 
         sequence_group: a process group over whose ranks time is split (docs/how-to/several-gpus.md).
         """
-        check_tensor(x, "x")
-        if x.dim() != 3 or x.shape[2] != self.channels:
-            raise BadInput(f"x has shape {list(x.shape)}; [batch, time, {self.channels}] is expected")
-        if z is not None and z.shape != x.shape:
-            raise BadInput(f"z has shape {list(z.shape)}; {list(x.shape)}, that of x, is expected")
+        if sequence_group is None:
+            self._check(x, z, state)
+        else:
+            self._check_on_all_ranks(x, z, state, sequence_group)
         small, b, c = torch.nn.functional.linear(x, self.in_weight).split(
             [self.rank, *2 * [self.groups * self.state_size]], dim=-1
         )
@@ -83,7 +89,7 @@ class SelectiveScan(torch.nn.Module):
         bias = torch.stack([self.step_bias, *(torch.zeros_like(self.step_bias) for _ in gates[1:])])
         kernel = _kernel(self.channels, self.state_size, self.groups, PRECISIONS[step.dtype], z is not None)
         by_group = (*x.shape[:2], self.groups, self.state_size)
-        wide = torch.float64 if step.dtype is torch.float64 else torch.float32
+        wide = STATES[PRECISIONS[step.dtype]]
         y, final = recurrence(
             kernel,
             torch.stack(gates, 2),
@@ -94,6 +100,29 @@ class SelectiveScan(torch.nn.Module):
             sequence_group=sequence_group,
         )
         return y, final["h"]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _check_on_all_ranks(self, x: Any, z: Any, state: Any, sequence_group: Any) -> None:
+        with Ranks.of(sequence_group, None).refused_everywhere(x):
+            self._check(x, z, state)
+
+    def _check(self, x: Any, z: Any, state: Any) -> None:
+        """Refuse what does not fit, in the names of a call here."""
+        check_shape(x, "x", ("batch", "time", self.channels))
+        weight = self.in_weight
+        if x.dtype is not weight.dtype and (not autocasts(x) or torch.float64 in (x.dtype, weight.dtype)):
+            advice = checks.dtype_advice(weight, x, "x")
+            raise BadInput(f"x has dtype {x.dtype}, but parameter in_weight has {weight.dtype}; {advice}")
+        checks.check_device_beside(weight, "in_weight", x, "x")
+        if z is not None:
+            check_shape(z, "z", tuple(x.shape))
+            if torch.promote_types(z.dtype, x.dtype) is not x.dtype and not autocasts(x):
+                raise BadInput(f"z has dtype {z.dtype}, but x has {x.dtype}, to which z would be rounded; cast one of them")
+        if state is not None:
+            check_shape(state, "state", (x.shape[0], self.channels, self.state_size))
+            if state.dtype is not (wide := STATES[PRECISIONS[x.dtype]]):
+                raise BadInput(f"state has dtype {state.dtype}; {wide} is expected")
+        check_devices({"x": x, "z": z, "state": state})
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -14,7 +14,7 @@ from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.beside import beside_each_other
-from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing
+from minrnn_gen.torch.dispatch import refuse_scripting, refuse_tracing, refuse_transforms
 from minrnn_gen.torch.dropout import draw_masks, dropped
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
@@ -112,6 +112,7 @@ class LayerStack:
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_tracing()
+        refuse_transforms()
         sequences = (resets, lengths, cu_seqlens)
         if sequence_group is None and head_group is None:
             return self._call_of(input, hx, sequences, None)

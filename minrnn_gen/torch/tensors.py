@@ -1,7 +1,8 @@
-"""Arguments of functions and layers that have to be tensors: dense ones, those without values, and lists of integers."""
+"""Arguments of functions and layers that have to be tensors: dense and real ones, their shapes and devices, and integers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.memory import inspect
+from minrnn_gen.torch.dtypes import PRECISIONS
 
+# Of the dtypes that kernels compute with, in words.
+_REAL = "float64, float32, float16 or bfloat16"
 # The device of an array without values, which is neither host memory nor one of CUDA.
 _NO_DEVICE = -1
 
@@ -26,6 +30,38 @@ def check_tensor(value: Any, name: str) -> None:
         )
     if value.layout is not torch.strided:
         raise BadInput(f"{name} has layout {value.layout}; a dense tensor is expected, which to_dense() returns")
+
+
+def check_real(tensor: Any, name: str, axes: int | None = None) -> None:
+    """Refuse everything but a dense tensor of real numbers that kernels compute with, of so many axes where they are given."""
+    check_tensor(tensor, name)
+    if tensor.dtype not in PRECISIONS:
+        raise BadInput(f"{name} has dtype {tensor.dtype}; {_REAL} is expected")
+    if axes is not None and tensor.dim() != axes:
+        raise BadInput(f"{name} has shape {list(tensor.shape)}; {axes} axes are expected")
+
+
+def check_shape(tensor: Any, name: str, *shapes: Sequence[int | str]) -> None:
+    """Refuse a tensor that is not real, or of none of these shapes; a size given as text is a name, and may be any."""
+    check_real(tensor, name)
+    if not any(_fits(tensor.shape, shape) for shape in shapes):
+        *first, last = (f"[{', '.join(map(str, shape))}]" for shape in shapes)
+        expected = f"{', '.join(first)} or {last}" if first else last
+        raise BadInput(f"{name} has shape {list(tensor.shape)}; {expected} is expected")
+
+
+def check_devices(tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors, of which any may be None, on another device than the first."""
+    (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+    for name, tensor in others:
+        if tensor.device != like.device:
+            raise BadInput(f"{name} is on {tensor.device}, but {first} is on {like.device}; move one of them")
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    return len(shape) == len(wanted) and all(
+        isinstance(size, str) or size == given for given, size in zip(shape, wanted, strict=True)
+    )
 
 
 def integers_in(value: Any, name: str) -> Any:

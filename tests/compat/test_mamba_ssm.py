@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.everyday import one_in
 
 from minrnn_gen.errors import BadInput
 
@@ -137,17 +138,26 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ({"u": torch.zeros(2, 4)}, "u has shape [2, 4]; 3 axes are expected"),
         ({"A": torch.zeros(4, 3, dtype=torch.complex64)}, "A has dtype torch.complex64; float64, float32"),
         ({"delta": torch.zeros(2, 4, 4)}, "delta has shape [2, 4, 4]; [2, 4, 5] is expected"),
-        ({"B": torch.zeros(3)}, "B has shape [3]; 3 axes are expected"),
+        ({"B": torch.zeros(3)}, "B has shape [3]; [2, 3, 5], [2, groups, 3, 5] or [4, 3] is expected"),
         (
             {"B": torch.zeros(2, 2, 3, 5), "C": torch.zeros(2, 4, 3, 5)},
             "B has 2 groups; 4, those of the other, or 1 is expected",
         ),
-        ({"C": torch.zeros(2, 2, 5)}, "shared['c'] has shape [2, 1, 2, 5]; [2, 1, 3, 5] is expected"),
-        ({"D": torch.zeros(3)}, "parameters['d'] has shape [3]; [4] is expected"),
+        ({"C": torch.zeros(2, 2, 5)}, "C has shape [2, 2, 5]; [2, 3, 5], [2, groups, 3, 5] or [4, 3] is expected"),
+        ({"D": torch.zeros(3)}, "D has shape [3]; [4] is expected"),
         ({"D": torch.zeros(4, dtype=torch.complex64)}, "D has dtype torch.complex64; float64, float32"),
         ({"delta_bias": torch.zeros(3)}, "delta_bias has shape [3]; [4] is expected"),
         ({"z": [0.0]}, "z is a list; a torch tensor is expected"),
-        ({"initial_state": torch.zeros(2, 4)}, "state['h'] has shape [2, 4]; [2, 4, 3] is expected"),
+        ({"B": torch.zeros(2, 3, 3, 5)}, "B has 3 groups; a divisor of the 4 channels is expected"),
+        (
+            dict.fromkeys("ABC", torch.zeros(4, 300)),
+            "A has shape [4, 300], for which there is no kernel: state_size: 300",
+        ),
+        ({"A": torch.zeros(4, 3, device="meta")}, "A is on meta, but u is on cpu; move one of them"),
+        ({"initial_state": [0.0]}, "initial_state is a list; a torch tensor is expected"),
+        ({"initial_state": torch.zeros(2, 4, 3, dtype=torch.int64)}, "initial_state has dtype torch.int64; float64, float32"),
+        ({"initial_state": torch.zeros(2, 4, 3, dtype=torch.complex64)}, "initial_state has dtype torch.complex64; float64"),
+        ({"initial_state": torch.zeros(2, 4)}, "initial_state has shape [2, 4]; [2, 4, 3] is expected"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(changed: dict[str, Any], said: str) -> None:
@@ -287,3 +297,71 @@ def test_a_block_that_does_not_fit_is_one_sentence(changed: dict[str, Any], said
     with pytest.raises(BadInput) as caught:
         mamba_ssm.mamba_inner_fn(**(block_inputs(set()) | changed))
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# Of sums of 64 products in float32, with functions of single precision, relative to the sum of magnitudes.
+OF_FLOAT32 = 2.0**-18
+STEP_CASES = [
+    (dim, n, has_z, dtype)
+    for dim in (2048, 2048 + 16, 4096)
+    for n in (16, 32, 64)
+    for has_z in (False, True)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("dim", "n", "has_z", "dtype"), one_in(5, STEP_CASES))
+def test_a_step_rounds_nothing_but_what_it_returns(dim: int, n: int, has_z: bool, dtype: Any) -> None:
+    """A, B, C, D and the bias in float32 beside x, Δ, z and a state of `dtype`; the exact step is one of float64."""
+    generator, batch = torch.Generator().manual_seed(0), 2
+
+    def normal(*shape: int, dtype: Any = torch.float32) -> Any:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    state, (x, dt) = normal(batch, dim, n, dtype=dtype), (normal(batch, dim, dtype=dtype) for _ in range(2))
+    z = normal(batch, dim, dtype=dtype) if has_z else None
+    A, bias = -1 - torch.rand(dim, n, generator=generator), torch.rand(dim, generator=generator) - 4
+    B, C, D = normal(batch, n), normal(batch, n), normal(dim)
+    u, delta, a, b, c, d, gate, shift = (None if one is None else one.double() for one in (x, dt, A, B, C, D, z, bias))
+    step = torch.log1p(torch.exp(delta + shift))
+    terms = torch.exp(step[..., None] * a) * state.double(), (step * u)[..., None] * b[:, None]
+    after, magnitude = sum(terms), sum(one.abs() for one in terms)
+    expected, largest = (after * c[:, None]).sum(-1) + d * u, (magnitude * c[:, None].abs()).sum(-1) + (d * u).abs()
+    if gate is not None:
+        gated = gate * torch.sigmoid(gate)
+        expected, largest = expected * gated, largest * gated.abs()
+    out = mamba_ssm.selective_state_update(state, x, dt, A, B, C, D, z, bias, dt_softplus=True)
+    assert out.dtype is dtype and state.dtype is dtype
+    numbers = torch.finfo(dtype)
+    for one, other, size in ((out, expected, largest), (state, after, magnitude)):
+        assert bool(((one.double() - other).abs() <= numbers.eps * other.abs() + OF_FLOAT32 * size + numbers.tiny).all())
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_values_wider_than_x_are_not_rounded(stored: Any) -> None:
+    """The state after a step, in float32, and the last state of a scan are as exact as float32 is."""
+    torch.manual_seed(0)
+    batch, dim, n, time = 2, 8, 4, 6
+    u, wide = torch.randn(batch, dim, time).to(stored), {"A": -torch.rand(dim, n)}
+    wide |= {"delta": torch.rand(batch, dim, time), "z": torch.randn(batch, dim, time)}
+    wide |= {name: torch.randn(batch, n, time) for name in "BC"}
+    exact, last = scanned(u.double(), **{name: one.double() for name, one in wide.items()})
+    out, found = mamba_ssm.selective_scan_fn(u, **wide, return_last_state=True)
+    assert out.dtype is stored and found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), last, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(stored).eps, atol=1e-6)
+    state = torch.zeros(batch, dim, n)
+    for t in range(time):
+        delta, B, C, z = (wide[name][..., t] for name in ("delta", "B", "C", "z"))
+        out = mamba_ssm.selective_state_update(state, u[..., t], delta, wide["A"], B, C, z=z)
+    torch.testing.assert_close(state.double(), last, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), exact[..., -1], rtol=torch.finfo(stored).eps, atol=1e-6)
+
+
+def test_rows_of_a_state_by_their_indices_are_refused() -> None:
+    zeros = torch.zeros(2, 4)
+    with pytest.raises(BadInput, match="state_batch_indices was given, but only None is supported; pass state"):
+        mamba_ssm.selective_state_update(
+            torch.zeros(2, 4, 3), zeros, zeros, torch.zeros(4, 3), zeros[:, :3], zeros[:, :3],
+            state_batch_indices=torch.tensor([0, 1]),
+        )  # fmt: skip

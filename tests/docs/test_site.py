@@ -54,7 +54,9 @@ def test_every_public_name_is_in_the_reference() -> None:
     names = {name for name in exported("minrnn_gen/__init__.py") if not hasattr(errors, name)}
     assert set(pages.API["minrnn_gen"]) == names | {"MinrnnError"}
     assert set(pages.API["minrnn_gen.torch"]) == exported("minrnn_gen/torch/__init__.py")
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "minrnn_gen" / "compat").glob("[!_]*.py")}
+    fronts = ROOT / "minrnn_gen" / "compat"
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in fronts.glob("[!_]*.py")}
+    texts |= {file.parent.name: file.read_text(encoding="utf-8") for file in fronts.glob("*/__init__.py")}
     parts = {name for name in texts if any(f"minrnn_gen.compat.{name} import" in text for text in texts.values())}
     assert set(pages.API["minrnn_gen.compat"]) == set(texts) - parts
 

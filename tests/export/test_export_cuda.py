@@ -28,7 +28,7 @@ from support.exported_launches import (
     planned_launches,
     run_calls,
 )
-from support.exported_runs import emulated_kernels
+from support.steps_in_place import emulated
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
@@ -385,16 +385,7 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     targets = targets_of(kernel.builder, [gpu])
     _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
     assert name not in PLANNED_FOR or any(kernel.time_parts > 1 for kernel in code.kernels)
-    libraries = fake_library(tmp_path)
-    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.13")
-    ran = check(
-        tmp_path,
-        "rnn_cell",
-        LD_LIBRARY_PATH=str(libraries),
-        FAKE_DRIVER_LOG=str(tmp_path / "log"),
-        FAKE_DRIVER_CAPABILITY=targets[0].profile.compute_capability.replace(".", ""),
-        FAKE_DRIVER_KERNELS=str(emulated_kernels(tmp_path, kernel, code)),
-    )
+    ran = check(tmp_path, "rnn_cell", **emulated(kernel, tmp_path, sizes, gpu))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout
     assert source.multiplies is ("product" in (tmp_path / "log").read_text())

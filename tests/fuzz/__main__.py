@@ -1,6 +1,4 @@
-"""`make fuzz`: drawn cells and calls, on the CPU target and as emulated kernels, held against the oracle until it is stopped.
-
-Exports under drawn names are built and run between the rounds.
+"""`make fuzz`: cells, calls, names and whatever else `subjects.py` draws, held to what it has to be until it is stopped.
 
 A failure is shrunk, printed with how to repeat it, and ends the run; `.hypothesis` keeps it for the next.
 """
@@ -12,67 +10,46 @@ import os
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
 
-from hypothesis import HealthCheck, assume, given, settings
-from support.drawn_calls import Subject, check
-from support.drawn_cells import DrawnCall, DrawnCell, calls, cells
-from support.export_names import check_export, odd_export_names
+import subjects
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-import minrnn_gen
-from minrnn_gen.errors import Infeasible
 
-ROUND_EXAMPLES = 25
-ROUND_NAMES = 5
+def round_of(name: str, counts: Counter[str]) -> Callable[[], None]:
+    """Return a round of examples of a subject, which adds to its count."""
+    check, examples = subjects.SUBJECTS[name]
+
+    @settings(max_examples=examples, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def draw(data: st.DataObject) -> None:
+        check(data.draw)
+        counts[name] += 1
+
+    return draw
 
 
 def main() -> int:
     """Draw until the time is over; 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other round after so many")
-    parser.add_argument("--only", choices=("cpu", "emulated", "names"), help="this target alone, or export names")
+    parser.add_argument("--only", choices=subjects.SUBJECTS, help="draw this subject alone")
     asked = parser.parse_args()
-    judged = total = examples = exports = 0
-
-    @settings(max_examples=ROUND_EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
-    @given(cells(), calls())
-    def round_of_examples(cell: DrawnCell, call: DrawnCall) -> None:
-        nonlocal judged, total, examples
-        subject = Subject(cell, call, other=call.seed % 3)
-        kernels = {"cpu": lambda: subject.on_cpu, "emulated": lambda: subject.emulated}
-        for target in (asked.only,) if asked.only else kernels:
-            try:
-                verdict = check(subject, kernels[target]())
-            except Infeasible:  # too many operations for any candidate
-                assume(False)
-            assert not verdict.wrong, (target, cell.document, verdict.wrong)
-            judged, total, examples = judged + verdict.judged, total + verdict.total, examples + 1
-
-    @settings(max_examples=ROUND_NAMES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
-    @given(odd_export_names())
-    def round_of_names(name: str) -> None:
-        nonlocal exports
-        kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": 4, "training": False}, gpu="h200")
-        with tempfile.TemporaryDirectory() as folder:
-            check_export(kernel, Path(folder), name)
-        exports += 1
-
-    started = time.monotonic()
+    counts = Counter[str]()
+    rounds = {name: round_of(name, counts) for name in ([asked.only] if asked.only else subjects.SUBJECTS)}
+    started, name = time.monotonic(), ""
     try:
         while time.monotonic() - started < 60 * asked.minutes:
-            if asked.only != "names":
-                round_of_examples()
-            if asked.only in (None, "names"):
-                round_of_names()
+            for name, draw in rounds.items():
+                draw()
             minutes = (time.monotonic() - started) / 60
-            print(
-                f"{minutes:.1f} min  {examples:,} calls, {judged:,} of {total:,} numbers, {exports:,} exports",
-                flush=True,
-            )
+            print(f"{minutes:.1f} min  " + ", ".join(f"{count:,} {of}" for of, count in counts.items()), flush=True)
     except KeyboardInterrupt:
         print("stopped")
     except AssertionError as wrong:
-        print(f"wrong: {wrong}", *getattr(wrong, "__notes__", ()), sep="\n")
+        print(f"{name} is wrong: {wrong}", *getattr(wrong, "__notes__", ()), sep="\n")
         return 1
     return 0
 

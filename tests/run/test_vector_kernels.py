@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.drawn_vectors import vector_cells as drawn_cells
+from support.drawn_vectors import check_drawn_vectors, compare, drawn_kernels
 from support.emulated_calls import kernel_of as emulated_kernel_of
 from support.emulated_code import HAS_COMPILER
 from support.everyday import one_in
@@ -56,21 +56,6 @@ def check(name: str, call: VectorCall, all_states: bool = False, wanted: Mapping
     """Hold every result of a forward and its backward against float64."""
     kernel, exact = kernels_of(name, tuple((wanted or {}).items()), **keys)
     compare(kernel, exact, call.arguments(kernel.interface), name, all_states)
-
-
-def compare(
-    kernel: InterpretedKernel, exact: Kernel, arguments: Mapping[str, Any], name: str, all_states: bool = False
-) -> None:
-    found = results_of(kernel, arguments, all_states)
-    with np.errstate(all="ignore"):
-        expected = results_of(exact, in_float64(dict(arguments)), all_states)
-    precision = kernel.interface.precision
-    slack = error_allowed(precision) + remembered_error(precision, "linear")
-    for of_pass, exact_of_pass in zip(found, expected, strict=True):
-        assert set(of_pass) == set(exact_of_pass)
-        for label, array in exact_of_pass.items():
-            assert of_pass[label].shape == array.shape
-            assert share_of(of_pass[label], array, slack) <= 1, (name, label)
 
 
 WAYS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
@@ -183,13 +168,6 @@ SUMS_OF_PARAMETERS = {
 }
 
 
-def drawn_kernels(file: Mapping[str, Any], **keys: Any) -> tuple[InterpretedKernel, Kernel]:
-    """Return the emulated kernel of a cell that no other test has, and the same in float64."""
-    spec = {"model": {"name": "written", **file}, "gpu": "h200", "training": True, "precision": "fp64"} | keys
-    with nothing_compiled():
-        return emulated_kernel_of({}, **spec), minrnn_gen.compile(spec | {"precision": "fp64"})
-
-
 @pytest.mark.parametrize("hidden_size", [1, 3])
 def test_lanes_without_a_channel_sum_with_the_others(hidden_size: int) -> None:
     """A sum over parameters alone is one of the gradients' last operations, and needs every lane of its warp."""
@@ -201,11 +179,7 @@ def test_lanes_without_a_channel_sum_with_the_others(hidden_size: int) -> None:
 @given(data=st.data())
 def test_drawn_cells_with_few_channels(data: Any) -> None:
     """Sums over anything, of channels that fill no block."""
-    keys: dict[str, Any] = {"hidden_size": data.draw(st.integers(1, 5)), "state_size": data.draw(st.integers(1, 9))}
-    keys |= {"layout": data.draw(st.sampled_from(LAYOUTS)), "precision": data.draw(st.sampled_from(PRECISION_NAMES))}
-    kernel, exact = drawn_kernels(data.draw(drawn_cells()), **keys)
-    call = VectorCall(data.draw(st.integers(1, 3)), data.draw(st.integers(0, 12)), has_resets=data.draw(st.booleans()))
-    compare(kernel, exact, call.arguments(kernel.interface), "drawn", data.draw(st.booleans()))
+    check_drawn_vectors(data.draw)
 
 
 @pytest.mark.parametrize("time", [1, 9])

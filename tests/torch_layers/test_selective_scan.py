@@ -59,13 +59,32 @@ def test_steps_begin_where_the_paper_has_them() -> None:
     assert module.STEP_LEAST <= float(steps.min()) < 0.002 and 0.05 < float(steps.max()) <= module.STEP_MOST * (1 + 1e-6)
 
 
+X = torch.zeros(2, 3, 4)
+
+
+def under_autocast(layer: Any, x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(x)
+
+
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (lambda: SelectiveScan(4, 0), "state_size: 0 is given"),
+        (lambda: SelectiveScan(4, 0), "state_size is 0; an integer from 1 on is expected"),
         (lambda: SelectiveScan(4, groups=3), "groups: 3 does not divide hidden_size 4"),
         (lambda: SelectiveScan(4)(torch.zeros(2, 3)), "x has shape [2, 3]; [batch, time, 4] is expected"),
-        (lambda: SelectiveScan(4)(torch.zeros(2, 3, 4), torch.zeros(2, 3)), "z has shape [2, 3]; [2, 3, 4], that of x"),
+        (lambda: SelectiveScan(4)(torch.zeros(2, 3, 4), torch.zeros(2, 3)), "z has shape [2, 3]; [2, 3, 4] is expected"),
+        (lambda: SelectiveScan(4)(X, X + 0j), "z has dtype torch.complex64; float64, float32, float16 or bfloat16 is expected"),
+        (lambda: SelectiveScan(4)(X, X.long()), "z has dtype torch.int64; float64, float32"),
+        (lambda: SelectiveScan(4)(X, X.double()), "z has dtype torch.float64, but x has torch.float32, to which"),
+        (lambda: SelectiveScan(4)(X, [0.0]), "z is a list; a torch tensor is expected"),
+        (lambda: SelectiveScan(4)(X, X.sum()), "z has shape []; [2, 3, 4] is expected"),
+        (lambda: SelectiveScan(4)(X.double()), "but parameter in_weight has torch.float32; cast one of them"),
+        (lambda: SelectiveScan(4)(X, state=torch.zeros(2, 4, 16).long()), "state has dtype torch.int64; float64, float32"),
+        (lambda: SelectiveScan(4)(X, state=torch.zeros(2, 4)), "state has shape [2, 4]; [2, 4, 16] is expected"),
+        (lambda: under_autocast(SelectiveScan(4), X.double()), "autocast does not cast float64: cast x to float32"),
+        (lambda: SelectiveScan(4, rank=0), "rank is 0; an integer from 1 on is expected"),
+        (lambda: SelectiveScan(4, dtype=torch.int64), "dtype is torch.int64; one of torch.float64"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(run: Any, said: str) -> None:

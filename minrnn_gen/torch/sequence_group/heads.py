@@ -13,7 +13,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
 from minrnn_gen.torch.dispatch import records
-from minrnn_gen.torch.recorded import Tensors
+from minrnn_gen.torch.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
 from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of
 from minrnn_gen.torch.sequence_group.exchange import all_gather, sum_over_ranks
@@ -145,7 +145,8 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return sum_over_ranks(gradient, ctx.member), None
+        (summed,) = gradients_once(lambda: (sum_over_ranks(gradient, ctx.member),), (gradient,))
+        return summed, None
 
 
 class _Joined(torch.autograd.Function):
