@@ -1,17 +1,22 @@
 """`make fuzz`: drawn cells and calls, on the CPU target and as emulated kernels, held against the oracle until it is stopped.
 
+Where torch is, attributes are set on layers too, in any order: each is the layer that would be made so, or refuses.
+
 A failure is shrunk, printed with how to repeat it, and ends the run; `.hypothesis` keeps it for the next.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from support.drawn_calls import Subject, check
 from support.drawn_cells import DrawnCall, DrawnCell, calls, cells
 
@@ -42,10 +47,12 @@ def main() -> int:
             assert not verdict.wrong, (target, cell.document, verdict.wrong)
             judged, total, examples = judged + verdict.judged, total + verdict.total, examples + 1
 
+    rounds = [round_of_examples, *_rounds_with_torch()]
     started = time.monotonic()
     try:
         while time.monotonic() - started < 60 * asked.minutes:
-            round_of_examples()
+            for draw in rounds:
+                draw()
             minutes = (time.monotonic() - started) / 60
             print(f"{minutes:.1f} min  {examples:,} calls, {judged:,} of {total:,} numbers judged", flush=True)
     except KeyboardInterrupt:
@@ -54,6 +61,20 @@ def main() -> int:
         print(f"wrong: {wrong}", *getattr(wrong, "__notes__", ()), sep="\n")
         return 1
     return 0
+
+
+def _rounds_with_torch() -> list[Callable[[], None]]:
+    """Return the rounds of examples that need torch; none without it."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    from support.set_later import check_drawn
+
+    @settings(max_examples=ROUND_EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def attributes_set_later(data: st.DataObject) -> None:
+        check_drawn(data.draw)
+
+    return [attributes_set_later]
 
 
 if __name__ == "__main__":
