@@ -13,8 +13,8 @@ from minrnn_gen.errors import BadInput
 
 # What helps where torch's own layers have what is asked for.
 OF_REPLACED = (
-    "a layer that minrnn_gen.torch.replace took is torch's again after layer.use_torch(), all of a model are after "
-    "replace(model, back=True), and replace(model, leave=[…]) leaves some"
+    "a layer that was replaced is torch's again after layer.use_torch(), all of a model are after replace(model, back=True), "
+    "and replace(model, leave=[…]) leaves some"
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (

@@ -72,8 +72,8 @@ def reason_against(module: Any) -> str | None:
     names = {name for part in own for name in vars(part)}
     if called := sorted(names & _called_by_forward(base)):
         return f"it has its own {called[0]}, which only the forward of {name_of(base)} calls"
-    if both := sorted((names | {*vars(module)}) & _names_needed(base)):
-        return f"it has its own {both[0]}, a name that layers of minrnn_gen need"
+    if needed := sorted((names | {*vars(module)}) & _names_needed(base)):
+        return f"it has its own {needed[0]}, a name that layers of minrnn_gen need"
     try:
         combined(kind)
     except TypeError as error:
@@ -111,11 +111,12 @@ def _reads_super(code: types.CodeType) -> bool:
 @functools.cache
 def _called_by_forward(base: Any) -> frozenset[str]:
     """Return the methods of torch's class that its forward calls, directly or not, which ours does not."""
-    found: set[str] = set()
+    called: set[str] = set()
     ahead = ["forward"]
     while ahead:
         function = inspect.unwrap(getattr(base, ahead.pop()))
-        new = {name for name in function.__code__.co_names if isinstance(getattr(base, name, None), types.FunctionType)} - found
-        found |= new
+        names = function.__code__.co_names
+        new = {name for name in names if isinstance(getattr(base, name, None), types.FunctionType)} - called
+        called |= new
         ahead += new
-    return frozenset(found - {"forward", *dir(torch.nn.Module)})
+    return frozenset(called - {"forward", *dir(torch.nn.Module)})
