@@ -148,12 +148,16 @@ else ifneq ($(TORCH),)
 endif
 	touch $@
 
-# Packages with cells that the drop-ins compute, and what runs exported operators. What xlstm and tirex name as needs would bring a
-# compiler's packages that nothing of them here imports.
+# Packages with cells that the drop-ins compute, with models whose layers are replaced, and what runs exported operators. What xlstm
+# and tirex name as needs would bring a compiler's packages, neuralforecast's a cluster's and speechbrain's a build of torch with CUDA,
+# which nothing of them here imports.
 $(DROP_INS): constraints.txt | $(TEST)
-	@echo "installing into $(VENV): transformers, scikit-learn, ONNX Runtime and others (installed 0.6 GB)"
+	@echo "installing into $(VENV): transformers, scikit-learn, ONNX Runtime and others (installed 0.7 GB)"
 	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch && $(PIP) transformers scikit-learn einops \
 		|| echo "the packages of the drop-ins cannot be installed here: the tests that need them are skipped"
+	@$(PIP) --no-deps pytorch-forecasting neuralforecast speechbrain coreforecast utilsforecast \
+		&& $(PIP) lightning pytorch-lightning pandas scikit-base scikit-learn narwhals hyperpyyaml tqdm huggingface_hub \
+		|| echo "the packages whose layers are replaced cannot be installed here: the tests that need them are skipped"
 	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 

@@ -49,7 +49,7 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
-        from minrnn_gen.tune.lookup import JustTuned, remembered
+        from minrnn_gen.tune.lookup import Winners, remembered
         from minrnn_gen.tune.session import tune_here
 
         builder = builder_of(loaded, target, remembered)
@@ -57,7 +57,7 @@ def compile(
         if tuned and tuned[-1].ended == "interrupted":
             raise KeyboardInterrupt
         winners = tuple(result.winner for result in tuned if result.winner)
-        return kernel_from(replace(builder, preferred=lambda: JustTuned(winners, remembered())))
+        return kernel_from(replace(builder, preferred=Winners(winners)))
     return kernel_of(loaded, target)
 
 

@@ -11,25 +11,12 @@ from minrnn_gen.build.projected import projected_at
 from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
-from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.gpu import device
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.target import target_of as target_of  # chosen here by all above
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred
-
-
-def target_of(spec: Spec) -> Target:
-    """Return the GPU to compile for: the spec's, the live one, or the default."""
-    asked = spec.gpu_asked
-    if asked is not None:
-        profile = load_profile(asked, lambda message: spec.error("gpu", message), spec.folder)
-        return Target(profile, profile_bytes(asked), "spec")
-    live = device.live_device()
-    if live is not None:
-        return Target(live.profile, live.profile.model_dump_json().encode(), "device")
-    return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
 
 
 def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:

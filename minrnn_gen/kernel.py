@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
-from minrnn_gen.build.recipe import recipe_of
+from minrnn_gen.build.recipe import recipe_of, spec_from
+from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -28,8 +29,10 @@ from minrnn_gen.run.executor import Executor, interface_of
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
+from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
 if TYPE_CHECKING:
+    from minrnn_gen.build.tuned_choice import Preferred
     from minrnn_gen.export.folder import Exported
 
 State = dict[str, Any]
@@ -37,8 +40,17 @@ State = dict[str, Any]
 AnyArray = TypeVar("AnyArray")
 
 
+def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Preferred] | None) -> Kernel:
+    """Return the kernel of a recipe for the GPU of a profile, or where it names none for the GPU here."""
+    spec = spec_from(recipe)
+    return Kernel(Builder(spec, target_again(spec, profile), Store(cache_folder()), preferred=preferred))
+
+
 class Kernel:
     """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
+
+    A pickle of a kernel is its recipe, and the profile of a GPU that its spec names: loaded, it is made again, for the GPU
+    there where none is named. Copies are the kernel itself.
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
@@ -106,7 +118,7 @@ class Kernel:
     @property
     def plans(self) -> Mapping[KernelKey, KernelPlan]:
         """Every plan so far, by pass, specialization and the sizes that it is planned for."""
-        return MappingProxyType({key: built.plan for key, built in self.executor.backend.built.items()})
+        return {key: built.plan for key, built in self.executor.backend.built.items()}
 
     @property
     def source(self) -> str:
@@ -171,6 +183,16 @@ class Kernel:
 
         return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without)
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        return self  # nothing of a kernel is its caller's to change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Code is compiled anew, or comes from the cache there: what is loaded from a file is text alone.
+        return _from_recipe, (self.recipe, profile_named_by(self._builder.target), self._builder.preferred)
+
     def __repr__(self) -> str:
         spec = self.spec
         model, gpu = self._builder.cell_source.name, self._builder.target.profile.name
@@ -209,10 +231,10 @@ class Kernel:
         Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
         [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
 
-        resets: bool [B, T] in every layout; all states are set to 0 before such a step. lengths: int32 or int64 [B]; y is 0
-        beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths; sequence s is steps cu_seqlens[s] to
-        cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead of the final state, the states after
-        every step, each shaped like y, with n behind the channels where it has the axis.
+        resets: bool [B, T] in every layout, or 0 and 1 of a floating dtype; all states are set to 0 before such a step.
+        lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
+        sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
+        of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
@@ -222,7 +244,8 @@ class Kernel:
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
+        marks = as_marks(resets)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
         result, _ = self.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
@@ -272,7 +295,8 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
+        marks = as_marks(resets)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
         result, forward = self.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
         return result.y, final, Saved(self.executor, result, forward)
@@ -310,7 +334,8 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
+        marks = as_marks(resets)
+        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
         result = self.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
 

@@ -26,6 +26,19 @@ class Sequences:
     cu_seqlens: Array | None = None
 
 
+def as_marks(resets: Any) -> Any:
+    """Return resets as bool: an array of floating point, of whatever library, that has nothing but 0 and 1 is taken as such.
+
+    Anything else stays what it is. Raises BadInput where such an array has other values.
+    """
+    if "float" not in str(getattr(resets, "dtype", "")):
+        return resets
+    is_reset = resets == 1
+    if not bool((is_reset | (resets == 0)).all()):
+        raise BadInput(f"resets has dtype {resets.dtype} and values other than 0 and 1; bool is expected, or 0 and 1 alone")
+    return is_reset
+
+
 def as_array(value: Any, name: str) -> Any:
     """Return lengths or boundaries as an array: integers in a list or tuple become NumPy int64, an array stays what it is."""
     if not isinstance(value, list | tuple):

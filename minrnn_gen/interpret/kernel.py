@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Target
+from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
@@ -17,10 +19,20 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.toolchain import cpp_compiler
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
 # What it costs, measured on a core of 2.5 GHz: a gate of one step, and of a dense cell a product of two numbers.
 GATE_NS, PRODUCT_NS = 2000.0, 40.0
 SECONDS_MOST = 600.0
+
+
+def _from_recipe(
+    recipe: str, profile: NamedProfile, allow_long: bool, other: int, sizes: tuple[int, int] | None
+) -> InterpretedKernel:
+    spec = spec_from(recipe)
+    return interpreted(
+        spec, target_again(spec, profile), allow_long=allow_long, other=other, sizes=Sizes(*sizes) if sizes else None
+    )
 
 
 class InterpretedKernel(Kernel):
@@ -33,6 +45,11 @@ class InterpretedKernel(Kernel):
         self.backend = EmulatedBackend(builder, built, self._refuse)
         super().__init__(builder, built, self.backend)
         self._emulated_builder, self._allow_long = builder, allow_long
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        builder = self._emulated_builder
+        settings = (self._allow_long, builder.other, builder.sizes and tuple(builder.sizes))
+        return _from_recipe, (self.recipe, profile_named_by(builder.target), *settings)
 
     @property
     def builder(self) -> EmulatedBuilder:

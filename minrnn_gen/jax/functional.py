@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.call.arguments import PARAMETERS_FROM, CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
@@ -54,7 +55,8 @@ def recurrence(
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
-    sequences = (None if resets is None else as_array(resets, "resets"), lengths, cu_seqlens)
+    marks = None if resets is None else as_array(resets, "resets")
+    sequences = (marks if is_traced(marks) else as_marks(marks), lengths, cu_seqlens)
     arguments = CallArguments(x, R, weight, bias, recurrent_bias, *sequences, parameters, state)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,12 @@ class RNN:
         self.num_layers, self.bidirectional, self.dropout, self.hidden_size = num_layers, bidirectional, dropout, hidden_size
         self.precision, self.forget_bias = precision, forget_bias
         self.dtype = _dtype_of(dtype)
+        usual = {name: parameter.default for name, parameter in inspect.signature(RNN).parameters.items()}
+        self._said = {
+            name: value
+            for name, value in (arguments | options).items()
+            if name != "model" and (name not in usual or value != usual[name])
+        }
         asked = {
             **{name: value for name, value in options.items() if value is not None},
             "model": model if isinstance(model, Mapping) else os.fspath(model),
@@ -100,6 +107,10 @@ class RNN:
         )
         if forget_bias is not None and ("f" not in self._made.gates or not bias):
             raise BadInput(f"forget_bias was given, but {self._made.name} has no bias of a gate f; leave it out")
+
+    def __repr__(self) -> str:
+        said = [repr(self._made.name), *(f"{name}={value!r}" for name, value in self._said.items())]
+        return f"RNN({', '.join(said)})"
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -252,9 +263,13 @@ class RNN:
     def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
         if state is None:
             return None
-        if not isinstance(state, Mapping):
-            raise BadInput(f"state is a {type(state).__name__}; a mapping of {', '.join(self.states)} is expected")
         directions = 2 if self.bidirectional else 1
+        if not isinstance(state, Mapping):
+            raise BadInput(
+                f"state is a {type(state).__name__}; a mapping is expected, as the second result is: {{"
+                + ", ".join(f"'{name}': [{self.num_layers * directions}, batch, {self.hidden_size}]" for name in self.states)
+                + "}"
+            )
         arrays = {name: as_array(array, f"state['{name}']") for name, array in state.items()}
         for name, array in arrays.items():
             if array.ndim != 3 or array.shape[0] != self.num_layers * directions:

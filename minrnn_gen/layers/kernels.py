@@ -60,6 +60,13 @@ def recipe_in_direction(kernel: Kernel, direction: str) -> str:
 
 
 @functools.lru_cache
+def recipe_in_layout(recipe: str, layout: str) -> str:
+    """Return the recipe of a kernel that differs from another in its layout alone."""
+    spec = spec_from(recipe)
+    return recipe_of(load_spec(spec, layout=layout), cell_source_of(spec))
+
+
+@functools.lru_cache
 def _of_heads(recipe: str, ranks: int) -> str:
     spec = spec_from(recipe)
     heads = spec.heads // ranks if spec.heads % ranks == 0 else 1

@@ -344,8 +344,10 @@ class KernelPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, part by part, that `from_json` reads back to an equal plan."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        return dict(_plain(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KernelPlan.from_json, (self.to_json(),)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KernelPlan:

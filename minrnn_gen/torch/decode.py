@@ -29,15 +29,17 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 class DecodingStack(LayerStack):
     """Layers that can be called a step at a time, and explained."""
 
-    def step(self, x_t: Any, state: Any = None) -> tuple[Any, Any]:
+    def step(self, x_t: Any, state: Any = None, *, resets: Any = None) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
 
         x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
         over a prompt may come first; zeros where None. Cells with a kernel of decoding run it, others a forward of one step.
-        Raises BadInput for layers in both directions, which no single step has, and for what does not fit.
+        Raises BadInput for layers in both directions, which no single step has, for resets, and for what does not fit.
         """
         refuse_tracing()
         refuse_transforms()
+        if resets is not None:
+            raise BadInput("resets was given to step, which has one step; where a sequence starts anew, set its state to zeros")
         self._check_steps()
         check_tensor(x_t, "x_t")
         if x_t.dim() not in (1, 2) or x_t.shape[-1] != self.input_size:

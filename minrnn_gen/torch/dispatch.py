@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -10,31 +11,39 @@ from torch.autograd import forward_ad
 
 from minrnn_gen.errors import BadInput
 
+# What helps where torch's own layers have what is asked for.
+OF_REPLACED = (
+    "a layer that was replaced is torch's again after layer.use_torch(), all of a model are after replace(model, back=True), "
+    "and replace(model, leave=[…]) leaves some"
+)
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
-    "is an axis of x, and torch.autograd has its gradients"
+    f"is an axis of x, torch.autograd has its gradients, and for torch.func.grad, which torch's layers have, {OF_REPLACED}"
 )
 _NO_TRACING = (
     "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
-    "torch.compile record it"
+    f"torch.compile record it; {OF_REPLACED}"
 )
 _NO_ONNX = (
     "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; give torch.onnx.export what "
-    "minrnn_gen.torch.export_operators returns, or load the state_dict into the layer of torch.nn and export that"
+    "minrnn_gen.torch.export_operators returns, or load the state_dict into the layer of torch.nn and export that; "
+    f"{OF_REPLACED}"
 )
 _NO_SCRIPT = (
     "torch.jit.script was asked for over a layer of minrnn_gen, which TorchScript cannot read; torch.export and torch.compile "
-    "take it, and its state_dict fits the layer of torch.nn"
+    f"take it, and its state_dict fits the layer of torch.nn; {OF_REPLACED}"
 )
 NO_FORWARD_MODE = (
     "a derivative in forward mode was asked for, which a recurrence of minrnn_gen does not have; torch.autograd.grad has its "
-    "gradients"
+    f"gradients; {OF_REPLACED}"
 )
 _NO_BATCHED_GRADIENTS = (
     "gradients of a recurrence of minrnn_gen were asked for as a batch (is_grads_batched or vectorize), which it has not; "
     "ask for them one after the other, with is_grads_batched=False or vectorize=False"
 )
+# What exports to ONNX has imported it; asking torch would import it.
+_ONNX_EXPORTER = "torch.onnx._internal.exporter"
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
@@ -84,9 +93,18 @@ def refuse_transforms() -> None:
 
 
 def refuse_tracing() -> None:
-    """Refuse to be traced by torch.jit, before sizes are asked for, which are tensors then."""
-    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+    """Refuse to be traced by torch.jit and by the exporters of ONNX, before sizes are asked for, which are tensors then."""
+    if torch.compiler.is_compiling():
+        if _writes_onnx():
+            raise BadInput(_NO_ONNX)
+    elif torch._C._is_tracing():
         raise BadInput(_NO_ONNX if torch.onnx.is_in_onnx_export() else _NO_TRACING)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _writes_onnx() -> bool:
+    """Say whether an ONNX file is being written; a compiler that looked into torch's own answer would take it for False."""
+    return _ONNX_EXPORTER in sys.modules and torch.onnx.is_in_onnx_export()
 
 
 def refuse_scripting() -> NoReturn:

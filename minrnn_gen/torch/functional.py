@@ -14,7 +14,7 @@ from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.calls import storage_dtype
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
-from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
 
 def recurrence(
@@ -78,6 +78,7 @@ def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> t
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
     check_tensor(x, "x")
+    resets = marks_in(resets)
     lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
     if autocasts(x):
         dtype = storage_dtype(kernel)

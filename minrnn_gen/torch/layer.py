@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack, cast
+from dataclasses import replace
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 
 from minrnn_gen.layers.architecture import Names, architecture_of
+from minrnn_gen.layers.kernels import recipe_in_layout
 from minrnn_gen.precision import named_precision
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.initial import DRAW, draw
-from minrnn_gen.torch.options import SpecOptions, shows_options
+from minrnn_gen.torch.options import KEYWORDS, SpecOptions, shows_options
+from minrnn_gen.torch.set_later import Checks, Settled, check_flag, check_probability
+
+# Keywords of a constructor that a subclass may well have as attributes of its own; no result depends on them.
+_FREE = {"device", "dtype", "batch", "time"}
 
 
-class RNN(DecodingStack, torch.nn.Module):
+class RNN(DecodingStack, Settled, torch.nn.Module):
     """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
 
     model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`
@@ -29,8 +35,18 @@ class RNN(DecodingStack, torch.nn.Module):
     another dtype and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias:
     what the input-side biases of gate f start with; by default like all others. options: further keys of the spec
     (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `gpu`, and `batch` and `time` as hints).
+    `batch_first`, `dropout` and `forget_bias` may be set later; setting any other of these is refused.
     Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
     """
+
+    _checks: ClassVar[Checks] = {
+        "batch_first": check_flag,
+        "dropout": check_probability,
+        "forget_bias": lambda _value, _name: None,
+    }
+    _fixed: ClassVar[frozenset[str]] = frozenset(
+        {"model", "input_size", "hidden_size", "num_layers", *KEYWORDS} - {*_checks} - _FREE
+    )
 
     @shows_options
     def __init__(
@@ -70,7 +86,7 @@ class RNN(DecodingStack, torch.nn.Module):
             "layout": "BTD" if batch_first else "TBD",
             "direction": "bidirectional" if bidirectional else "forward",
         }
-        self._made = architecture_of(
+        made = architecture_of(
             asked,
             input_size=input_size,
             num_layers=num_layers,
@@ -79,13 +95,14 @@ class RNN(DecodingStack, torch.nn.Module):
             recurrent_bias=recurrent_bias,
             precision=precision,
         )
-        self.model, self.input_size, self.hidden_size, self.num_layers = self._made.name, input_size, hidden_size, num_layers
+        self.model, self.input_size, self.hidden_size, self.num_layers = made.name, input_size, hidden_size, num_layers
         self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
         self.forget_bias = forget_bias
-        checks.check_forget_bias(self._made, forget_bias, bias, dtype)
-        for name, shape in self._made.shapes.items():
+        checks.check_forget_bias(made, forget_bias, bias, dtype)
+        for name, shape in made.shapes.items():
             self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self._made = made
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,6 +119,21 @@ class RNN(DecodingStack, torch.nn.Module):
                     getattr(self, str(names.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = (
                         self.forget_bias
                     )
+
+    def _settle(self, name: str) -> None:
+        made = self._made
+        if name == "forget_bias":
+            checks.check_forget_bias(made, self.forget_bias, self.bias, next(self.parameters()).dtype)
+        elif name == "batch_first":
+            layout = "BTD" if self.batch_first else "TBD"
+            self._made = replace(
+                made,
+                recipes={
+                    precision: tuple(recipe_in_layout(recipe, layout) for recipe in recipes)
+                    for precision, recipes in made.recipes.items()
+                },
+                tf32_recipes=tuple(recipe_in_layout(recipe, layout) for recipe in made.tf32_recipes),
+            )
 
     def flatten_parameters(self) -> None:
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
@@ -138,7 +170,8 @@ class RNN(DecodingStack, torch.nn.Module):
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
         (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
-        resets, lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
+        resets: bool, of the shape of input without I, or 0 and 1 of a floating dtype; lengths and cu_seqlens are those of a
+        kernel's call. Tensors on the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.

@@ -102,6 +102,8 @@ ELMAN_RELU = {"name": "elman_relu", "equations": "h[t] = relu(W.h + R.h)"}
 class Elman(RNN):
     """As torch.nn.RNN, whose state_dict fits; nonlinearity: "tanh" or "relu"."""
 
+    _fixed: ClassVar[frozenset[str]] = RNN._fixed | {"nonlinearity"}
+
     @shows_options
     def __init__(
         self,

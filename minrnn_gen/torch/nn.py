@@ -11,26 +11,30 @@ launches from C++ in the time that a call from Python takes before its first lau
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, TypedDict, Unpack
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, TypedDict, Unpack
 
 import torch
 from torch.nn import GRUCell, LSTMCell, RNNCell
 from torch.nn.utils.rnn import PackedSequence
 
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.architecture import Architecture, architecture_of
 from minrnn_gen.torch.autocast import layer_dtype, result_dtype
 from minrnn_gen.torch.decode import DecodingStack
 from minrnn_gen.torch.layers import ELMAN_RELU
+from minrnn_gen.torch.options import Function
+from minrnn_gen.torch.set_later import Checks, Settled, check_flag, check_probability, check_size, check_size_or_zero
 from minrnn_gen.torch.stack import LayerStack
 from minrnn_gen.torch.tensors import autocasts
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 _CELLS: dict[str, Any] = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "elman", "RNN_RELU": ELMAN_RELU}
-# Attributes that may be set on a layer of torch.nn at any time and are part of an architecture.
-_SET_LATER = ("batch_first", "mode", "nonlinearity")
 _ARCHITECTURES_KEPT = 1024
+# What calls of the layers of `minrnn_gen.torch` take, and those of torch.nn do not.
+_OF_CALLS = ("resets", "lengths", "cu_seqlens", "sequence_group", "head_group")
 
 
 @functools.lru_cache(_ARCHITECTURES_KEPT)
@@ -54,10 +58,43 @@ def _architecture(
     )
 
 
-class ByKernels(LayerStack):
+def _check_mode(value: Any, name: str) -> None:
+    if not isinstance(value, str) or value not in _CELLS:
+        raise BadInput(f"{name} is {shown(value)}; one of {', '.join(_CELLS)} is expected")
+
+
+def _shown_with(*names: str) -> Callable[[Function], Function]:
+    """Give a method the signature that torch.nn's has: what it takes beside these names it refuses."""
+
+    def shown_with(function: Function) -> Function:
+        signature = inspect.signature(function)
+        shown_parameters = [signature.parameters[name] for name in ("self", *names)]
+        function.__signature__ = signature.replace(parameters=shown_parameters)  # type: ignore[attr-defined]
+        return function
+
+    return shown_with
+
+
+def _refuse_argument(layer: type, name: str) -> NoReturn:
+    ours = {torch.nn.LSTM: "LSTM", torch.nn.GRU: "GRU", torch.nn.RNN: "Elman"}
+    name_here = next(ours[base] for base in layer.__mro__ if base in ours)
+    advice = f"minrnn_gen.torch.{name_here} takes it" if name in _OF_CALLS else "input and hx are expected"
+    raise BadInput(f"{name} is no argument of a call of torch.nn.{layer.__name__}, which the kernels compute; {advice}")
+
+
+class ByKernels(Settled, LayerStack):
     """A class of torch.nn whose call is one of kernels. `torch_class`: torch's own, to which `use_torch` goes back."""
 
     torch_class: ClassVar[type]
+    _checks: ClassVar[Checks] = {
+        "mode": _check_mode,
+        "dropout": check_probability,
+        "proj_size": check_size_or_zero,
+        **dict.fromkeys(("batch_first", "bias", "bidirectional"), check_flag),
+        **dict.fromkeys(("input_size", "hidden_size", "num_layers"), check_size),
+    }
+    # torch reads `mode` in calls, and this in its constructor alone.
+    _fixed: ClassVar[frozenset[str]] = frozenset({"nonlinearity"})
     mode: str
     bias: bool
 
@@ -69,11 +106,6 @@ class ByKernels(LayerStack):
         """Make the module one of torch's own class again."""
         self.__dict__.pop("_made", None)
         self.__class__ = self.torch_class
-
-    def __setattr__(self, attr: str, value: Any) -> None:
-        super().__setattr__(attr, value)
-        if attr in _SET_LATER and "_made" in self.__dict__:
-            self.use_kernels()
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the architecture: a file of a layer is independent of what this package keeps of it.
@@ -96,6 +128,16 @@ class _Layer(DecodingStack, ByKernels):
         self._made = _architecture(self.mode, *sizes, self.bias, self.batch_first, bool(self.bidirectional))
         self.__dict__.pop("_flat_weights", None)
 
+    def _settle(self, name: str) -> None:
+        self.use_kernels()
+        needed = (*self._made.shapes, *(("weight_hr_l0",) if self.proj_size else ()))
+        for parameter in needed:
+            if not hasattr(self, parameter):
+                raise BadInput(
+                    f"{name} is {shown(getattr(self, name))}, but the layer lacks {parameter}; register it "
+                    f"first, or make another layer"
+                )
+
     def use_torch(self) -> None:
         super().use_torch()
         self._init_flat_weights()  # type: ignore[attr-defined]
@@ -114,9 +156,9 @@ class _Layer(DecodingStack, ByKernels):
         if self.proj_size:
             super().flatten_parameters()  # type: ignore[misc]
 
-    def step(self, x_t: Any, state: Any = None) -> tuple[Any, Any]:
+    def step(self, x_t: Any, state: Any = None, *, resets: Any = None) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
-        y, states = super().step(x_t, state)
+        y, states = super().step(x_t, state, resets=resets)
         return y, tuple(last.to(y.dtype) for last in states) if isinstance(states, tuple) else states.to(y.dtype)
 
     def _check_steps(self) -> None:
@@ -124,8 +166,11 @@ class _Layer(DecodingStack, ByKernels):
         if self.proj_size:
             raise BadInput("step has no kernel of a layer with proj_size; call the layer on a sequence of one step")
 
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    @_shown_with("input", "hx")
+    def forward(self, input: Any, hx: Any = None, **unknown: Any) -> tuple[Any, Any]:
         """Return (output, h_n), of LSTM (output, (h_n, c_n)), all in the dtype in which torch.nn returns them."""
+        if unknown:
+            _refuse_argument(type(self), next(iter(unknown)))
         if self.proj_size:
             return super().forward(input, hx)  # type: ignore[misc, no-any-return]
         output, states = self._call(input, hx)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, dense_gradients, records
+from minrnn_gen.torch.dispatch import NO_FORWARD_MODE, OF_REPLACED, dense_gradients, records
 
 Tensors = Sequence[Any]
 """Tensors in a fixed order, None for those that were not given."""
@@ -89,5 +89,5 @@ class GradientFunction(torch.autograd.Function):
     def backward(_ctx: Any, *_gradients: Any) -> Any:
         raise BadInput(
             "a gradient of a gradient was asked for, which a recurrence of minrnn_gen does not have; differentiate it once, or "
-            "take the equations in torch for that"
+            f"take the equations in torch for that; {OF_REPLACED}"
         )

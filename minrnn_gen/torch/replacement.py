@@ -1,6 +1,7 @@
 """`minrnn_gen.torch.replace`: a model's recurrent layers of torch.nn, computed by the kernels from now on.
 
-A layer gets the class of its name in `minrnn_gen.torch.nn`, which is a subclass of its own, and stays the same object. So
+A layer gets the class of its name in `minrnn_gen.torch.nn`, which is a subclass of its own, and stays the same object; an
+instance of a subclass gets a class that has ours after the subclass's own methods, so that its `super().forward` is ours. So
 whatever refers to it or is part of it stays too: parameters and their ties, hooks, names, mode, device, and the same layer
 at several places of a model.
 """
@@ -17,21 +18,25 @@ import torch
 from minrnn_gen.errors import BadInput, MinrnnError, nearest_name, shown
 from minrnn_gen.torch import nn as by_kernels
 from minrnn_gen.torch.dtypes import PRECISIONS
+from minrnn_gen.torch.subclasses import OURS, base_of, combined, is_by_kernels, name_of, reason_against
 
-_CLASSES: dict[type, Any] = {torch.nn.LSTM: by_kernels.LSTM, torch.nn.GRU: by_kernels.GRU, torch.nn.RNN: by_kernels.RNN}
 _DEVICES = ("cpu", "cuda", "meta")
 
 
 @dataclass(frozen=True)
 class ReplacedLayer:
-    """A recurrent layer of a model. `names`: those of the places where it is, of the model itself the empty one."""
+    """A recurrent layer of a model. `names`: those of the places where it is, of the model itself the empty one.
+
+    `note` says what the kernels leave to torch in it, if anything.
+    """
 
     names: tuple[str, ...]
     before: str
     after: str
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"{_places(self.names)}: {self.before} is now {self.after}"
+        return f"{_places(self.names)}: {self.before} is now {self.after}{self.note and f'; {self.note}'}"
 
 
 @dataclass(frozen=True)
@@ -61,26 +66,28 @@ class Replacement:
         return "\n  ".join([*lines, *map(str, self.replaced), *map(str, self.left)])
 
 
-def replace(model: Any, *, leave: Iterable[str] = (), back: bool = False) -> Replacement:
+def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, back: bool = False) -> Replacement:
     """Let the kernels compute every LSTM, GRU and RNN of torch.nn in a model, in place.
 
     A layer keeps its identity: parameters, hooks, names, mode, requires_grad, device, dtype and ties are untouched, and
-    optimizers that have its parameters go on with them. Subclasses of these classes are left, and so is what the kernels do
-    not compute. LSTMCell, GRUCell and RNNCell are left too: torch launches a single step faster. leave: names of layers, or
-    patterns such as `decoder.*`, that stay as they are. back: give layers that have been replaced torch's classes again.
+    optimizers that have its parameters go on with them. LSTMCell, GRUCell and RNNCell are left: torch launches a single step
+    faster; so is what the kernels do not compute. leave: names of layers, or patterns such as `decoder.*`, that stay as they
+    are. subclasses: replace instances of subclasses too, whose `super().forward` the kernels then compute; they are left
+    otherwise, and where their `forward` does not call it. back: give layers that have been replaced their classes again.
 
     Return what has been replaced, and what is left and why. Raises BadInput where the model is no module, and where a name to
     be left is none of a recurrent layer; the model is untouched then.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"model is a {type(model).__name__}; a torch.nn.Module is expected")
-    if not isinstance(back, bool):
-        raise BadInput(f"back is {shown(back)}; True or False is expected")
+    for argument, flag in (("subclasses", subclasses), ("back", back)):
+        if not isinstance(flag, bool):
+            raise BadInput(f"{argument} is {shown(flag)}; True or False is expected")
     layers = _recurrent_layers(model)
     patterns = _patterns(leave, [name for names, _ in layers for name in names])
     replaced, left = [], []
     for names, module in layers:
-        reason = _reason_to_leave(module, back)
+        reason = _reason_to_leave(module, subclasses, back)
         if reason is None and any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
             reason = "as asked for"
         before = _written(module)
@@ -89,7 +96,7 @@ def replace(model: Any, *, leave: Iterable[str] = (), back: bool = False) -> Rep
         elif reason is None:
             reason = _take_over(module)
         if reason is None:
-            replaced.append(ReplacedLayer(names, before, _class_name(type(module))))
+            replaced.append(ReplacedLayer(names, before, name_of(type(module)), "" if back else _note(module)))
         else:
             left.append(LeftLayer(names, before, reason))
     return Replacement(tuple(replaced), tuple(left))
@@ -118,39 +125,39 @@ def _patterns(leave: Any, names: Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _reason_to_leave(module: Any, back: bool) -> str | None:
+def _reason_to_leave(module: Any, subclasses: bool, back: bool) -> str | None:
     """Say why a layer stays what it is, whatever its sizes are; None where it need not."""
     if _scripted(module):
         return "torch.jit has compiled it; replace the layers of the model before"
     if torch.nn.utils.parametrize.is_parametrized(module):
         names = ", ".join(module.parametrizations)
         return f"{names} {'has' if len(module.parametrizations) == 1 else 'have'} parametrizations; register them afterwards"
-    kind = type(module)
+    kind: Any = type(module)
     if isinstance(module, torch.nn.RNNCellBase):
         return "torch launches a single step faster; a layer over whole sequences gains"
-    if kind not in (_CLASSES.values() if back else _CLASSES):
-        if kind in _CLASSES.values():
-            return "it is computed by the kernels already"
-        if kind in _CLASSES:
-            return "it is torch's own already"
-        base = next(base for base in kind.__mro__ if base in _CLASSES or base in (torch.nn.RNNBase, torch.nn.RNNCellBase))
-        return f"it is a subclass of {_class_name(base)}, which may compute something else"
-    if not back and "forward" in vars(module):
+    if isinstance(module, by_kernels.ByKernels):
+        return None if back and is_by_kernels(kind) else "it is computed by the kernels already"
+    if back:
+        return "it is torch's own already"
+    if "forward" in vars(module):
         return "it has a forward of its own, which may compute something else"
-    return None
+    if kind in OURS:
+        return None
+    what = f"it is a subclass of {name_of(base_of(kind) or torch.nn.RNNBase)}"
+    if reason := reason_against(module):
+        return f"{what}, and {reason}"
+    return None if subclasses else f"{what}; replace(model, subclasses=True) takes it"
 
 
 def _take_over(module: Any) -> str | None:
     """Give a layer the class by which the kernels compute it, or return why there is none; it is unchanged then."""
-    if getattr(module, "proj_size", 0):
-        return f"proj_size is {module.proj_size}, and the kernels have no projection of the output"
-    for name, parameter in module.named_parameters():
+    for name, parameter in module.named_parameters(recurse=False):
         if parameter.device.type not in _DEVICES:
             return f"{name} is on {parameter.device}, and the kernels run on CUDA GPUs and in host memory"
         if parameter.dtype not in PRECISIONS:
             return f"{name} has dtype {parameter.dtype}; the kernels have {', '.join(map(str, PRECISIONS))}"
-    before = type(module)
-    module.__class__ = _CLASSES[before]
+    before: Any = type(module)
+    module.__class__ = OURS[before] if before in OURS else combined(before)
     try:
         module.use_kernels()
     except MinrnnError as error:
@@ -159,21 +166,19 @@ def _take_over(module: Any) -> str | None:
     return None
 
 
+def _note(module: Any) -> str:
+    proj_size = getattr(module, "proj_size", 0)
+    return f"torch computes it as long as proj_size is {proj_size}" if proj_size else ""
+
+
 def _scripted(module: Any) -> bool:
     """Say whether a module is what torch.jit made of a recurrent layer."""
     return isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", None) in by_kernels.__all__
 
 
-def _class_name(kind: type) -> str:
-    """Return the name by which a class is imported."""
-    return (
-        f"torch.nn.{kind.__name__}" if kind.__module__ == "torch.nn.modules.rnn" else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
 def _written(module: Any) -> str:
     """Return a layer as it is made."""
-    name = module.original_name if _scripted(module) else _class_name(type(module))
+    name = module.original_name if _scripted(module) else name_of(type(module))
     return f"{name}({module.extra_repr()})"
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch import checks
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
+from minrnn_gen.torch.set_later import Settled
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_shape
 
 # Where the steps begin, as the paper has them (Gu and Dao, Mamba, arXiv 2312.00752, section 3.6): between these, uniform as
@@ -25,13 +27,16 @@ STEP_LEAST, STEP_MOST = 0.001, 0.1
 CHANNELS_PER_RANK = 16
 
 
-class SelectiveScan(torch.nn.Module):
+class SelectiveScan(Settled, torch.nn.Module):
     """y, state = scan(x, z=None, state=None): h[t] = exp(-exp(a) Δ) h[t-1] + Δ x B, y = (Σ C h + d x) · silu(z).
 
     x, z and y [batch, T, channels], state [batch, channels, state_size]. Δ, B and C are made of x by two linear maps without
     bias, Δ by way of `rank` numbers, and biased. Parameters: in_weight [rank + 2 · groups · state_size, channels], step_weight
-    [channels, rank], step_bias [channels], a [channels, state_size] and d [channels]. Under autocast x is cast.
+    [channels, rank], step_bias [channels], a [channels, state_size] and d [channels]. Under autocast x is cast. Setting a size
+    of a scan that is made is refused.
     """
+
+    _fixed: ClassVar[frozenset[str]] = frozenset(("channels", "state_size", "rank", "groups"))
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class SelectiveScan(torch.nn.Module):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise BadInput(f"{name} is {shown(size)}; an integer from 1 on is expected")
         checks.check_made(device, dtype)
-        _kernel(channels, state_size, groups, "fp32", True)  # which knows what sizes are
+        kernel_by(_recipe(channels, state_size, groups, "fp32", True))  # which knows what sizes are
         self.channels, self.state_size, self.groups = channels, state_size, groups
         self.rank = rank
         made = {"device": device, "dtype": dtype}
@@ -85,21 +90,28 @@ class SelectiveScan(torch.nn.Module):
             [self.rank, *2 * [self.groups * self.state_size]], dim=-1
         )
         step = torch.nn.functional.linear(small, self.step_weight)
-        gates = [step, x.to(step.dtype), *([] if z is None else [z.to(step.dtype)])]
-        bias = torch.stack([self.step_bias, *(torch.zeros_like(self.step_bias) for _ in gates[1:])])
-        kernel = _kernel(self.channels, self.state_size, self.groups, PRECISIONS[step.dtype], z is not None)
+        stacked = [step, x.to(step.dtype), *([] if z is None else [z.to(step.dtype)])]
+        bias = torch.stack([self.step_bias, *(torch.zeros_like(self.step_bias) for _ in stacked[1:])])
+        recipe = _recipe(self.channels, self.state_size, self.groups, PRECISIONS[step.dtype], z is not None)
         by_group = (*x.shape[:2], self.groups, self.state_size)
         wide = STATES[PRECISIONS[step.dtype]]
-        y, final = recurrence(
-            kernel,
-            torch.stack(gates, 2),
-            bias=bias.to(wide),
-            parameters={"a": self.a.to(wide), "d": self.d.to(wide)},
-            shared={"b": b.reshape(by_group), "c": c.reshape(by_group)},
+        gates, bias, a, d = torch.stack(stacked, 2), bias.to(wide), self.a.to(wide), self.d.to(wide)
+        b, c = b.reshape(by_group), c.reshape(by_group)
+        if sequence_group is None:
+            no_sequences = (None, None, None)
+            tensors = (gates, None, None, bias, None, *no_sequences, a, d, state, b, c)
+            y, final = run(recipe, 1, 2, tensors)
+            return y, final
+        y, states = recurrence(
+            kernel_by(recipe),
+            gates,
+            bias=bias,
+            parameters={"a": a, "d": d},
+            shared={"b": b, "c": c},
             state=None if state is None else {"h": state},
             sequence_group=sequence_group,
         )
-        return y, final["h"]
+        return y, states["h"]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _check_on_all_ranks(self, x: Any, z: Any, state: Any, sequence_group: Any) -> None:
@@ -143,6 +155,13 @@ def _spec(channels: int, state_size: int, groups: int, precision: str, has_z: bo
     return {"model": "selective" if has_z else ungated, **sizes}
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _recipe(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> str:
+    """Return the recipe of a scan's kernel: text, which compilers keep instead of looking into how it is made."""
+    return _made_recipe(channels, state_size, groups, precision, has_z)
+
+
 @cache
-def _kernel(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> Kernel:
-    return kernel_by(json.dumps(_spec(channels, state_size, groups, precision, has_z)))
+def _made_recipe(*sizes: Any) -> str:
+    spec = load_spec(_spec(*sizes))
+    return recipe_of(spec, cell_source_of(spec))

@@ -21,7 +21,7 @@ from minrnn_gen.torch.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.stack_operator import of_layer, run_layers, together
-from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
 # Where the cell's own vectors begin among the parameters of a layer.
 _VECTORS_FROM = len(Names._fields) - 1
@@ -153,10 +153,26 @@ class LayerStack:
         if hx is not None:
             count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
             states = self._states(hx, count, batched)
-        y, final = self._run(x, states, (resets, lengths, cu_seqlens), ranks)
+        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks)
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
+
+    def _resets_beside(self, input: Any, resets: Any) -> Any:
+        """Return resets, of the shape of an input without its features, as [batch, time]."""
+        if resets is None:
+            return None
+        check_tensor(resets, "resets")
+        resets = marks_in(resets)
+        wanted = input.shape[:-1]
+        # Sizes that are symbols are compared when they have values.
+        if resets.dim() != len(wanted) or not (torch.compiler.is_compiling() or resets.shape == wanted):
+            raise BadInput(
+                f"resets has shape {list(resets.shape)}; {list(wanted)} is expected, the shape of input without its features"
+            )
+        if resets.dim() == 1:
+            return resets.unsqueeze(0)
+        return resets if self.batch_first else resets.t()
 
     def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run sequences of several lengths side by side, in the order in which they are packed."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.nvrtc import toolchain_version
@@ -146,6 +146,23 @@ class JustTuned:
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""
         return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(choice, trial)
+
+
+@dataclass(frozen=True)
+class Winners:
+    """Opens the winners of a tuning that has just ended. A pickle of it opens the history, which has them too."""
+
+    built: tuple[BuiltKernel, ...]
+
+    def __call__(self) -> JustTuned:
+        return JustTuned(self.built, remembered())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opens_history, ()
+
+
+def _opens_history() -> Callable[[], TunedLookup]:
+    return remembered
 
 
 def remembered() -> TunedLookup:

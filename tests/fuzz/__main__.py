@@ -39,17 +39,17 @@ def main() -> int:
     asked = parser.parse_args()
     counts = Counter[str]()
     rounds = {name: round_of(name, counts) for name in ([asked.only] if asked.only else subjects.SUBJECTS)}
-    started, name = time.monotonic(), ""
+    started, drawn = time.monotonic(), ""
     try:
         while time.monotonic() - started < 60 * asked.minutes:
-            for name, draw in rounds.items():
+            for drawn, draw in rounds.items():  # noqa: B007  # the last is told where it is wrong
                 draw()
             minutes = (time.monotonic() - started) / 60
             print(f"{minutes:.1f} min  " + ", ".join(f"{count:,} {of}" for of, count in counts.items()), flush=True)
     except KeyboardInterrupt:
         print("stopped")
     except AssertionError as wrong:
-        print(f"{name} is wrong: {wrong}", *getattr(wrong, "__notes__", ()), sep="\n")
+        print(f"{drawn} is wrong: {wrong}", *getattr(wrong, "__notes__", ()), sep="\n")
         return 1
     return 0
 

@@ -104,3 +104,18 @@ def test_layers_under_vmap_are_an_ensemble() -> None:
     for index in range(3):
         own: dict[str, Any] = {name: array[index] for name, array in params.items()}
         np.testing.assert_allclose(np.asarray(y)[index], run(own, x)[0], atol=1e-5)
+
+
+def test_a_layer_says_what_it_is() -> None:
+    layer = front.RNN("lstm", 5, 4, 2, bidirectional=True, forget_bias=1.0, functions="accurate")
+    said = "RNN('lstm', input_size=5, hidden_size=4, num_layers=2, bidirectional=True, forget_bias=1.0, functions='accurate')"
+    assert repr(layer) == said
+    assert repr(front.RNN("min_gru", 3, 4)) == "RNN('min_gru', input_size=3, hidden_size=4)"
+
+
+def test_numbers_0_and_1_are_resets() -> None:
+    layer, random = front.RNN("min_gru", 3, 4), np.random.default_rng(0)
+    x, done = random.standard_normal((2, 5, 3)).astype(np.float32), random.random((2, 5)) < 0.4
+    expected, _ = layer.apply(numbers(layer), x, resets=done)
+    found, _ = layer.apply(numbers(layer), x, resets=done.astype(np.float32))
+    assert np.array_equal(found, expected)

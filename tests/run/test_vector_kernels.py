@@ -24,7 +24,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import KernelPass
-from minrnn_gen.precision import PRECISION_NAMES, error_allowed, remembered_error
+from minrnn_gen.precision import PRECISION_NAMES, error_allowed
 
 vector_cells = pytest.importorskip("support.vector_cells")
 pytestmark = pytest.mark.skipif(

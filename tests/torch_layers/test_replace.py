@@ -105,7 +105,6 @@ def test_what_is_left_is_named_with_the_reason() -> None:
     overridden.forward = lambda x: x
     layers = {
         "mine": Peephole(3, 4),
-        "projected": torch.nn.LSTM(3, 4, proj_size=2),
         "normed": torch.nn.utils.parametrizations.weight_norm(torch.nn.GRU(3, 4), "weight_hh_l0"),
         "asked": torch.nn.GRU(3, 4),
         "overridden": overridden,
@@ -123,8 +122,7 @@ def test_what_is_left_is_named_with_the_reason() -> None:
     assert [type(layer) for layer in model.values()] == kinds and not report.replaced
     reasons = {layer.names[0]: layer.reason for layer in report.left}
     assert reasons == {
-        "mine": "it is a subclass of torch.nn.LSTM, which may compute something else",
-        "projected": "proj_size is 2, and the kernels have no projection of the output",
+        "mine": "it is a subclass of torch.nn.LSTM; replace(model, subclasses=True) takes it",
         "normed": "weight_hh_l0 has parametrizations; register them afterwards",
         "asked": "as asked for",
         "overridden": "it has a forward of its own, which may compute something else",

@@ -1,0 +1,36 @@
+"""The GPU that a spec is compiled for, and as what a pickle has it."""
+
+from __future__ import annotations
+
+from minrnn_gen.build.builder import Target
+from minrnn_gen.config.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile, profile_bytes
+from minrnn_gen.config.spec import Spec
+from minrnn_gen.gpu import device
+
+NamedProfile = tuple[str, bytes] | None
+"""The profile that a spec names, as text and as the bytes of its file; None where the GPU is the one at hand."""
+
+
+def target_of(spec: Spec) -> Target:
+    """Return the GPU to compile for: the spec's, the live one, or the default."""
+    asked = spec.gpu_asked
+    if asked is not None:
+        profile = load_profile(asked, lambda message: spec.error("gpu", message), spec.folder)
+        return Target(profile, profile_bytes(asked), "spec")
+    live = device.live_device()
+    if live is not None:
+        return Target(live.profile, live.profile.model_dump_json().encode(), "device")
+    return Target(load_profile(DEFAULT_GPU), profile_bytes(DEFAULT_GPU), "default")
+
+
+def profile_named_by(target: Target) -> NamedProfile:
+    """Return the profile of a GPU that a spec names."""
+    return (target.profile.model_dump_json(), target.profile_bytes) if target.origin == "spec" else None
+
+
+def target_again(spec: Spec, profile: NamedProfile) -> Target:
+    """Return the GPU of what `profile_named_by` returned; where no GPU is named the one of `target_of`."""
+    if profile is None:
+        return target_of(spec)
+    text, file_bytes = profile
+    return Target(GpuProfile.model_validate_json(text), file_bytes, "spec")
