@@ -20,7 +20,7 @@ from support.examples import examples
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
 
 SPEC = str(EXAMPLES / "min_gru.yaml")
 
@@ -89,7 +89,7 @@ def test_infeasible_names_the_constraint(command: Command, tmp_path: Path) -> No
 @pytest.mark.matrix_full
 def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> None:
-        raise ToolchainMissing("NVRTC cannot be loaded (no such library)")
+        raise ToolchainMissing(f"NVRTC cannot be loaded (no such library): {INSTALL_CUDA}")
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("minrnn_gen.build.builder.compile_source", missing)
