@@ -69,10 +69,8 @@ def test_the_site_is_checked_with_every_change(tmp_path: Path) -> None:
 def test_declared_versions_are_tried_at_both_ends(tmp_path: Path) -> None:
     """Each requirement has a lowest version, and `make test-all` installs them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    used = [
-        name for name in ("cuda13", "nvrtc13", "torch", "jax", "onnx", "runner") if name in project["optional-dependencies"]
-    ]
-    requirements = [*project["dependencies"], *(one for name in used for one in project["optional-dependencies"][name])]
+    extras = [project["optional-dependencies"][name] for name in ("cuda13", "nvrtc13", "torch", "jax", "onnx", "runner")]
+    requirements = [*project["dependencies"], *(one for extra in extras for one in extra)]
     assert [requirement for requirement in requirements if ">=" not in requirement] == []
     text = recipe(tmp_path, "test-lowest", system="Linux", has_gpu=False)
     assert '--resolution lowest-direct --torch-backend auto --editable ".[runner]"' in text

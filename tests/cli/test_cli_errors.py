@@ -28,11 +28,8 @@ SPEC = str(EXAMPLES / "min_gru.yaml")
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (
-            ["compile"],
-            2,
-            "missing argument 'SPEC'|where a spec is needed",
-        ),  # the latter by typer before 0.26 with Click from 8.3 on
+        # The latter by typer before 0.26 with Click from 8.3 on.
+        (["compile"], 2, "missing argument 'SPEC'|where a spec is needed"),
         (["compil", SPEC], 2, "did you mean 'compile'"),
         (["compile", SPEC, "--jsn"], 2, "--json"),
         (["compile", SPEC, "more"], 2, "more"),
