@@ -140,3 +140,27 @@ def test_the_package_of_the_solvers_module_that_is_not_ours(tmp_path: Path) -> N
     sentence, *rows = done.stdout.splitlines()
     assert "has been overwritten by another package's, python-constraint: pip uninstall python-constraint" in sentence
     assert any(row.startswith("missing  python-constraint2") and "pip uninstall python-constraint" in row for row in rows)
+
+
+COMPILED = """
+import numpy as np, minrnn_gen
+kernel, x = minrnn_gen.compile({"model": "min_gru", "hidden_size": 8}), np.ones((1, 3, 2, 8), np.float32)
+assert np.allclose(kernel(x)[0], kernel.reference(x)[0], rtol=0, atol=1e-5)
+assert minrnn_gen.scan(x[:, :, 0], x[:, :, 0])[0].shape == (1, 3, 8)
+"""
+
+
+@pytest.mark.matrix_full
+@pytest.mark.skipif(os.name == "nt", reason="the compilers are shell scripts")
+@pytest.mark.parametrize(
+    "does", [None, "exit 1", "kill -SEGV $$", "exit 0"], ids=["absent", "refuses", "crashes", "makes nothing"]
+)
+def test_host_arrays_run_whatever_the_c_compiler_does(does: str | None, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    if does is not None:
+        compiler.write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        compiler.chmod(0o755)
+    environment = {**os.environ, "CC": str(compiler), "MINRNN_CPU": "native", "MINRNN_CACHE_DIR": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
