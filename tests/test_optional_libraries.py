@@ -33,7 +33,7 @@ MODULES = {
     "fla-core": "fla",
 }
 # Extras of those who change this package, which nothing in it imports.
-TOOLS = {"docs", "test", "dev"}
+TOOLS = {"docs", "runner", "test", "dev"}
 
 ABSENT = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)"
 # What an import ends in.
@@ -56,7 +56,7 @@ def modules_of(requirements: list[str]) -> set[str]:
 
 OPTIONAL = sorted(OWNERS.keys() - modules_of(PROJECT["dependencies"]))
 # Each is imported while a contender of a benchmark is prepared, where a failure of any kind is that contender's.
-CONTENDERS = {name for name in OPTIONAL if all(owner.startswith("bench.contenders.") for owner in OWNERS[name].split())}
+CONTENDERS = {name for name in OPTIONAL if all(owner.startswith("benchmarks.contenders.") for owner in OWNERS[name].split())}
 
 
 def test_every_optional_library_is_tried() -> None:

@@ -107,13 +107,14 @@ def test_killing_at_any_moment_loses_nothing(tmp_path: Path, caplog: pytest.LogC
     chance = random.Random(1)
     announced: list[int] = []
     for round_number in range(12):
-        process = start(PUT_FOR_EVER, tmp_path, 10_000 * round_number)
-        assert process.stdout is not None
-        announced.append(int(process.stdout.readline()))
-        # One put takes some 2 ms: the moments of death spread over ten of them.
-        time.sleep(chance.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
-        output, complaints = process.communicate(timeout=within(60))
+        with start(PUT_FOR_EVER, tmp_path, 10_000 * round_number) as process:
+            assert process.stdout is not None and process.stderr is not None
+            announced.append(int(process.stdout.readline()))
+            # One put takes some 2 ms: the moments of death spread over ten of them.
+            time.sleep(chance.uniform(0, 0.02))
+            process.send_signal(signal.SIGKILL)
+            # Not communicate(), which leaves out what readline() has read ahead.
+            output, complaints = process.stdout.read(), process.stderr.read()
         assert complaints == ""
         announced += map(int, output.split())
 

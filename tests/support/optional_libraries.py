@@ -51,7 +51,7 @@ def _runs_on_a_gpu() -> None:
 
 
 def _plots() -> None:
-    from minrnn_gen.bench.report.plot import need_matplotlib
+    from benchmarks.report.plot import need_matplotlib
 
     need_matplotlib()
 
