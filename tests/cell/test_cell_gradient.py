@@ -113,7 +113,7 @@ def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], 
 @settings(max_examples=examples(150))
 @given(small_cells, points)
 def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
-    import torch
+    torch = pytest.importorskip("torch", exc_type=ImportError)  # several examples without it end in a group of exceptions
 
     unary = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu")}
     functions = {
