@@ -4,7 +4,8 @@
 #
 #   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
-#   make test-all   the whole compile matrix too: minutes
+#   make test-all   the whole compile matrix too: minutes; then test-lowest and test-newest
+#   make test-lowest  the core of the tests on the lowest declared version of every dependency   make test-newest  on the newest
 #   make fuzz       drawn cells and numbers, CPU target and emulated kernels beside an oracle, until Ctrl-C or MINUTES=10
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
 #   make banks      where lanes meet in a bank of shared memory, of the kinds of kernels with KIND=channels in their names
@@ -34,6 +35,16 @@ WORKERS ?= auto --maxprocesses=4
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 
+# Environments .venv-NAME of declared versions, and the tests that are run in them.
+LOWEST_PYTHON := $(firstword $(foreach python,python3.11 $(PYTHON),\
+	$(shell $(python) -c 'print("$(python)")' 2>/dev/null)))
+NEWEST_PYTHON := $(firstword $(foreach python,python3.14 python3.13 python3.12 $(PYTHON),\
+	$(shell $(python) -c 'print("$(python)")' 2>/dev/null)))
+CORE := tests/config tests/cell tests/call tests/codegen tests/cli tests/raw_scan tests/cpu tests/build/test_keys.py \
+	tests/build/test_overview.py
+CORE_OF_EXTRAS := tests/build/test_nvrtc.py tests/build/test_compile_backward.py tests/jax_front tests/torch_layers/test_nn.py \
+	tests/torch_layers/test_any_cell.py tests/export/test_operators_onnx.py
+
 # The tests of the pages' code, tables and links.
 BLOCKS ?= tests/docs
 BIN := $(VENV)/bin
@@ -52,10 +63,23 @@ RELEASE := $(VENV)/installed-release
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 INSTALL = $(PIP) --editable
 
+UV := $(BIN)/uv
+EXTRAS = test,onnx$(if $(CUDA),$(comma)nvrtc13)
+# By uv, which finds the lowest versions that fit together: name, resolution, Python, extras, and torch where it can be had.
+UV_INSTALL = $(UV) pip install --quiet --python .venv-$(1) --resolution $(2) --torch-backend auto --editable ".[$(4)$(5)]"
+define INSTALL_AS
+	@echo "installing into .venv-$(1): the versions of its name (installed 0.3 GB, with extras 0.8 GB, with torch 1.6 GB)"
+	$(UV) venv --quiet --clear --no-python-downloads --python $(3) .venv-$(1)
+	$(if $(5),@$(call UV_INSTALL,$(1),$(2),$(3),$(4),$(comma)torch) 2>/dev/null \
+		|| { echo "torch cannot be installed here in that version: the tests that need it are skipped"; \
+		$(call UV_INSTALL,$(1),$(2),$(3),$(4)); },$(call UV_INSTALL,$(1),$(2),$(3),$(4)))
+endef
+RUN_CORE = .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -W default::DeprecationWarning $(2)
+
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
 
-.PHONY: demo test test-all fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
+.PHONY: demo test test-all test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
 .DEFAULT_GOAL := test
 # Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,7 +97,18 @@ test: $(TEST)
 
 test-all: $(TEST) $(DROP_INS)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "matrix_full or not matrix_full" --hypothesis-profile whole
-	@$(MAKE) --no-print-directory docs-check BLOCKS=
+	@$(MAKE) --no-print-directory docs-check BLOCKS= test-lowest test-newest
+
+# NumPy alone with its lowest version, then what needs a newer one; libraries of old warn about what they themselves import.
+test-lowest: $(UV)
+	$(call INSTALL_AS,lowest,lowest-direct,$(LOWEST_PYTHON),runner)
+	$(call RUN_CORE,lowest,$(CORE))
+	$(call INSTALL_AS,lowest-extras,lowest-direct,$(LOWEST_PYTHON),$(EXTRAS),$(TORCH))
+	$(call RUN_CORE,lowest-extras,$(CORE_OF_EXTRAS))
+
+test-newest: $(UV)
+	$(call INSTALL_AS,newest,highest,$(NEWEST_PYTHON),$(EXTRAS),$(TORCH))
+	$(call RUN_CORE,newest,$(CORE) $(CORE_OF_EXTRAS))
 
 fuzz: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz $(if $(MINUTES),--minutes $(MINUTES))
@@ -114,7 +149,7 @@ release: $(RELEASE)
 	$(BIN)/python release/release.py$(if $(TAG), --tag)
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-lowest .venv-lowest-extras .venv-newest build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -147,6 +182,9 @@ else ifneq ($(TORCH),)
 	@$(PIP) torch || echo "torch cannot be installed here: the tests that need it are skipped"
 endif
 	touch $@
+
+$(UV): | $(BIN)/python
+	$(PIP) uv
 
 # Packages with cells that the drop-ins compute, with models whose layers are replaced, and what runs exported operators. What xlstm
 # and tirex name as needs would bring a compiler's packages, neuralforecast's a cluster's and speechbrain's a build of torch with CUDA,

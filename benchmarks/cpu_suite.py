@@ -8,15 +8,13 @@ from importlib import metadata
 from benchmarks.report.cpu_record import CpuRecord
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.config.environment import thread_count
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import needing
 
 
 def measure(quick: bool) -> CpuRecord:
     """Measure all tables; raises ToolchainMissing where torch, or a C compiler, is not installed."""
-    try:
+    with needing("torch", "the benchmark", "pip install torch"):
         from benchmarks.contenders.cpu_layers import cpu_name, rows_of_layers, rows_of_raw_scans, rows_of_scan_layers
-    except ImportError:
-        raise ToolchainMissing("torch is not installed, beside which layers are measured: pip install torch") from None
     c_compiler()
     versions = {"python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("minrnn-gen", "torch", "numpy")}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # What brings the libraries of kernels wherever this package came from: it names no package that an index may not have yet.
 INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for drivers before 580"
@@ -12,6 +13,12 @@ INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for driv
 INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 INSTALL_JAX = "pip install jax, or for NVIDIA GPUs pip install 'jax[cuda13]'"
+INSTALL_ONNX = "pip install onnx onnxscript"
+
+# What a sentence calls a library that is imported by another name.
+_NAMES = {"cupy": "CuPy"}
+# Of another library's message: its reason comes first, and where it looked after that.
+_CAUSE_CHARACTERS = 200
 
 
 class MinrnnError(Exception):
@@ -48,6 +55,38 @@ class CompileFailed(MinrnnError):
 
 class PromiseBroken(CompileFailed):
     """A compiled kernel takes more registers or shared memory than its plan promised, or spills."""
+
+
+@contextlib.contextmanager
+def needing(module: str, purpose: str, install: str, kind: type[ToolchainMissing] = ToolchainMissing) -> Iterator[None]:
+    """Raise `kind`, a sentence, for whatever an import of the optional library `module` raises.
+
+    An import may end in any exception: of a library that is built for another NumPy, of a shared object that is not found.
+    """
+    try:
+        yield
+    except MinrnnError:
+        raise
+    except Exception as error:
+        missing = kind(f"{purpose} needs {_NAMES.get(module, module)}, {why_not_imported(error, module)}: {install}")
+        if isinstance(missing, ImportError):
+            missing.name = module
+        raise missing from error
+
+
+def why_not_imported(error: BaseException | None, module: str) -> str:
+    """Return, as a relative clause, why `module` cannot be imported: it is absent, or its import ended in `error`."""
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        return "which is not installed"
+    return f"which is installed but cannot be imported ({cause_of(error)})"
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Return an exception of another library as a part of a sentence: type and text, in one line, of its first cause."""
+    while error is not None and error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_CAUSE_CHARACTERS]}" if text else type(error).__name__
 
 
 def nearest_of(value: object, allowed: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.patience import within
 from support.worker_folder import folder_of_all_workers
 
 # Workers have a core each: threads of torch and BLAS would wait for each other, and that is most of what their tests took.
@@ -51,6 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         elif item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
             item.add_marker(pytest.mark.skip(reason="judges times, and other workers are on the same GPU: run it without -n"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Give a test the more time the slower the machine is now: its limit ends what hangs, which other work makes nothing do."""
+    own = item.get_closest_marker("timeout")
+    limit = float(own.args[0]) if own and own.args else float(item.config.getini("timeout") or 0)
+    if limit and item.config.getoption("timeout", None) is None:
+        item.add_marker(pytest.mark.timeout(within(limit)), append=False)
+    return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

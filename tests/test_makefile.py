@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,16 @@ def test_the_site_is_checked_with_every_change(tmp_path: Path) -> None:
     # What make test has run is not run again, nor installed for.
     assert "pytest" not in alone and "torch" not in alone
     assert "docs-check BLOCKS=" in recipe(tmp_path, "test-all", system="Linux", has_gpu=False)
+
+
+def test_declared_versions_are_tried_at_both_ends(tmp_path: Path) -> None:
+    """Each requirement has a lowest version, and `make test-all` installs them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [project["optional-dependencies"][name] for name in ("cuda13", "nvrtc13", "torch", "jax", "onnx", "runner")]
+    requirements = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    assert [requirement for requirement in requirements if ">=" not in requirement] == []
+    text = recipe(tmp_path, "test-lowest", system="Linux", has_gpu=False)
+    assert '--resolution lowest-direct --torch-backend auto --editable ".[runner]"' in text
+    assert '--resolution lowest-direct --torch-backend auto --editable ".[test,onnx,nvrtc13,torch]"' in text
+    assert "--resolution highest" in recipe(tmp_path, "test-newest", system="Linux", has_gpu=False)
+    assert "docs-check BLOCKS= test-lowest test-newest" in recipe(tmp_path, "test-all", system="Linux", has_gpu=False)

@@ -63,7 +63,7 @@ def test_cublas_is_looked_for_by_its_names_there_without_flags_that_windows_lack
         raise OSError
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    monkeypatch.setattr(cublas, "_load_library", lambda: None)
+    monkeypatch.setattr(cublas, "load_library", lambda: None)
     monkeypatch.delattr(os, "RTLD_NOLOAD", raising=False)
     monkeypatch.delattr(os, "RTLD_NOW", raising=False)
     with pytest.raises(ToolchainMissing, match="cuBLAS is not installed"):

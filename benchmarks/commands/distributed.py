@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import needing
 
 if TYPE_CHECKING:
     from benchmarks.report.distributed_record import DistributedRecord
@@ -22,10 +22,8 @@ Only = Annotated[
 
 def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
     """Measure time and heads over the ranks that torchrun starts."""
-    try:
+    with needing("torch", "the benchmark of process groups", "pip install torch"):
         from benchmarks.distributed_suite import measure, open_host
-    except ImportError:
-        raise ToolchainMissing("torch is not installed, whose process groups are measured: pip install torch") from None
     from benchmarks.report.distributed_record import distributed_text
     from benchmarks.report.record import write_text
 

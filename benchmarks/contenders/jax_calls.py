@@ -261,7 +261,7 @@ def left_behind(subject: Subject, function: Function, calls: int = CALLS, retrac
     from minrnn_gen.jax import target
 
     jax, arrays = subject.jax, subject.arrays([name for name in subject.names if name != "dy"])
-    registered, recorded = target.register.cache_info().currsize, len(target._DEVICE_CALLS)
+    registered, recorded = target.serve_by_c.cache_info().currsize, len(target._DEVICE_CALLS)
     for _ in range(retraces):
         program = jax.jit(lambda *arrays: function(*arrays))
         y = program(*arrays)
@@ -272,7 +272,7 @@ def left_behind(subject: Subject, function: Function, calls: int = CALLS, retrac
     jax.block_until_ready(y)
     return {
         GROWN: _held(arrays) - before,
-        TARGETS: target.register.cache_info().currsize - registered,
+        TARGETS: target.serve_by_c.cache_info().currsize - registered,
         RECORDED: len(target._DEVICE_CALLS) - recorded,
     }
 

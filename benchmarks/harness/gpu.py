@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.harness.rounds import Arrays, Contender, Run
 from benchmarks.report.record import COPY
 from minrnn_gen import __version__
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import ToolchainMissing, needing
 from minrnn_gen.precision import precision_of
 
 # More than twice the L2 cache of any GPU (60 MB on an H200, 126 MB on a B200). The writes take four milliseconds, in which the
@@ -159,10 +159,8 @@ class Gpu:
 
 def open_gpu() -> Gpu:
     """Return the GPU; raises ToolchainMissing where there is no torch, or none that sees a GPU."""
-    try:
+    with needing("torch", "the benchmark", "pip install torch"):
         import torch
-    except ImportError as missing:
-        raise ToolchainMissing("the benchmark needs torch, which is not installed: pip install torch") from missing
     if not torch.cuda.is_available():
         raise ToolchainMissing("the benchmark needs an NVIDIA GPU that torch can use; 'minrnn-gen doctor' looks for one")
     return Gpu(torch)

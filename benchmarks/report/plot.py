@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from benchmarks.problems.layer_problems import CENTRE
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.report.record import COPY, Record, Row
 from benchmarks.report.tables import OURS, best_alternative, by_problem, contenders
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import BadInput, needing
 
 _PANEL_INCHES = (5.4, 3.8)
 # One colour for each library in every figure (Okabe and Ito's, distinct to people with colour blindness too); ways of one
@@ -159,8 +158,8 @@ def _ours_and_best(rows: Mapping[str, Row]) -> list[Row]:
 
 def need_matplotlib() -> None:
     """Raise ToolchainMissing where there is no matplotlib, before a measurement whose plot could not be drawn."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ToolchainMissing("--plot needs matplotlib, which is not installed: pip install matplotlib")
+    with needing("matplotlib", "--plot", "pip install matplotlib"):
+        import matplotlib.figure  # noqa: F401
 
 
 def svg_of(record: Record) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from minrnn_gen.errors import INSTALL_CUDA, CompileFailed, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, CompileFailed, ToolchainMissing, cause_of, needing
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 # -v makes ptxas report registers, shared memory and spills into the log. NVRTC before 13.4 takes a generic lambda for a host
@@ -78,13 +78,22 @@ def make_cupy_cache() -> tempfile.TemporaryDirectory[str] | None:
 def nvrtc_version() -> str:
     """Load NVRTC and return its version, as "13.4"; raises ToolchainMissing with the reason where it cannot be loaded."""
     make_cupy_cache()
-    try:
+    with needing("cupy", "compiling", INSTALL_CUDA):
         from cupy.cuda import nvrtc
-
+    try:
         major, minor = nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as missing:
-        raise ToolchainMissing(f"NVRTC cannot be loaded ({missing})") from missing
+    except Exception as missing:  # CuPy's own of a library that is not found, and whatever an installation by halves ends in
+        raise ToolchainMissing(f"NVRTC cannot be loaded ({cause_of(missing)}): {INSTALL_CUDA}") from missing
     return f"{major}.{minor}"
+
+
+def why_no_nvrtc() -> str:
+    """Return why nothing can be compiled for GPUs here, as a part of a sentence; nothing where NVRTC can be loaded."""
+    try:
+        nvrtc_version()
+    except ToolchainMissing as missing:
+        return str(missing)
+    return ""
 
 
 class Compilable(Protocol):
@@ -104,24 +113,24 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
     Raises ToolchainMissing without CuPy or NVRTC, CompileFailed with NVRTC's first error where the text is refused.
     """
     make_cupy_cache()
-    try:
+    with needing("cupy", "compiling", INSTALL_CUDA):
         from cupy.cuda import compiler as cupy_compiler
         from cupy_backends.cuda.libs import nvrtc
-    except ImportError as missing:
-        raise ToolchainMissing(f"compiling needs NVRTC through CuPy, which is not installed: {INSTALL_CUDA}") from missing
+
+        refusal = cupy_compiler.CompileException
     log = io.StringIO()
-    # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
-    program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
     try:
+        # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
+        program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
         # Where a driver is present NVRTC keeps a cache of its own, and what comes from there comes without ptxas' report.
         fresh = ("--no-cache",) if nvrtc.getVersion() >= NVRTC_WITH_CACHE else ()
         cubin, _ = program.compile((f"-arch={plan.arch}", *OPTIONS, *fresh), log)
-    except cupy_compiler.CompileException as refused:
+    except refusal as refused:
         first = next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300])
         raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.arch}: {first.strip()}") from refused
-    except (RuntimeError, OSError) as missing:
+    except Exception as missing:  # as in `nvrtc_version`
         raise ToolchainMissing(
-            f"NVRTC cannot be loaded ({missing}): {INSTALL_CUDA}, brings it without a CUDA toolkit"
+            f"NVRTC cannot be loaded ({cause_of(missing)}): {INSTALL_CUDA}, brings it without a CUDA toolkit"
         ) from missing
     # CuPy hands the cubin over without its last byte.
     return CompiledSource(cubin + b"\0", parse_resources(log.getvalue(), plan.shared_bytes))

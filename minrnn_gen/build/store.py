@@ -64,6 +64,8 @@ def cache_folder() -> Path:
         import platformdirs  # takes longer to import than this module and everything else it needs
 
         folder = platformdirs.user_cache_path("minrnn-gen", appauthor=False)
+        if not folder.is_absolute() and folder.parts[0] != "~":
+            folder = Path.home() / ".cache" / "minrnn-gen"  # some versions follow a relative XDG_CACHE_HOME
     except RuntimeError:
         return NO_FOLDER
     # Some versions leave the sign for a home that they do not know.

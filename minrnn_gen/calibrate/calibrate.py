@@ -14,7 +14,7 @@ from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import with_rates
-from minrnn_gen.gpu.driver import driver_release, has_device
+from minrnn_gen.gpu.driver import driver_release
 
 # The rulers take some seconds, most of them for compiling and for the first use of the GPU.
 SECONDS_MOST = 120.0
@@ -28,8 +28,7 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
     """
     live = device.live_device()
     if live is None:
-        why = "the one here needs CuPy, which is not installed" if has_device() else "none is found here"
-        raise ToolchainMissing(f"calibrating measures a GPU, and {why}; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(f"calibrating measures a GPU, but {device.why_no_gpu()}; 'minrnn-gen doctor' looks closer")
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)
         reply = json.loads(done.stdout)

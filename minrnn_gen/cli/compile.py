@@ -10,7 +10,7 @@ import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
 from minrnn_gen.cli.terminal import console, facts, print_json, progress, progress_bar
-from minrnn_gen.errors import INSTALL_CUDA, BadInput, ToolchainMissing, shown
+from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 
 if TYPE_CHECKING:
     from minrnn_gen.build.artifact import BuiltKernel
@@ -47,8 +47,10 @@ def compile(
     request = read_request(spec, gpu, assignments)
     kernel = request.compile(quiet=as_json)
     if kernel.resources is None:
+        from minrnn_gen.build.nvrtc import why_no_nvrtc
+
         raise ToolchainMissing(
-            f"{spec}: planned and rendered, but not compiled, because NVRTC is missing: {INSTALL_CUDA}; "
+            f"{spec}: planned and rendered, but not compiled, since {why_no_nvrtc()}; "
             "'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
         )
     if sizes:

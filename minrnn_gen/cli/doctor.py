@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import console, print_json
 from minrnn_gen.config.package_files import package_folder
-from minrnn_gen.errors import INSTALL_CUDA, INSTALL_JAX, INSTALL_TORCH, MinrnnError
+from minrnn_gen.errors import INSTALL_CUDA, INSTALL_JAX, INSTALL_ONNX, INSTALL_TORCH, MinrnnError
 
 # The smallest kernel; an architecture that every NVRTC of CUDA 12 and 13 knows.
 _PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = expf(y[threadIdx.x]); }'
 _PROBE_ARCH = "sm_80"
+_REASON_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class _Probe:
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, JAX, CPU, a C++ compiler, cache and launches."""
+    """Check libraries by importing them, NVRTC by compiling a line, driver, GPU, CPU, a C++ compiler, cache and launches."""
     nvrtc = _nvrtc()
     version = nvrtc.state if nvrtc.is_well else ""
-    of_gpu = [nvrtc, _driver(version), _gpu()]
-    findings = [_package(), _python(), _cupy(), *of_gpu, _torch(), _jax(), _cpu(), _cpp(), _cache(), _host()]
+    of_gpu = [_cupy(), nvrtc, *_cublas(), _driver(version), _gpu()]
+    with ThreadPoolExecutor() as pool:  # importing each takes a second or two
+        fronts = list(pool.map(lambda look: look(), (_torch, _jax, _onnx)))
+    findings = [_package(), _python(), _solver(), *of_gpu, *fronts, _cpu(), _cpp(), _cache(), _host()]
     can_compile = all(finding.is_well for finding in findings if finding.is_needed)
     if as_json:
         print_json({"can_compile": can_compile, "findings": [asdict(finding) for finding in findings]})
@@ -84,23 +88,55 @@ def _python() -> Finding:
     return Finding("Python", sys.version_info >= (3, 11), version, "install Python 3.11 or later", is_needed=True)
 
 
+def _solver() -> Finding:
+    from minrnn_gen.errors import ToolchainMissing
+    from minrnn_gen.plan.solver import search_library
+
+    try:
+        search_library()
+    except ToolchainMissing as missing:
+        state, _, mend = str(missing).partition(": ")
+        return Finding("python-constraint2", False, state, mend, is_needed=True)
+    return Finding("python-constraint2", True, metadata.version("python-constraint2"), is_needed=True)
+
+
 def _cupy() -> Finding:
+    from minrnn_gen.gpu.device import why_no_cupy
+
     for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         try:
-            return Finding("CuPy", True, f"{metadata.version(name)} ({name})", is_needed=True)
+            state = f"{metadata.version(name)} ({name})"
         except metadata.PackageNotFoundError:
             continue
+        if why := why_no_cupy():
+            return Finding("CuPy", False, f"{state}, {why}", f"install it anew: {INSTALL_CUDA}", is_needed=True)
+        return Finding("CuPy", True, state, is_needed=True)
     return Finding("CuPy", False, "not installed", INSTALL_CUDA, is_needed=True)
+
+
+def _cublas() -> list[Finding]:
+    """Look for cuBLAS where a GPU could use it: compiling does without."""
+    from minrnn_gen.errors import ToolchainMissing
+    from minrnn_gen.gpu.cublas import load_library
+    from minrnn_gen.gpu.driver import has_device
+
+    if not has_device():
+        return []
+    try:
+        load_library()
+    except ToolchainMissing as missing:
+        return [Finding("cuBLAS", False, str(missing).removesuffix(f": {INSTALL_CUDA}"), INSTALL_CUDA)]
+    return [Finding("cuBLAS", True, "dense cells and projections multiply by it")]
 
 
 def _nvrtc() -> Finding:
     from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
-    from minrnn_gen.errors import MinrnnError, ToolchainMissing
+    from minrnn_gen.errors import ToolchainMissing
 
     try:
         version = nvrtc_version()
     except ToolchainMissing as missing:
-        return Finding("NVRTC", False, str(missing), INSTALL_CUDA, is_needed=True)
+        return Finding("NVRTC", False, str(missing).removesuffix(f": {INSTALL_CUDA}"), INSTALL_CUDA, is_needed=True)
     # A library that can be loaded may lack the one it compiles by.
     try:
         compile_source(_PROBE, _Probe())
@@ -111,17 +147,18 @@ def _nvrtc() -> Finding:
 
 
 def _torch() -> Finding:
-    """Look for torch by its metadata alone: importing it takes seconds."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding("torch", False, "not installed, and minrnn_gen.torch needs it", INSTALL_TORCH)
+    if why := _why_not("minrnn_gen.torch"):
+        return Finding("torch", False, f"{version} cannot be imported ({why})", f"install it anew: {INSTALL_TORCH}")
     serves = "for CPUs alone" if version.endswith("+cpu") else "minrnn_gen.torch can be imported"
     return Finding("torch", True, f"{version}, {serves}")
 
 
 def _jax() -> Finding:
-    """Look for JAX by its metadata alone, and say by what XLA calls kernels."""
+    """Look for JAX, and say by what XLA calls kernels."""
     from minrnn_gen.build.ffi_handler import why_no_handler
     from minrnn_gen.native.trip import LIBRARY
 
@@ -129,6 +166,8 @@ def _jax() -> Finding:
         version = metadata.version("jax")
     except metadata.PackageNotFoundError:
         return Finding("JAX", False, "not installed, and minrnn_gen.jax needs it", INSTALL_JAX)
+    if why := _why_not("minrnn_gen.jax"):
+        return Finding("JAX", False, f"{version} cannot be imported ({why})", f"install it anew: {INSTALL_JAX}")
     reason = why_no_handler() or ("" if LIBRARY is not None else "the package was installed without its C part")
     if reason:
         return Finding(
@@ -138,6 +177,30 @@ def _jax() -> Finding:
             "a call takes the host several times as long",
         )
     return Finding("JAX", True, f"{version}, XLA calls kernels by C")
+
+
+def _onnx() -> Finding:
+    """Look for the libraries that write ONNX files."""
+    try:
+        state = ", ".join(f"{name} {metadata.version(name)}" for name in ("onnx", "onnxscript"))
+    except metadata.PackageNotFoundError as missing:
+        return Finding("ONNX", False, f"{missing.name} is not installed, and torch.onnx.export needs it", INSTALL_ONNX)
+    if why := _why_not("onnx.defs, onnxscript.values"):
+        return Finding("ONNX", False, f"{state} cannot be imported ({why})", f"install it anew: {INSTALL_ONNX}")
+    return Finding("ONNX", True, state)
+
+
+def _why_not(modules: str) -> str:
+    """Return why an import fails, nothing where it does not; by a process of its own, which a broken library may end."""
+    import os
+    import subprocess
+
+    program = f"try:\n    import {modules}\nexcept Exception as error:\n    print(type(error).__name__, error, sep=': ')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"importing it ends Python with status {done.returncode}"
+    return " ".join(done.stdout.split())[:_REASON_CHARACTERS]
 
 
 def _cpp() -> Finding:
@@ -165,9 +228,7 @@ def _driver(nvrtc: str) -> Finding:
 
 
 def _gpu() -> Finding:
-    from minrnn_gen.cli.request import why_no_gpu
-    from minrnn_gen.errors import MinrnnError
-    from minrnn_gen.gpu.device import live_device
+    from minrnn_gen.gpu.device import live_device, why_no_gpu
 
     try:
         live = live_device()

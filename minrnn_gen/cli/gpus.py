@@ -51,7 +51,7 @@ def _entry(profile: GpuProfile, live: LiveDevice | None) -> dict[str, Any]:
 
 
 def _print(entries: list[dict[str, Any]], live: LiveDevice | None, mismatches: list[str], default: str) -> None:
-    from minrnn_gen.cli.request import why_no_gpu
+    from minrnn_gen.gpu.device import why_no_gpu
 
     numbers = ("SMs", "shared memory per block, KiB", "memory, GiB", "copy, GB/s")
     table = new_table("profile", "arch", *numbers, "", right=numbers)

@@ -75,6 +75,8 @@ class Request:
     def say_default(self) -> None:
         """Say on stderr that the GPU is only the default, where it is."""
         if self.target.origin == "default":
+            from minrnn_gen.gpu.device import why_no_gpu
+
             print_note(
                 f"{why_no_gpu()} and none named with --gpu: compiled for the default profile, {self.target.profile.name}"
             )
@@ -116,13 +118,6 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
         return Request(spec, target_of(spec))
     profile = load_profile(gpu, lambda message: BadInput(f"--gpu: {message}"))
     return Request(spec, Target(profile, profile_bytes(gpu), "spec"))
-
-
-def why_no_gpu() -> str:
-    """Say why no live GPU serves."""
-    from minrnn_gen.gpu import driver
-
-    return "the GPU here needs CuPy, which is not installed" if driver.has_device() else "no GPU found"
 
 
 def _assigned(assignments: Sequence[str]) -> dict[str, Any]:

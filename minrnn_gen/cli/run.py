@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.random_call import leaves_of, mapped, random_arguments, timed
-from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request, why_no_gpu
+from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
 from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
 from minrnn_gen.errors import INSTALL_CUDA, MinrnnError, ToolchainMissing
 
@@ -99,8 +99,10 @@ def place_of(request: Request, asked: Device | None) -> tuple[Device, str]:
     live = gpu_device.live_device()
     if live is None:
         if asked is Device.CUDA:
-            raise ToolchainMissing(f"--device cuda: {why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer")
-        return Device.CPU, f"{why_no_gpu()}: planned for {request.target.profile.name}, run on the CPU"
+            raise ToolchainMissing(
+                f"--device cuda: {gpu_device.why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer"
+            )
+        return Device.CPU, f"{gpu_device.why_no_gpu()}: planned for {request.target.profile.name}, run on the CPU"
     if asked is None and live.profile.arch != request.target.profile.arch:
         return Device.CPU, f"on the CPU: the GPU here, {live.name}, is no {request.target.profile.arch}"
     return Device.CUDA, f"on the GPU here, {live.name}"

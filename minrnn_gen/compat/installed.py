@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import ToolchainMissing, cause_of
 
 
 class Exchange:
@@ -25,9 +25,9 @@ class Exchange:
             return
         try:
             place = self._find()
-        except ImportError as missing:
+        except Exception as missing:
             raise ToolchainMissing(
-                f"what is to be exchanged cannot be imported ({missing}): pip install {self._requirement}"
+                f"what is to be exchanged cannot be imported ({cause_of(missing)}): pip install {self._requirement}"
             ) from None
         for name in ours:
             if name not in vars(place):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import numpy.typing
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype

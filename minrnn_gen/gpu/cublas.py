@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from minrnn_gen.call.array import Array
-from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing, cause_of
 from minrnn_gen.gpu import device as gpu_device
 
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
@@ -137,7 +137,7 @@ def check(status: int) -> None:
 @cache
 def _library() -> Any:
     """Return the library that CuPy has loaded, wherever it was found."""
-    _load_library()
+    load_library()
     for name in _LIBRARIES:
         try:
             library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0))
@@ -165,16 +165,16 @@ def handle() -> int:
 
 def new_handle() -> int:
     """Return a handle of cuBLAS for the current device that nobody else uses, for as long as the process lives."""
-    _load_library()
+    load_library()
     from cupy_backends.cuda.libs import cublas
 
     return int(cublas.create())
 
 
-def _load_library() -> None:
+def load_library() -> None:
     """Load cuBLAS into the process, from where CuPy finds it; raises ToolchainMissing where it does not."""
     gpu_device.cupy_module()
     try:
         from cupy_backends.cuda.libs import cublas  # noqa: F401
-    except ImportError as missing:
-        raise ToolchainMissing(f"cuBLAS is not installed: {INSTALL_CUDA}") from missing
+    except Exception as missing:  # CuPy's own of a library that is not found, and whatever an installation by halves ends in
+        raise ToolchainMissing(f"cuBLAS is not installed ({cause_of(missing)}): {INSTALL_CUDA}") from missing

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from minrnn_gen.build.nvrtc import make_cupy_cache
 from minrnn_gen.call.array import Library
 from minrnn_gen.config.gpu_profile import GpuProfile, profile_for_device, profile_from_attributes
-from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing, needing, why_not_imported
 from minrnn_gen.gpu.calibration import calibrated
 from minrnn_gen.gpu.driver import has_device
 
@@ -47,17 +47,13 @@ class LiveDevice:
 
 @cache
 def live_device(device: int = 0) -> LiveDevice | None:
-    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy.
+    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy that can be imported.
 
     Raises ToolchainMissing for a driver that CuPy cannot use, BadInput for a GPU older than every profile.
     """
-    if not has_device():
+    if not has_device() or why_no_cupy():
         return None
-    make_cupy_cache()
-    try:
-        import cupy
-    except ImportError:
-        return None
+    cupy = cupy_module()
     try:
         name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -96,10 +92,23 @@ def synchronize() -> None:
 
 @cache
 def cupy_module() -> Any:
-    """Import CuPy; raises ToolchainMissing where it is not installed."""
+    """Import CuPy; raises ToolchainMissing where it is not installed, or its import fails."""
     make_cupy_cache()
-    try:
+    with needing("cupy", "running on a GPU", INSTALL_CUDA):
         import cupy
-    except ImportError as missing:
-        raise ToolchainMissing(f"running on a GPU needs CuPy, which is not installed: {INSTALL_CUDA}") from missing
+        import cupy.cuda
     return cupy
+
+
+def why_no_cupy() -> str:
+    """Return why CuPy cannot be imported, as a relative clause; nothing where it can."""
+    try:
+        cupy_module()
+    except ToolchainMissing as missing:
+        return why_not_imported(missing.__cause__, "cupy")
+    return ""
+
+
+def why_no_gpu() -> str:
+    """Return why `live_device` returns None, as a part of a sentence."""
+    return f"the GPU here needs CuPy, {why_no_cupy()}" if has_device() else "no GPU found"

@@ -1,14 +1,10 @@
 """The recurrences of specs, the raw scan and layers as functions of JAX: under jit, grad, vmap, scan and checkpoint."""
 
-from minrnn_gen.errors import INSTALL_JAX, JaxMissing
+from minrnn_gen.errors import INSTALL_JAX, JaxMissing, needing
 
-try:
+with needing("jax", "minrnn_gen.jax", INSTALL_JAX, JaxMissing):
     from minrnn_gen.jax.functional import recurrence, step
     from minrnn_gen.jax.layer import RNN
     from minrnn_gen.jax.raw_scan import scan
-except ModuleNotFoundError as missing:
-    if missing.name not in ("jax", "jaxlib"):
-        raise
-    raise JaxMissing(f"minrnn_gen.jax needs jax, which is not installed: {INSTALL_JAX}", name="jax") from None
 
 __all__ = ["RNN", "recurrence", "scan", "step"]

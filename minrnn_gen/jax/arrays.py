@@ -26,6 +26,11 @@ def is_traced(value: Any) -> bool:
 def as_array(value: Any, name: str) -> Any:
     """Return an array of JAX; refused is what would be cast, such as float64 without x64, and what is no array."""
     if isinstance(value, jax.Array):
+        if not all(isinstance(size, int) for size in value.shape):
+            raise BadInput(
+                f"{name} has shape [{', '.join(map(str, value.shape))}], whose sizes are symbols, but a program has calls of "
+                "given sizes; export one for each size that is called"
+            )
         return value
     if not isinstance(value, numpy.ndarray | numpy.generic) or isinstance(value, numpy.ma.MaskedArray):
         raise BadInput(f"{name} is a {type(value).__name__}; a JAX or NumPy array is expected")

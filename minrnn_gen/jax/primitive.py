@@ -45,12 +45,12 @@ def _abstract(*operands: Any, request: Request) -> list[Any]:
 
 
 def _lower_on_host(*operands: Any, request: Request) -> Sequence[Any]:
+    target.serve_by_c("cpu")
     site = CallSite(request, tuple(map(shaped, operands)))
-    return _call(target.register("cpu"), site, request.results(site.operands), operands)
+    return _call(site, request.results(site.operands), operands)
 
 
 def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
-    target_name = target.register("CUDA")
     site = CallSite(request, tuple(map(shaped, operands)))
     call = target.prepare(site)
     if request.recipe:
@@ -58,15 +58,15 @@ def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
         operands = tuple(_as_int64(operand) if index in wide else operand for index, operand in enumerate(operands))
     casts = (operands[cast.operand].astype(cast.dtype) for cast in call.casts)
     workspace = [Shaped((call.workspace_bytes,), "uint8")] if call.workspace_bytes else []
-    results = _call(target_name, site, (*call.results, *workspace), (*operands, *casts))
+    results = _call(site, (*call.results, *workspace), (*operands, *casts))
     return _gradients(request, call, operands, results) if call.backward else results[: len(call.results)]
 
 
-def _call(target_name: str, site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) -> Sequence[Any]:
+def _call(site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) -> Sequence[Any]:
     text = site.text()
     attributes = {target.DIGEST_ATTRIBUTE: numpy.int64(digest_of(text)), target.TEXT_ATTRIBUTE: text}
     like = [jax.ShapeDtypeStruct(result.shape, jnp.dtype(result.dtype)) for result in results]
-    written: Sequence[Any] = jax.ffi.ffi_call(target_name, like)(*operands, **attributes)
+    written: Sequence[Any] = jax.ffi.ffi_call(target.TARGET, like)(*operands, **attributes)
     return written
 
 

@@ -1,4 +1,4 @@
-"""The target of XLA's custom calls: one handler a platform, registered once, that finds a call by its attributes.
+"""The target of XLA's custom calls: one handler a platform, registered at import, that finds a call by its attributes.
 
 A program names what it calls by text, and by the digest of the text, under which the handler keeps what it made of it. So
 tracing again registers nothing, and a program that another process compiled finds its call all the same.
@@ -19,11 +19,12 @@ import numpy
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import structures
-from minrnn_gen.jax.c_handler import ON_HOST, c_handler
+from minrnn_gen.jax.c_handler import ON_HOST, CHandler, c_handler
 from minrnn_gen.jax.device import DeviceCall, current_device_of, device_call
 from minrnn_gen.jax.host import recorded_on_host, run_on_host
 from minrnn_gen.jax.request import CallSite, Shaped, digest_of
 from minrnn_gen.jax.structures import Buffers, CallFrame
+from minrnn_gen.native import trip
 
 TARGET = "minrnn_gen"
 # XLA's names of the platforms, and whether arrays are on a GPU there.
@@ -32,14 +33,25 @@ PLATFORMS = {"cpu": False, "CUDA": True}
 DIGEST_ATTRIBUTE, TEXT_ATTRIBUTE = "digest", "text"
 
 
+def _register() -> None:
+    """Register the handlers of all platforms, at import: a program that another process exported runs without a call here.
+
+    Nothing is compiled. XLA takes one address for good: that of a function of the package's C part, which calls the handler in
+    Python until `serve_by_c`, or without that part the handler itself.
+    """
+    for which, (platform, handler) in enumerate(_HANDLERS.items()):
+        address = _address(handler) if trip.LIBRARY is None else trip.LIBRARY.forward(which, _address(handler) or 0)
+        jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(address)}, platform=platform)
+
+
 @cache
-def register(platform: str) -> str:
-    """Register the handler of a platform, the first time, and return the name of the target."""
-    address, in_c = _address(_HANDLERS[platform]), c_handler()
-    if in_c is not None:
-        address = in_c.address(platform, address)
-    jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(address)}, platform=platform)
-    return TARGET
+def serve_by_c(platform: str) -> CHandler | None:
+    """Have the handler in C handle the calls of a platform, compiled the first time; None where Python goes on to."""
+    handler = c_handler()
+    if handler is not None and trip.LIBRARY is not None:
+        address = handler.address(platform, _address(_HANDLERS[platform]))
+        trip.LIBRARY.forward([*_HANDLERS].index(platform), address or 0)
+    return handler
 
 
 class HostCall(NamedTuple):
@@ -61,7 +73,7 @@ class HostCall(NamedTuple):
 
     def publish(self, digest: int, frame: CallFrame) -> None:
         """Have C run the call from now on, where all of it is native code."""
-        handler = c_handler()
+        handler = serve_by_c("cpu")
         operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
         recorded = None if handler is None else recorded_on_host(self.site.request, operands)
         if handler is not None and recorded is not None:
@@ -172,6 +184,7 @@ def prepare(site: CallSite) -> DeviceCall:
 def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:
     with _LOCK:
         if key not in _DEVICE_CALLS:
+            serve_by_c("CUDA")
             _DEVICE_CALLS[key] = device_call(site, key[1])
             _DEVICE_CALLS[key].publish(key[0])
         return _DEVICE_CALLS[key]
@@ -182,3 +195,5 @@ _HANDLERS = {platform: _handler_of(_run_on_device if is_gpu else _run_on_host) f
 _HOST_CALLS: dict[int, HostCall] = {}
 _DEVICE_CALLS: dict[tuple[int, int], DeviceCall] = {}
 _LOCK = threading.Lock()
+
+_register()

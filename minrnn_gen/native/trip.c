@@ -216,11 +216,31 @@ static PyObject *serves(PyObject *Py_UNUSED(module), PyObject *capsule) {
   return PyBool_FromLong(exchange->version.major == 1 && exchange->tensor_from_object != NULL);
 }
 
+/* A function that a library is given once, and what it calls: a handler that may be there later, or another one by then. */
+typedef void *(*Forwarded)(void *);
+static Forwarded targets[2];
+static void *forward_first(void *argument) { return __atomic_load_n(&targets[0], __ATOMIC_ACQUIRE)(argument); }
+static void *forward_second(void *argument) { return __atomic_load_n(&targets[1], __ATOMIC_ACQUIRE)(argument); }
+
+/* forward(which of the two functions, address of a function): its own address; from now on it calls that function */
+static PyObject *forward(PyObject *Py_UNUSED(module), PyObject *arguments) {
+  int which;
+  unsigned long long address;
+  if (!PyArg_ParseTuple(arguments, "iK", &which, &address)) return NULL;
+  if (which < 0 || which > 1 || !address) {
+    PyErr_SetString(PyExc_ValueError, "there are two functions, 0 and 1, and what they call is a function");
+    return NULL;
+  }
+  __atomic_store_n(&targets[which], (Forwarded)(uintptr_t)address, __ATOMIC_RELEASE);
+  return PyLong_FromUnsignedLongLong((uintptr_t)(which ? forward_second : forward_first));
+}
+
 static PyMethodDef methods[] = {
     {"serves", serves, METH_O, "Say whether tensors can be read through an interface of DLPack."},
     {"describe", describe, METH_VARARGS, "Return the key of tensors, as bytes, and their addresses; None where there is none."},
     {"program", new_program, METH_VARARGS, "Return launches, products and fills to be run on arrays at any addresses."},
     {"run", run, METH_VARARGS, "Run a program; return None, or (operation, kind, status) where one is refused."},
+    {"forward", forward, METH_VARARGS, "Have one of two functions call the function at an address; return its own address."},
     {NULL, NULL, 0, NULL},
 };
 

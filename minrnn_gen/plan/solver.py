@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from minrnn_gen.errors import Infeasible
+from minrnn_gen.errors import Infeasible, ToolchainMissing, needing
 from minrnn_gen.plan.kernel_plan import (
     Alternative,
     Budget,
@@ -27,6 +27,7 @@ from minrnn_gen.plan.problem import Problem
 
 Candidate = Mapping[str, int]
 RUNNERS_UP = 5
+_REINSTALL = "--force-reinstall python-constraint2"
 # Candidates that are estimated alike, and have as many registers, break their promise together, but for luck with the compiler:
 # a second of them is tried, at once with the best of the others, so that they are not waited for one after another.
 ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
@@ -221,11 +222,26 @@ def solve(problem: Problem, family: Family) -> Solution:
     return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), MappingProxyType(rejected))
 
 
+def search_library() -> Any:
+    """Import python-constraint2: where candidates are listed, since choosing among known ones needs no search.
+
+    Raises ToolchainMissing where its import fails, and where its files were overwritten by python-constraint, another package
+    whose module has the same name.
+    """
+    with needing("constraint", "planning", f"pip install {_REINSTALL}"):
+        import constraint as python_constraint
+    if not hasattr(python_constraint, "OptimizedBacktrackingSolver"):
+        raise ToolchainMissing(
+            "planning needs python-constraint2, whose module constraint has been overwritten by another package's, "
+            f"python-constraint: pip uninstall python-constraint, then pip install {_REINSTALL}"
+        )
+    return python_constraint
+
+
 def _feasible(
     variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...], holds: Mapping[str, Callable[..., bool]]
 ) -> list[Candidate]:
-    import constraint as python_constraint  # only where candidates are listed: choosing among known ones needs no search
-
+    python_constraint = search_library()
     search = python_constraint.Problem(python_constraint.OptimizedBacktrackingSolver())
     for name, domain in variables.items():
         search.addVariable(name, list(domain))

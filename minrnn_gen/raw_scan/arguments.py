@@ -158,7 +158,8 @@ def _inspected(value: Any, name: str) -> Array:
     if numpy is not None and isinstance(value, numpy.generic):
         value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+    is_tensor = torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+    if torch is not None and is_tensor and value.requires_grad and torch.is_grad_enabled():
         raise BadInput(
             f"{name} requires grad, which a scan of arrays does not record; call minrnn_gen.torch.scan, or call under "
             f"torch.no_grad()"

@@ -8,7 +8,7 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.precision import ComplexName, PrecisionName
 from minrnn_gen.raw_scan.arrangement import RawLayout
@@ -35,7 +35,7 @@ def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, lo
     """Return the kernels for the live device number `device`, kept until `KERNELS_HELD` others have been used since."""
     live = gpu_device.live_device(device)
     if live is None:
-        raise ToolchainMissing(f"a is on CUDA device {device}, but CuPy, which launches the kernels, is not installed")
+        raise ToolchainMissing(f"a is on CUDA device {device}, but {gpu_device.why_no_gpu()}: {INSTALL_CUDA}")
     target = Target(live.profile, live.profile.model_dump_json().encode(), "device")
     return CompiledKernels(raw_builder(precision, hidden_size, layout, log_a, target), ())
 

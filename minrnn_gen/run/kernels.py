@@ -11,8 +11,9 @@ from typing import Self
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.nvrtc import why_no_nvrtc
 from minrnn_gen.config.environment import specializes_by_sizes
-from minrnn_gen.errors import INSTALL_CUDA, MinrnnError, ToolchainMissing
+from minrnn_gen.errors import MinrnnError, ToolchainMissing
 from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
@@ -88,7 +89,7 @@ class CompiledKernels(BuiltKernels):
             return loaded
         built = self.build(kernel)
         if built.cubin is None:
-            raise ToolchainMissing(f"the kernel was not compiled because NVRTC is not installed: {INSTALL_CUDA}")
+            raise ToolchainMissing(f"the kernel was not compiled, since {why_no_nvrtc() or 'NVRTC was not there then'}")
         return self._loaded.setdefault(key, (module.loaded_kernel(built.cubin, built.plan, part), built.plan))
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy
+import numpy.typing
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.c_compiler import c_compiler

@@ -1,8 +1,8 @@
 """Recurrent layers to train with, torch.nn's among them, and the kernels' recurrence and the raw scan with gradients."""
 
-from minrnn_gen.errors import INSTALL_TORCH, TorchMissing
+from minrnn_gen.errors import INSTALL_TORCH, TorchMissing, needing
 
-try:
+with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     from minrnn_gen.torch import nn
     from minrnn_gen.torch.exported_program import export_operators
     from minrnn_gen.torch.functional import recurrence
@@ -28,10 +28,6 @@ try:
     from minrnn_gen.torch.selective_scan import SelectiveScan
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
     from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup
-except ModuleNotFoundError as missing:
-    if missing.name != "torch":
-        raise
-    raise TorchMissing(f"minrnn_gen.torch needs torch, which is not installed: {INSTALL_TORCH}", name="torch") from None
 
 __all__ = [
     "GRU",

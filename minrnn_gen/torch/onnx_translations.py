@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import INSTALL_ONNX, BadInput, needing
 from minrnn_gen.torch.exported_program import check_program, is_exported
 
 _TYPES = {
@@ -32,12 +32,11 @@ def onnx_translations(program: Any) -> dict[Any, Callable[..., Any]]:
     nodes = [node for node in program.graph.nodes if is_exported(node)]
     if not nodes:
         raise BadInput("program has no exported operator; give the one that minrnn_gen.torch.export_operators returned")
-    try:
-        return {node.target: _translation(node) for node in nodes}
-    except ModuleNotFoundError as missing:
-        raise ToolchainMissing(
-            f"{missing.name} is not installed, which writes ONNX files: pip install onnx onnxscript"
-        ) from None
+    with needing("onnx", "an ONNX file", INSTALL_ONNX):
+        import onnx.defs  # noqa: F401
+    with needing("onnxscript", "an ONNX file", INSTALL_ONNX):
+        import onnxscript.values  # noqa: F401
+    return {node.target: _translation(node) for node in nodes}
 
 
 def _translation(node: Any) -> Callable[..., Any]:

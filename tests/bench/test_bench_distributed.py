@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import within
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -147,7 +148,7 @@ def test_torchrun_runs_the_command(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(
         [*torchrun, "-m", "benchmarks", "distributed", "--quick", "--json", str(path)],
-        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=within(60), check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert distributed_text(read_distributed(path)) in answer.stdout

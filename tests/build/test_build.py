@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
+from support.patience import within
 
 import minrnn_gen
 from minrnn_gen.build import builder as build
@@ -373,7 +374,7 @@ def run_python(program: str, cache: Path, *, background: bool = False) -> Any:
 
 
 def answer_of(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=within(60))
     assert process.returncode == 0, err
     return json.loads(out)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from support.rendered_kernels import builder_of
 
+from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.plan.kernel_plan import Specialization
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
 # Every cell with a backward on a GPU, every precision, both lane arrangements, four architectures, narrow and wide copies.
 CASES = (

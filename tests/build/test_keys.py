@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.patience import within
 
 from minrnn_gen.build import store
 from minrnn_gen.build.store import cache_folder, digest, package_digest
@@ -112,7 +113,7 @@ def test_the_package_digest_is_quick() -> None:
     started = time.process_time()
     package_digest()
     # It is part of every request: 10 ms on a quiet machine, with room here for a busy one.
-    assert time.process_time() - started < 0.1
+    assert time.process_time() - started < within(0.1)
 
 
 def test_importing_the_store_loads_nothing_heavy() -> None:

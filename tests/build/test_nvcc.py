@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from machine_code import Case, small_cases, text_of
+from support.patience import within
 
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not here: it is of the CUDA toolkit, which nothing else needs")
-SECONDS_MOST = 120
 # By what is assembly in them: conversions and copies, clusters and products. The rest is compiled where there is a GPU.
 EVERYDAY = ("channels bf16", "recurrent cluster")
 
@@ -26,7 +26,7 @@ def compile_by_nvcc(case: Case, folder: Path, *, whole: bool) -> None:
     source.write_text(text, encoding="utf-8")
     how = ["-c"] if whole else ["--cubin"]
     command = [str(NVCC), f"-arch={plan.arch}", *how, "-o", str(folder / "kernel.out"), str(source)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MOST, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
     if "Unsupported gpu architecture" in answer.stderr:
         pytest.skip(f"this nvcc does not know {plan.arch}")
     assert answer.returncode == 0, answer.stdout + answer.stderr

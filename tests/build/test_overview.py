@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import minrnn_gen
+from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.overview import call_bytes, matrix_bytes, memory_warning, overview
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.kernel import Kernel
@@ -79,7 +80,7 @@ def test_the_class_and_its_proof_are_said_from_the_cache_too(model: str, said: s
         rows = dict(overview(built.plan, built.cell))
         assert said in rows["class"] and rows["proof"] == built.cell.proof.rstrip(".")
         assert f"class      {rows['class']}" in kernel_of(model=model).explain()
-    assert built.cached
+    assert built.cached or toolchain_version() is None  # what was not compiled is not kept
 
 
 def test_the_limit_is_the_longest_term() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.patience import within
 
 from minrnn_gen.build.store import Store, digest
 
@@ -54,7 +55,7 @@ def test_the_same_keys_put_by_many_processes(tmp_path: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=within(60))
         assert (process.returncode, complaints) == (0, "")
     entries = list(Store(tmp_path).entries())
     assert len(entries) == 20
@@ -80,7 +81,7 @@ assert store.find(key).files == {"a": b"made"}
 
 def test_under_its_lock_a_thing_is_made_once(tmp_path: Path) -> None:
     processes = [start(MAKE_ONCE, tmp_path) for _ in range(PROCESSES)]
-    answers = [process.communicate(timeout=60) for process in processes]
+    answers = [process.communicate(timeout=within(60)) for process in processes]
     assert "".join(output + complaints for output, complaints in answers) == "made\n"
 
 
@@ -106,13 +107,14 @@ def test_killing_at_any_moment_loses_nothing(tmp_path: Path, caplog: pytest.LogC
     chance = random.Random(1)
     announced: list[int] = []
     for round_number in range(12):
-        process = start(PUT_FOR_EVER, tmp_path, 10_000 * round_number)
-        assert process.stdout is not None
-        announced.append(int(process.stdout.readline()))
-        # One put takes some 2 ms: the moments of death spread over ten of them.
-        time.sleep(chance.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
-        output, complaints = process.communicate(timeout=60)
+        with start(PUT_FOR_EVER, tmp_path, 10_000 * round_number) as process:
+            assert process.stdout is not None and process.stderr is not None
+            announced.append(int(process.stdout.readline()))
+            # One put takes some 2 ms: the moments of death spread over ten of them.
+            time.sleep(chance.uniform(0, 0.02))
+            process.send_signal(signal.SIGKILL)
+            # Not communicate(), which leaves out what readline() has read ahead.
+            output, complaints = process.stdout.read(), process.stderr.read()
         assert complaints == ""
         announced += map(int, output.split())
 
@@ -151,7 +153,7 @@ assert store.put(digest("small"), {"small": bytes(100)}, {}).folder
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limit on file sizes")
 def test_a_file_that_cannot_be_written_whole_leaves_nothing_and_is_said_once(tmp_path: Path) -> None:
     process = start(FILL_THE_DISK, tmp_path)
-    output, complaints = process.communicate(timeout=60)
+    output, complaints = process.communicate(timeout=within(60))
     assert (process.returncode, output) == (0, "")
     assert complaints.count("\n") == complaints.count("the cache cannot be written") == 1
     assert [entry.key for entry in Store(tmp_path).entries()] == [digest("small")]
@@ -167,5 +169,5 @@ def test_clearing_while_others_work_disturbs_nobody(tmp_path: Path) -> None:
         list(store.entries())
     assert process.poll() is None, "still working"
     process.kill()
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=within(60))
     assert complaints == ""

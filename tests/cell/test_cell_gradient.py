@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.cell_evaluation import COMPARISONS, EXACT, Tree, built_in, cell_of, tree_text, trees, value_of
 from support.examples import examples
 from support.one_step import lower_step, lower_step_backward
+from support.patience import within
 
 from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.language import Cell, parse_cell
@@ -112,7 +113,7 @@ def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], 
 @settings(max_examples=examples(150))
 @given(small_cells, points)
 def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
-    import torch
+    torch = pytest.importorskip("torch", exc_type=ImportError)  # several examples without it end in a group of exceptions
 
     unary = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu")}
     functions = {
@@ -347,7 +348,7 @@ def test_long_chains_have_gradients_in_short_statements(step: str, named: bool) 
         equations = f"h[t] = {value}"
     started = time.process_time()
     program = lower_step_backward(cell_of(equations))
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < within(5)
     assert all(len(statement.cuda) < 10_000 for statement in program.statements)
     found = program.evaluate({name: np.array([0.5]) for name in program.inputs})
     assert np.isfinite(found["gradient_previous_h"]).all()
@@ -380,4 +381,4 @@ COLD_SECONDS_MOST = 2.0
 
 def test_a_cold_process_has_the_forward_and_the_gradient_of_slstm_in_less_than_a_second() -> None:
     answer = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=True)
-    assert float(answer.stdout) < COLD_SECONDS_MOST
+    assert float(answer.stdout) < within(COLD_SECONDS_MOST)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.cell_evaluation import built_in, cell_of
 from support.examples import examples
 from support.one_step import lower_step
+from support.patience import within
 
 from minrnn_gen.cell import (
     analysis,
@@ -171,7 +172,7 @@ def test_hostile_text_is_answered_in_well_under_a_second(equations: str) -> None
     started = time.process_time()
     checked_answer_of(equations)
     checked_answer_of(equations, parameters=[f"p{n}" for n in range(9_000)], gates=["h"] * 10_000)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < within(1.0)
 
 
 def test_what_is_too_large_says_so() -> None:

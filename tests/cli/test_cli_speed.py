@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_runner import EXAMPLES
+from support.patience import within
 
 HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "rich", "torch", "ml_dtypes", "platformdirs", "filelock"}
 ARGUMENTS = ["compile", str(EXAMPLES / "min_gru.yaml"), "--gpu", "h100", "--json"]
@@ -40,7 +41,7 @@ def test_a_process_is_quick_and_a_warm_one_imports_nothing_heavy(tmp_path: Path)
 
     cold_seconds, cached, _ = run()
     assert not cached
-    assert cold_seconds < COLD_SECONDS_MOST
+    assert cold_seconds < within(COLD_SECONDS_MOST)
     warm = [run() for _ in range(3)]
     assert {(cached, imported) for _, cached, imported in warm} == {(True, "[]\n")}
-    assert min(seconds for seconds, _, _ in warm) < WARM_SECONDS_MOST
+    assert min(seconds for seconds, _, _ in warm) < within(WARM_SECONDS_MOST)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.everyday import one_in
 
+from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.cell.files import vector_library_names
 
 Command = Any
@@ -29,7 +30,7 @@ def test_run_agrees_with_the_reference(command: Command, spec_of: Any, model: st
     path = spec_of(model=model, direction="bidirectional", **({} if model == "s4d" else {"groups": 2}))
     answer = command("run", path, "--device", "cpu", "--batch", 3, "--time", 9, "--json")
     assert answer.status == 0 and answer.json["within_tolerance"]
-    assert {kernel["pass"] for kernel in answer.json["kernels"]} == {"forward"}
+    assert {kernel["pass"] for kernel in answer.json["kernels"]} == ({"forward"} if toolchain_version() else set())
     text = command("run", path, "--device", "cpu", "--batch", 3, "--time", 9)
     assert text.status == 0 and "share the 4 values of a channel" in text.out.replace("one lane has", "lanes share")
 

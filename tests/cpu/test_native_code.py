@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import within
 from support.uncompiled_kernels import nothing_compiled
 from support.worker_folder import folder_of_all_workers
 
@@ -279,7 +280,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     environment = {**os.environ, "MINRNN_CPU": "native", "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=within(60))
 
 
 def test_without_a_compiler_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:

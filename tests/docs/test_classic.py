@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support import notebook
 from support.documentation import ROOT
+from support.patience import within
 from support.uncompiled_kernels import nothing_compiled
 
 from benchmarks import classic
@@ -27,7 +28,7 @@ def test_the_notebook_runs_in_a_short_form(monkeypatch: pytest.MonkeyPatch, caps
     with nothing_compiled():
         names = notebook.run(NOTEBOOK)
     torch.set_num_threads(threads)
-    assert time.process_time() - started < SHORT_SECONDS
+    assert time.process_time() - started < within(SHORT_SECONDS)
     record = names["record"]
     assert isinstance(record, Record) and len(record.rows) == 2 * 6 * 2 == capsys.readouterr().out.count(" ms")
     assert all(row.ms and (row.problem.task == "forward" or int(row.facts["kept_bytes"]) > 0) for row in record.rows)

@@ -13,6 +13,7 @@ import pytest
 from support.exported import run_in
 from support.exported_operators import build_library, run_without_the_package, torch_folder
 from support.operator_cases import CASES, EVERYDAY, TOLERANCE, Case, flat, together
+from support.patience import within
 
 from minrnn_gen.errors import BadInput
 
@@ -134,7 +135,7 @@ def test_a_compiled_model_runs_without_the_package_and_without_python(tmp_path: 
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     # A process of its own, since what torch imports to compile warns of itself.
     example = [sys.executable, str(EXAMPLES / "aot_char_lm.py"), str(tmp_path), str(tmp_path / "weights.pt")]
-    ran = subprocess.run(example, cwd=EXAMPLES.parents[1], capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(example, cwd=EXAMPLES.parents[1], capture_output=True, text=True, timeout=within(120), check=False)
     assert ran.returncode == 0, ran.stderr
     library = build_library(tmp_path / "operators", "char_lm")
     prompt, count = b"def f(", 12

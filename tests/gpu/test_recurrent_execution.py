@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.patience import within
 from test_dense import arguments
 
 import minrnn_gen
@@ -81,7 +82,7 @@ def wait_for(torch: Any, *streams: Any) -> None:
     events = [torch.cuda.Event() for _ in streams]
     for event, stream in zip(events, streams, strict=True):
         event.record(stream)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + within(PATIENCE_SECONDS)
     while not all(event.query() for event in events):
         if time.monotonic() > deadline:
             pytest.fail(f"the GPU is not done after {PATIENCE_SECONDS:g} s: a kernel hangs")
@@ -239,7 +240,9 @@ def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: 
     """In a process of its own, whose use of the GPU ends with it, and with a cache of its own."""
     environment = os.environ | {"MINRNN_DEBUG": "1", "MINRNN_CACHE_DIR": str(tmp_path)}
     program = (sys.executable, "-c", HANGING, str(head_dim), call)
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=within(PATIENCE_SECONDS), check=False
+    )
     if "not in this scope" in done.stderr:
         pytest.skip("this GPU takes another scope for this head")
     said = done.stdout + done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import within
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +29,7 @@ pytestmark = [
 RANKS, TIME, BATCH, WIDTH = 2, 1 << 14, 2, 64
 SPEC = {"model": "min_gru", "hidden_size": WIDTH}
 WAYS = ("correct", "summary", "pipeline", None)
-BUSY_SECONDS = 0.2
+BUSY_SECONDS = within(0.2)
 # Of the norm: what fp32 rounds, twice; of bf16 its last digit, where a rounding goes the other way.
 TOLERANCES = {"fp32": 2e-7, "bf16": 2.0**-7}
 # States that forget nothing keep what each step rounds: in another order pieces keep twice as much as one GPU, at most.
@@ -84,20 +85,20 @@ def test_random_delays_change_no_bit(pair: Pair) -> None:
 
 def test_a_mismatch_is_refused_on_both_ranks_at_once(pair: Pair) -> None:
     for message, seconds in pair.run("mismatched"):
-        assert "rank 1 of the sequence group has spec" in message and seconds < 10
+        assert "rank 1 of the sequence group has spec" in message and seconds < within(10)
 
 
 @pytest.mark.parametrize("way", ["correct", "summary"])
 def test_no_host_waits_for_its_gpu(pair: Pair, way: str) -> None:
     """While the GPUs are kept busy, calls with all their gradients are enqueued behind."""
     for seconds in pair.run("enqueued", way=way):
-        assert seconds < BUSY_SECONDS / 2
+        assert 2 * seconds < BUSY_SECONDS
 
 
 def _serve(rank: int, meeting: str, pipe: Connection) -> None:
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
-        "nccl", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=60)
+        "nccl", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=within(60))
     )
     while True:
         case, arguments = pipe.recv()

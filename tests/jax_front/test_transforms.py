@@ -154,10 +154,10 @@ def test_tracing_again_registers_nothing() -> None:
 
     x = X[:, :, :2]
     jax.jit(run)(x)
-    calls, targets = len(target._HOST_CALLS), target.register.cache_info().misses
+    calls, targets = len(target._HOST_CALLS), target.serve_by_c.cache_info().misses
     for _ in range(100):
         jax.jit(lambda x: run(x)).lower(x)
-    assert (len(target._HOST_CALLS), target.register.cache_info().misses) == (calls, targets)
+    assert (len(target._HOST_CALLS), target.serve_by_c.cache_info().misses) == (calls, targets)
 
 
 def test_programs_name_their_calls_by_text() -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.built_kernels import build_nothing
 from support.everyday import one_in
 from support.fake_device import as_if_on_a_device, executor_on
+from support.patience import within
 from support.uncompiled_kernels import compiled_for_host
 
 from minrnn_gen.build import builder
@@ -78,7 +79,7 @@ def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch:
             begun.set()
             if fails:
                 raise CompileFailed("no candidate kept what its plan promised")
-        assert begun.wait(10)  # the forward is not there before the backward was begun
+        assert begun.wait(within(10))  # the forward is not there before the backward was begun
 
     compiled = build_nothing(monkeypatch, begin)
     kernels, hinted = CompiledKernels(kernel.builder, ()), kernel.builder.hinted_specialization

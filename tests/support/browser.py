@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import within
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this system")
@@ -99,7 +100,7 @@ def assert_is_readable(page: str, folder: Path, tried: str = NOTHING_TRIED, *, i
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
     scheme = ("--force-dark-mode",) if is_dark else ()
     command = [str(BROWSER), *options, *scheme, f"--user-data-dir={folder}", file.as_uri()]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=within(60), check=True)
     assert [line for line in answer.stderr.splitlines() if "CONSOLE" in line] == []
     found = re.search(r'data-seen="([^"]*)"', answer.stdout)
     assert found, answer.stdout[:500]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.patience import within
 
 from minrnn_gen.build.c_compiler import OPTIONS, c_compiler
 from minrnn_gen.export.source import ExportSource
@@ -27,7 +28,9 @@ def compiler_environment() -> dict[str, str]:
 def run_in(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder with nothing of this process's environment but PATH."""
     environment = compiler_environment() | variables
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=within(120), check=False
+    )
 
 
 def cublas_folders() -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import within
 
 pytest.importorskip("torch.distributed")
 
@@ -62,7 +63,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        said = [worker.communicate(timeout=100)[1] for worker in workers]
+        said = [worker.communicate(timeout=within(60))[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

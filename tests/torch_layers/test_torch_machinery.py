@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import within
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
@@ -163,7 +164,7 @@ def test_what_is_exported_runs_in_another_process(tmp_path: Path) -> None:
     torch.save((longer, layer(longer)), tmp_path / "expected.pt")
     file.unlink()
     paths = [str(tmp_path / name) for name in ("layer.pt2", "expected.pt")]
-    subprocess.run([sys.executable, "-c", _READER, *paths], check=True, cwd=Path(__file__).parents[1], timeout=100)
+    subprocess.run([sys.executable, "-c", _READER, *paths], check=True, cwd=Path(__file__).parents[1], timeout=within(60))
 
 
 def test_a_checkpointed_layer_is_recomputed_to_the_last_bit(layer: Any) -> None:

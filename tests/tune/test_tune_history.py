@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.patience import within
 from support.tuning_results import RESULTS, SETTING, measured
 
 from minrnn_gen.build.store import Store, templates_digest
@@ -339,13 +340,13 @@ def test_many_lines_of_others_cost_little(memory: History) -> None:
     started = time.process_time()
     assert memory.best(SETTING) is not None
     # Validated one by one, the foreign lines alone would take seconds.
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < within(1.5)
     started = time.process_time()
     for _ in range(10):
         best = memory.best(SETTING)
         assert best is not None and best.median_us == 3.0
         memory.known(SETTING)
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < within(1.5)
 
 
 def test_what_is_added_counts_at_once(memory: History) -> None:

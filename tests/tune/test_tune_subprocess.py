@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.fake_compiler import BuilderOf
 from support.fake_measurer import FakeMeasurer, key, spread_us
+from support.patience import within
 
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed, MeasurementHung
@@ -70,7 +71,7 @@ def test_what_hangs_or_faults_costs_itself_and_the_next_has_a_new_child(
     lost = child._process
     with pytest.raises(error, match=says):
         child.times_us(trial, 1)
-    assert lost is not None and lost.wait(10) is not None
+    assert lost is not None and lost.wait(within(10)) is not None
     child.command = (sys.executable, FAKE)
     child.reply_seconds = 30.0
     assert len(child.times_us(trial, 3)) == 3

@@ -1,0 +1,91 @@
+"""Programs that JAX exports: a process that has called nothing yet runs them; what export needs to be told; symbolic sizes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minrnn_gen.errors import BadInput
+
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
+jnp = pytest.importorskip("jax.numpy")
+export = pytest.importorskip("jax.export")
+front = pytest.importorskip("minrnn_gen.jax")
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = {"model": "lstm", "hidden_size": 4}
+LAYER = front.RNN("min_gru", 3, 4)
+SAFE = [export.DisabledSafetyCheck.custom_call("minrnn_gen")]
+# What a server does: it imports the package, and calls nothing of it.
+SECOND = """
+import sys
+import jax.export, numpy
+import minrnn_gen.jax
+program, arrays, results = sys.argv[1:]
+exported = jax.export.deserialize(bytearray(open(program, "rb").read()))
+given = numpy.load(arrays)
+for _ in range(2):
+    y = exported.call(*(given[name] for name in given.files))
+numpy.save(results, numpy.asarray(y))
+"""
+
+
+def lstm(x: Any, R: Any) -> Any:
+    return front.recurrence(SPEC, x, R)[0]
+
+
+def gradient(a: Any, b: Any) -> Any:
+    return jax.grad(lambda a, b: (front.scan(a, b)[0] ** 2).sum())(a, b)
+
+
+PROGRAMS: tuple[tuple[Callable[..., Any], tuple[tuple[int, ...], ...]], ...] = (
+    (lstm, ((2, 5, 4, 4), (4, 1, 4, 4))),
+    (gradient, ((2, 5, 3), (2, 5, 3))),
+)
+
+
+@pytest.mark.parametrize("variables", [{}, {"MINRNN_JAX": "python"}], ids=["as it is", "by Python"])
+@pytest.mark.parametrize(("function", "shapes"), PROGRAMS, ids=["lstm", "gradient"])
+def test_another_process_runs_it_before_any_call_of_its_own(
+    function: Callable[..., Any], shapes: Any, variables: dict[str, str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.uniform(0.1, 0.9, shape).astype(np.float32) for shape in shapes]
+    exported = export.export(jax.jit(function), disabled_checks=SAFE)(*arrays)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    np.savez(tmp_path / "arrays.npz", *arrays)
+    environment = {**os.environ, **variables, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    files = [str(tmp_path / name) for name in ("program", "arrays.npz", "results.npy")]
+    done = subprocess.run([sys.executable, "-c", SECOND, *files], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_allclose(np.load(tmp_path / "results.npy"), function(*arrays), rtol=1e-6, atol=1e-6)
+
+
+def test_export_wants_to_be_told_of_the_target() -> None:
+    x = np.zeros((2, 5, 3), np.float32)
+    with pytest.raises(ValueError, match="minrnn_gen"):
+        export.export(jax.jit(gradient))(x, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda x: front.recurrence(SPEC, x, jnp.zeros((4, 1, 4, 4), jnp.float32))[0], "b, 5, 4, 4"),
+        (lambda x: front.recurrence(SPEC, x, jnp.zeros((4, 1, 4, 4), jnp.float32))[0], "2, t, 4, 4"),
+        (lambda x: front.step({"model": "min_gru", "hidden_size": 4}, x)[0], "b, 2, 4"),
+        (lambda x: front.scan(x, x)[0], "b, 5, 3"),
+        (lambda x: LAYER.apply(LAYER.init(jax.random.key(0)), x)[0], "b, 5, 3"),
+    ],
+    ids=["recurrence", "time", "step", "scan", "layer"],
+)
+def test_symbolic_sizes_are_refused_in_a_sentence(call: Callable[[Any], Any], shape: str) -> None:
+    x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), jnp.float32)
+    with pytest.raises(BadInput, match=r"has shape \[.*\], whose sizes are symbols, but .*export one for each size"):
+        export.export(jax.jit(call), disabled_checks=SAFE)(x)
