@@ -21,7 +21,7 @@ FOLDER = package_folder("templates")
 TEMPLATES = {f"cpu/{path.name}": path.read_text(encoding="utf-8") for path in sorted((FOLDER / "cpu").glob("*.j2"))}
 ROOTS = ("cpu/forward.c.j2", "cpu/backward.c.j2", "cpu/threads.c.j2")
 # All of the C library, of POSIX and of compilers that kernels use.
-HEADERS = {"arm_neon.h", "immintrin.h", "math.h", "pthread.h", "sched.h", "stdint.h", "string.h"}
+HEADERS = {"arm_neon.h", "immintrin.h", "math.h", "pthread.h", "stdint.h", "string.h", "time.h"}
 
 
 def reached(name: str) -> set[str]:
