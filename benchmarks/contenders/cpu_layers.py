@@ -35,8 +35,10 @@ BUSY_SIZES = (
     *(("LSTM", *sizes) for sizes in ((1, 32, 128), (16, 32, 128), (16, 128, 128), (32, 128, 256))),
     *((name, 16, 128, 128) for name in ("GRU", "RNN")),
 )
+# A call that is never interrupted and one that waits for its turn differ a hundredfold: medians need many turns of the others.
+BUSY_ROUNDS_MOST, BUSY_SECONDS = 5_000, 3.0
 # Other processes end by themselves, should this one not end them.
-BUSY_SECONDS = 600
+PROCESS_SECONDS = 600
 # Fewest rounds, and for so long at most beyond them: medians of calls that other processes disturb need many. Of calls that
 # take seconds there are fewer.
 ROUNDS_LEAST, ROUNDS_MOST, SECONDS = 5, 51, 0.2
@@ -70,7 +72,7 @@ def rows_of_layers(quick: bool) -> Iterator[CpuRow]:
 def busy_processes(count: int) -> Iterator[None]:
     """Keep `count` other processes busy, on the processors that this one may run on."""
     text = (
-        f"import os, time; end = time.monotonic() + {BUSY_SECONDS}\n"
+        f"import os, time; end = time.monotonic() + {PROCESS_SECONDS}\n"
         f"while time.monotonic() < end and os.getppid() == {os.getpid()}: sum(range(10_000))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", text]) for _ in range(count)]
@@ -88,11 +90,10 @@ def rows_beside_processes(count: int) -> Iterator[CpuRow]:
         return
     with busy_processes(count):
         for name, batch, steps, hidden in BUSY_SIZES:
-            for row in _rows_of_layer(name, batch, steps, hidden):
-                yield row.model_copy(update={"busy": count})
+            yield from _rows_of_layer(name, batch, steps, hidden, count)
 
 
-def _rows_of_layer(name: str, batch: int, steps: int, hidden: int) -> Iterator[CpuRow]:
+def _rows_of_layer(name: str, batch: int, steps: int, hidden: int, busy: int = 0) -> Iterator[CpuRow]:
     torch.manual_seed(0)
     theirs = getattr(torch.nn, name)(hidden, hidden, batch_first=True)
     ours = getattr(nn, name)(hidden, hidden, batch_first=True)
@@ -102,10 +103,10 @@ def _rows_of_layer(name: str, batch: int, steps: int, hidden: int) -> Iterator[C
         error = float((ours(x)[0] - theirs(x)[0]).abs().max())
     for kernel_pass in ("forward", "training"):
         runs = [_run_of(layer, x, kernel_pass) for layer in (ours, theirs)]
-        ours_ms, theirs_ms = in_turn(*runs)
+        ours_ms, theirs_ms = in_turn(*runs, *((BUSY_ROUNDS_MOST, BUSY_SECONDS) if busy else ()))
         yield CpuRow(
             layer=name, batch=batch, time=steps, inputs=hidden, hidden=hidden, kernel_pass=kernel_pass, beside="torch.nn",
-            ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error,
+            ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error, busy=busy,
         )  # fmt: skip
 
 
@@ -164,16 +165,18 @@ def _run_of_product(product: Any, x: Any, kernel_pass: Pass) -> Callable[[], Non
     return forward if kernel_pass == "forward" else training
 
 
-def in_turn(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+def in_turn(
+    ours: Callable[[], object], theirs: Callable[[], object], rounds_most: int = ROUNDS_MOST, seconds: float = SECONDS
+) -> tuple[float, float]:
     """Return the median times of two runs in milliseconds, one after the other, round after round."""
     for _ in range(WARM_UP_RUNS):
         ours()
         theirs()
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
-    for count in range(ROUNDS_MOST):
+    for count in range(rounds_most):
         taken_s = time.perf_counter() - started
-        if (count >= ROUNDS_LEAST and taken_s > SECONDS) or (count >= SLOW_ROUNDS_LEAST and taken_s > SLOW_SECONDS):
+        if (count >= ROUNDS_LEAST and taken_s > seconds) or (count >= SLOW_ROUNDS_LEAST and taken_s > SLOW_SECONDS):
             break
         for run, taken_ms in zip((ours, theirs), times, strict=True):
             begin = time.perf_counter()
