@@ -102,8 +102,9 @@ def _rows_of_layer(name: str, batch: int, steps: int, hidden: int, busy: int = 0
     with torch.no_grad():
         error = float((ours(x)[0] - theirs(x)[0]).abs().max())
     for kernel_pass in ("forward", "training"):
-        runs = [_run_of(layer, x, kernel_pass) for layer in (ours, theirs)]
-        ours_ms, theirs_ms = in_turn(*runs, *((BUSY_ROUNDS_MOST, BUSY_SECONDS) if busy else ()))
+        first, second = (_run_of(layer, x, kernel_pass) for layer in (ours, theirs))
+        rounds_most, seconds = (BUSY_ROUNDS_MOST, BUSY_SECONDS) if busy else (ROUNDS_MOST, SECONDS)
+        ours_ms, theirs_ms = in_turn(first, second, rounds_most, seconds)
         yield CpuRow(
             layer=name, batch=batch, time=steps, inputs=hidden, hidden=hidden, kernel_pass=kernel_pass, beside="torch.nn",
             ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error, busy=busy,

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from minrnn_gen.bench.contenders import cpu_layers
+from benchmarks.contenders import cpu_layers
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 
 pytestmark = pytest.mark.skipif(bool(why_no_native_code()), reason=f"no native code: {why_no_native_code()}")
