@@ -11,17 +11,26 @@ from minrnn_gen.config.environment import thread_count
 from minrnn_gen.errors import needing
 
 
-def measure(quick: bool) -> CpuRecord:
-    """Measure all tables; raises ToolchainMissing where torch, or a C compiler, is not installed."""
+def measure(quick: bool, busy: int = 0) -> CpuRecord:
+    """Measure all tables, and a few sizes again while `busy` other processes compute.
+
+    Raises ToolchainMissing where torch, or a C compiler, is not installed.
+    """
     with needing("torch", "the benchmark", "pip install torch"):
-        from benchmarks.contenders.cpu_layers import cpu_name, rows_of_layers, rows_of_raw_scans, rows_of_scan_layers
+        from benchmarks.contenders.cpu_layers import (
+            cpu_name,
+            rows_beside_processes,
+            rows_of_layers,
+            rows_of_raw_scans,
+            rows_of_scan_layers,
+        )
     c_compiler()
     versions = {"python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("minrnn-gen", "torch", "numpy")}
     return CpuRecord(
-        command="python -m benchmarks cpu" + (" --quick" if quick else ""),
+        command="python -m benchmarks cpu" + (" --quick" if quick else "") + (f" --busy {busy}" if busy else ""),
         cpu=cpu_name(),
         threads=thread_count(),
         versions=versions,
-        rows=(*rows_of_raw_scans(quick), *rows_of_scan_layers(quick), *rows_of_layers(quick)),
+        rows=(*rows_of_raw_scans(quick), *rows_of_scan_layers(quick), *rows_of_layers(quick), *rows_beside_processes(busy)),
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +30,20 @@ SCAN_LAYERS = {"MinGRU": MinGRU, "MinLSTM": MinLSTM}
 SCAN_SIZES = ((16, 1024, 128, 256), (4, 4096, 256, 512))
 # Batch, time and channels of scans without a spec.
 RAW_SIZES = ((8, 1024, 1536), (1, 16384, 512), (64, 512, 128))
-# Fewest rounds, and for so long at most beyond them: medians of calls that other processes disturb need many.
-ROUNDS_LEAST, ROUNDS_MOST, SECONDS = 5, 51, 0.25
-WARM_UP_RUNS = 3
+# Layers, batch, time and width of those measured while other processes compute.
+BUSY_SIZES = (
+    *(("LSTM", *sizes) for sizes in ((1, 32, 128), (16, 32, 128), (16, 128, 128), (32, 128, 256))),
+    *((name, 16, 128, 128) for name in ("GRU", "RNN")),
+)
+# A call that is never interrupted and one that waits for its turn differ a hundredfold: medians need many turns of the others.
+BUSY_ROUNDS_MOST, BUSY_SECONDS = 5_000, 3.0
+# Other processes end by themselves, should this one not end them.
+PROCESS_SECONDS = 600
+# Fewest rounds, and for so long at most beyond them: medians of calls that other processes disturb need many. Of calls that
+# take seconds there are fewer.
+ROUNDS_LEAST, ROUNDS_MOST, SECONDS = 5, 51, 0.2
+SLOW_ROUNDS_LEAST, SLOW_SECONDS = 3, 4.0
+WARM_UP_RUNS = 2
 
 Pass = Literal["forward", "training"]
 
@@ -53,7 +68,32 @@ def rows_of_layers(quick: bool) -> Iterator[CpuRow]:
                     yield from _rows_of_layer(name, batch, steps, hidden)
 
 
-def _rows_of_layer(name: str, batch: int, steps: int, hidden: int) -> Iterator[CpuRow]:
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Keep `count` other processes busy, on the processors that this one may run on."""
+    text = (
+        f"import os, time; end = time.monotonic() + {PROCESS_SECONDS}\n"
+        f"while time.monotonic() < end and os.getppid() == {os.getpid()}: sum(range(10_000))"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", text]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def rows_beside_processes(count: int) -> Iterator[CpuRow]:
+    """Measure layers while `count` other processes compute; nothing for none."""
+    if not count:
+        return
+    with busy_processes(count):
+        for name, batch, steps, hidden in BUSY_SIZES:
+            yield from _rows_of_layer(name, batch, steps, hidden, count)
+
+
+def _rows_of_layer(name: str, batch: int, steps: int, hidden: int, busy: int = 0) -> Iterator[CpuRow]:
     torch.manual_seed(0)
     theirs = getattr(torch.nn, name)(hidden, hidden, batch_first=True)
     ours = getattr(nn, name)(hidden, hidden, batch_first=True)
@@ -62,11 +102,12 @@ def _rows_of_layer(name: str, batch: int, steps: int, hidden: int) -> Iterator[C
     with torch.no_grad():
         error = float((ours(x)[0] - theirs(x)[0]).abs().max())
     for kernel_pass in ("forward", "training"):
-        runs = [_run_of(layer, x, kernel_pass) for layer in (ours, theirs)]
-        ours_ms, theirs_ms = in_turn(*runs)
+        first, second = (_run_of(layer, x, kernel_pass) for layer in (ours, theirs))
+        rounds_most, seconds = (BUSY_ROUNDS_MOST, BUSY_SECONDS) if busy else (ROUNDS_MOST, SECONDS)
+        ours_ms, theirs_ms = in_turn(first, second, rounds_most, seconds)
         yield CpuRow(
             layer=name, batch=batch, time=steps, inputs=hidden, hidden=hidden, kernel_pass=kernel_pass, beside="torch.nn",
-            ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error,
+            ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error, busy=busy,
         )  # fmt: skip
 
 
@@ -125,15 +166,18 @@ def _run_of_product(product: Any, x: Any, kernel_pass: Pass) -> Callable[[], Non
     return forward if kernel_pass == "forward" else training
 
 
-def in_turn(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+def in_turn(
+    ours: Callable[[], object], theirs: Callable[[], object], rounds_most: int = ROUNDS_MOST, seconds: float = SECONDS
+) -> tuple[float, float]:
     """Return the median times of two runs in milliseconds, one after the other, round after round."""
     for _ in range(WARM_UP_RUNS):
         ours()
         theirs()
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
-    for count in range(ROUNDS_MOST):
-        if count >= ROUNDS_LEAST and time.perf_counter() - started > SECONDS:
+    for count in range(rounds_most):
+        taken_s = time.perf_counter() - started
+        if (count >= ROUNDS_LEAST and taken_s > seconds) or (count >= SLOW_ROUNDS_LEAST and taken_s > SLOW_SECONDS):
             break
         for run, taken_ms in zip((ours, theirs), times, strict=True):
             begin = time.perf_counter()

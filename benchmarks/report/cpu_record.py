@@ -10,7 +10,10 @@ import pydantic
 
 
 class CpuRow(pydantic.BaseModel):
-    """Medians of a layer of ours and of what it is measured beside, in milliseconds."""
+    """Medians of a layer of ours and of what it is measured beside, in milliseconds.
+
+    `busy` is the number of other processes that compute all the while, on the same processors.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -24,6 +27,7 @@ class CpuRow(pydantic.BaseModel):
     ours_ms: float
     theirs_ms: float
     largest_difference: float | None = None
+    busy: int = 0
 
     @property
     def share(self) -> float:

@@ -28,8 +28,8 @@ LIBRARY, TEXT = "kernel.so", "kernel.c"
 class CpuKernel:
     """A loaded kernel: its arguments by name in their order, and its functions, which take them packed.
 
-    `run` performs a call, and is at `address`; `workspace_bytes` says how much memory it works in. Both
-    release the interpreter's lock.
+    `run` performs a call, and is at `address`; it lets go of the interpreter's lock by the first of its arguments, and raises
+    what these let a signal raise. `workspace_bytes` says how much memory a call works in.
     """
 
     plan: CpuPlan
@@ -43,10 +43,10 @@ def cpu_kernel(plan: CpuPlan, store: Store) -> CpuKernel:
     """Return a kernel, from the store where it is there; raises ToolchainMissing and CompileFailed."""
     text = cpu_source(plan)
     library = host_library(text, store, {"cpu": [plan.cell.name, plan.kernel_pass, plan.precision]})
-    run, workspace_bytes = library.run, library.workspace_bytes
-    run.argtypes, run.restype = (ctypes.c_char_p,), None
+    workspace_bytes = library.workspace_bytes
     workspace_bytes.argtypes, workspace_bytes.restype = (ctypes.c_char_p,), ctypes.c_long
-    return CpuKernel(plan, text, run, workspace_bytes, _address(run))
+    address = _address(library.run)
+    return CpuKernel(plan, text, ctypes.PYFUNCTYPE(None, ctypes.c_char_p)(address), workspace_bytes, address)
 
 
 def why_no_native_code() -> str:

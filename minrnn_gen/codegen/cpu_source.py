@@ -207,6 +207,9 @@ def _fields(plan: CpuPlan) -> list[Field]:
     """Return the arguments of a kernel."""
     backward = plan.kernel_pass == "backward"
     fields = [
+        Field("void *(*{})(void)", "release", "lets go of the interpreter's lock; null: it is not held"),
+        Field("void (*{})(void *)", "acquire", "takes it back"),
+        Field("int (*{})(void)", "pending", "whether a signal ends the call; null: nobody asks"),
         Field("long", "rows", "sequences: B"),
         Field("long", "time", "T, the steps of x"),
         Field("long", "steps", "those of the longest sequence"),

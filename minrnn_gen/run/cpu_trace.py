@@ -22,6 +22,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.native import trip
 from minrnn_gen.run.cpu_memory import WORKSPACE, empty, multiply, project
 from minrnn_gen.run.cpu_products import without_autocast
+from minrnn_gen.run.interrupts import interpreter
 from minrnn_gen.run.replay import TRACES_HELD
 from minrnn_gen.run.threads import threads_of
 
@@ -52,8 +53,9 @@ class LaunchOperation:
         return trip.KERNEL, self.kernel.address, packed, patches, self.workspace_place, self.workspace_bytes
 
     def run(self, _arrays: list[Any], addresses: list[int]) -> None:
-        """Run it at other addresses."""
+        """Run it at other addresses; raises what a signal's handler raises."""
         numbers = self.numbers.copy()
+        numbers[:3] = interpreter()
         for position, slot, offset_bytes in self.pointers:
             numbers[position] = addresses[slot] + offset_bytes
         numbers[self.workspace_place], _held = WORKSPACE.of(self.workspace_bytes)

@@ -20,18 +20,19 @@ from minrnn_gen.precision import PRECISION_NAMES, precision_of
 FOLDER = package_folder("templates")
 TEMPLATES = {f"cpu/{path.name}": path.read_text(encoding="utf-8") for path in sorted((FOLDER / "cpu").glob("*.j2"))}
 ROOTS = ("cpu/forward.c.j2", "cpu/backward.c.j2", "cpu/threads.c.j2")
-# All of the C library and of POSIX that kernels use.
-HEADERS = {"math.h", "pthread.h", "sched.h", "stdint.h", "string.h"}
+# All of the C library, of POSIX and of compilers that kernels use.
+HEADERS = {"arm_neon.h", "immintrin.h", "math.h", "pthread.h", "stdint.h", "string.h", "time.h"}
 
 
-def included(name: str) -> list[str]:
+def reached(name: str) -> set[str]:
+    """Return a template and all that it includes."""
     tree = environment().parse((FOLDER / name).read_text(encoding="utf-8"))
-    return [node.template.value for node in tree.find_all(jinja2.nodes.Include)]
+    included = [node.template.value for node in tree.find_all(jinja2.nodes.Include)]
+    return {name}.union(*map(reached, included))
 
 
 def test_every_template_is_used() -> None:
-    reached = {*ROOTS, *(name for root in ROOTS for name in included(root))}
-    assert set(TEMPLATES) <= reached
+    assert set(TEMPLATES) <= set().union(*map(reached, ROOTS))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

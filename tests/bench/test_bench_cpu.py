@@ -1,0 +1,31 @@
+"""Layers on the CPU, measured beside those of torch.nn while other processes compute."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks.contenders import cpu_layers
+from minrnn_gen.build.cpu_kernel import why_no_native_code
+
+pytestmark = pytest.mark.skipif(bool(why_no_native_code()), reason=f"no native code: {why_no_native_code()}")
+
+
+def test_rows_say_how_many_other_processes_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward and a training step of each size; none without other processes."""
+    monkeypatch.setattr(cpu_layers, "BUSY_SIZES", (("RNN", 1, 2, 8),))
+    monkeypatch.setattr(cpu_layers, "BUSY_SECONDS", 0.01)
+    assert list(cpu_layers.rows_beside_processes(0)) == []
+    rows = list(cpu_layers.rows_beside_processes(2))
+    assert [(row.kernel_pass, row.busy) for row in rows] == [("forward", 2), ("training", 2)]
+
+
+def test_other_processes_end_with_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = cpu_layers.subprocess.Popen
+    monkeypatch.setattr(cpu_layers.subprocess, "Popen", lambda *given: started.append(start(*given)) or started[-1])
+    with pytest.raises(KeyboardInterrupt), cpu_layers.busy_processes(2):
+        assert [process.poll() for process in started] == [None, None]
+        raise KeyboardInterrupt
+    assert all(process.poll() is not None for process in started)
