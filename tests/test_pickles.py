@@ -88,6 +88,7 @@ _READER = """
 import pickle, sys
 sys.path.insert(0, "tests")
 from support.uncompiled_kernels import nothing_compiled
+from support.patience import within
 import numpy, test_pickles
 with nothing_compiled():
     for kernel, expected in pickle.load(open(sys.argv[1], "rb")):
@@ -115,7 +116,7 @@ def test_what_is_loaded_computes_the_same(tmp_path: Path) -> None:
         pairs.append((kernel, expected))
     file = tmp_path / "kernels.pickle"
     file.write_bytes(pickle.dumps(pairs))
-    subprocess.run([sys.executable, "-c", _READER, str(file)], check=True, cwd=Path(__file__).parents[1], timeout=300)
+    subprocess.run([sys.executable, "-c", _READER, str(file)], check=True, cwd=Path(__file__).parents[1], timeout=within(300))
 
 
 def test_a_pickle_names_plain_functions_and_has_no_code() -> None:

@@ -42,8 +42,8 @@ def selective_scan_fn(
     of gradients. Raises BadInput for tensors that do not fit.
     """
     sizes = _Sizes.of(u, "u", A, has_time=True)
-    given = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
-    kernel, arrays = _arrays(sizes, given | {"initial_state": initial_state}, bool(delta_softplus))
+    tensors = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
+    kernel, arrays = _arrays(sizes, tensors | {"initial_state": initial_state}, bool(delta_softplus))
     out, last = recurrence(kernel, **arrays)
     out = out.to(u.dtype)
     return (out, last["h"]) if return_last_state else out
@@ -73,9 +73,9 @@ def selective_state_update(
         raise BadInput("state_batch_indices was given, but only None is supported; pass state[indices] and write it back")
     refuse_transforms()
     sizes = _Sizes.of(x, "x", A, has_time=False)
-    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
     with torch.no_grad():
-        kernel, arrays = _arrays(sizes, given, bool(dt_softplus))
+        kernel, arrays = _arrays(sizes, tensors, bool(dt_softplus))
         out, after = kernel.step(**_detached(arrays))
         state.copy_(after["h"])
     return out.to(x.dtype)
@@ -237,10 +237,10 @@ class _Sizes:
         return groups
 
 
-def _arrays(sizes: _Sizes, given: Mapping[str, Any], softplus: bool) -> tuple[Kernel, dict[str, Any]]:
-    """Return the kernel of a call and the arrays that it takes; `given` are the tensors by the names of the caller."""
-    _, dt_name, *_, bias_name, state_name = given
-    x, dt, A, B, C, D, z, bias, state = given.values()
+def _arrays(sizes: _Sizes, tensors: Mapping[str, Any], softplus: bool) -> tuple[Kernel, dict[str, Any]]:
+    """Return the kernel of a call and the arrays that it takes; `tensors` by the names of the caller."""
+    _, dt_name, *_, bias_name, state_name = tensors
+    x, dt, A, B, C, D, z, bias, state = tensors.values()
     for name, tensor, shape in (
         (dt_name, dt, sizes.x),
         ("z", z, sizes.x),
@@ -256,9 +256,9 @@ def _arrays(sizes: _Sizes, given: Mapping[str, Any], softplus: bool) -> tuple[Ke
     for name, own in of_steps.items():
         if own not in (0, 1, groups):
             raise BadInput(f"{name} has {own} groups; {groups}, those of the other, or 1 is expected")
-    check_devices(given)
-    stored = [tensor for tensor in (x, dt, z, *(given[name] for name, own in of_steps.items() if own)) if tensor is not None]
-    is_double = any(tensor.dtype is torch.float64 for tensor in given.values() if tensor is not None)
+    check_devices(tensors)
+    stored = [tensor for tensor in (x, dt, z, *(tensors[name] for name, own in of_steps.items() if own)) if tensor is not None]
+    is_double = any(tensor.dtype is torch.float64 for tensor in tensors.values() if tensor is not None)
     wide = torch.float64 if is_double else reduce(torch.promote_types, (tensor.dtype for tensor in stored))
     arithmetic = STATES[PRECISIONS[wide]]
     form = _Form(softplus, D is not None, z is not None, bool(of_steps["B"]), bool(of_steps["C"]))
@@ -269,7 +269,7 @@ def _arrays(sizes: _Sizes, given: Mapping[str, Any], softplus: bool) -> tuple[Ke
         raise BadInput(f"A has shape {list(A.shape)}, for which there is no kernel: {reason}") from None
     gates = [tensor.to(wide) for tensor in (dt, x, z) if tensor is not None]
     vectors = {"a": A, "b": B, "c": C, "d": D}
-    by_group = {name.lower(): given[name] for name, own in of_steps.items() if own}
+    by_group = {name.lower(): tensors[name] for name, own in of_steps.items() if own}
     return kernel, {
         "x" if sizes.steps else "x_t": torch.stack(gates, dim=1),
         "bias": None if bias is None else _of_gates(bias.to(arithmetic), len(gates)),

@@ -60,7 +60,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
     return len(shape) == len(wanted) and all(
-        isinstance(size, str) or size == given for given, size in zip(shape, wanted, strict=True)
+        isinstance(size, str) or size == own for own, size in zip(shape, wanted, strict=True)
     )
 
 

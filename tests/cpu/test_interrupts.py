@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from support.patience import within
 
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.run.interrupts import interpreter
@@ -57,7 +58,7 @@ def run(text: str, model: str, hidden: int, threads: int = 2) -> None:
     start = START.replace("MODEL", repr(model)).replace("HIDDEN", str(hidden))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MINRNN_CPU": "native"}
     command = [sys.executable, "-c", start + text]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=within(300), check=False)
     assert finished.returncode == 0, finished.stderr
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.documentation import ROOT, blocks
 from support.exported_operators import torch_folder
+from support.patience import within
 from support.served_weights import weights, write_safetensors
 
 from minrnn_gen.build.nvrtc import nvrtc_version
@@ -74,7 +75,7 @@ def test_all_that_a_page_tells_to_run_runs(page: str, tmp_path: Path, monkeypatc
             exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
             continue
         command = text.replace("TORCH/", f"{torch}/").replace("=TORCH ", f"={torch} ")
-        ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=within(600), check=False)
         assert ran.returncode == 0, f"{page}:{line}: {text}\n{ran.stdout}{ran.stderr}"
         for library in tmp_path.glob("build/*.so"):
             shutil.copy(library, tmp_path)

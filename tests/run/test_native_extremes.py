@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.native_part import hatch_build
+from support.patience import within
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of gcc and of clang: undefined behaviour ends the process, without a library of the sanitizer's.
@@ -84,7 +85,9 @@ def test_no_integer_from_python_overflows_in_c(tmp_path: Path, monkeypatch: pyte
     else:
         pytest.skip(why_not)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    ran = subprocess.run([sys.executable, __file__, str(target)], capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(
+        [sys.executable, __file__, str(target)], capture_output=True, text=True, timeout=within(300), check=False
+    )
     assert (ran.returncode, ran.stdout) == (0, "whole\n"), f"a signal is undefined behaviour: {ran.stderr}"
 
 

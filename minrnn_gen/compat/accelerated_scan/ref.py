@@ -26,8 +26,8 @@ def scan(
 
     Operations other than torch's own are refused: they are another recurrence. Raises BadInput for tensors that do not fit.
     """
-    given = {"mul": mul, "add": add, "zeros_like": zeros_like, "ones_like": ones_like}
-    for name, function in given.items():
+    passed = {"mul": mul, "add": add, "zeros_like": zeros_like, "ones_like": ones_like}
+    for name, function in passed.items():
         if function is not _OPERATIONS[name]:
             raise BadInput(f"{name} is {shown(function)}; only torch.{name} is supported, leave it out")
     if not isinstance(reverse, bool):
