@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
+from support.patience import within
 from support.uncompiled_kernels import compiled_again, nothing_compiled
 
 import minrnn_gen

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.patience import within
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import OPTIONS
@@ -74,7 +75,7 @@ class Target:
             folder = Path(name)
             (folder / "kernel.c").write_text(text, encoding="utf-8")
             command = [self.compiler, *target, *OPTIONS, f"-march={self.march}", "-fPIC", "-S", "-o", "kernel.s", "kernel.c"]
-            finished = subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=False)
+            finished = subprocess.run(command, cwd=folder, capture_output=True, timeout=within(300), check=False)
             return finished.returncode or (folder / "kernel.s").read_text(encoding="utf-8")
 
     def assembly(self, text: str) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.patience import within
 
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.codegen.header import comment
@@ -24,6 +25,6 @@ def test_a_line_below_a_comment_is_read(language: str, texts: list[str]) -> None
         pytest.skip("no C compiler")
     lines = [f"// {comment(text)}\nline_{number}\n" for number, text in enumerate(texts)]
     command = (compiler, f"-std={language}", "-E", "-P", "-x", language.rstrip("0123456789"), "-")
-    ran = subprocess.run(command, input="".join(lines), capture_output=True, text=True, check=False, timeout=60)
+    ran = subprocess.run(command, input="".join(lines), capture_output=True, text=True, check=False, timeout=within(60))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [f"line_{number}" for number in range(len(texts))]
