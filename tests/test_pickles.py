@@ -89,7 +89,6 @@ _READER = """
 import pickle, sys
 sys.path.insert(0, "tests")
 from support.uncompiled_kernels import nothing_compiled
-from support.patience import within
 import numpy, test_pickles
 with nothing_compiled():
     for kernel, expected in pickle.load(open(sys.argv[1], "rb")):
