@@ -15,6 +15,7 @@ from benchmarks.cost_model.regret_record import (
     regret_svg,
 )
 from benchmarks.pages import PAGES, PLOTS, PUBLISHED_RECORDS, filled, filled_functions, filled_sections
+from benchmarks.report.cpu_record import PAGE, PUBLISHED, read_cpu, sections_of_cpus
 from benchmarks.report.distributed_record import distributed_text, read_distributed
 from benchmarks.report.functions import FUNCTIONS_PAGE, PUBLISHED_FUNCTIONS, read_functions
 from benchmarks.report.plot import panels_of, svg_of
@@ -51,6 +52,9 @@ def main() -> None:
     regrets = read_regrets(ROOT / PUBLISHED_REGRETS)
     page.write_text(filled_sections(page.read_text(encoding="utf-8"), REGRETS_PAGE, regret_sections(regrets)), encoding="utf-8")
     (ROOT / REGRETS_PLOT).write_text(regret_svg(regrets), encoding="utf-8")
+    page = ROOT / PAGE
+    cpus = sections_of_cpus([read_cpu(ROOT / path) for path in PUBLISHED])
+    page.write_text(filled_sections(page.read_text(encoding="utf-8"), PAGE, cpus), encoding="utf-8")
     page = ROOT / COST_PAGE
     page.write_text(filled_sections(page.read_text(encoding="utf-8"), COST_PAGE, sections_of_ranks()), encoding="utf-8")
     for command, record in records.items():

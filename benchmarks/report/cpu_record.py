@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import pydantic
+
+_Text = Callable[["Sequence[CpuRow]"], list[tuple[str, str]]]
+PUBLISHED = ("benchmarks/cpu_epyc.json", "benchmarks/cpu_xeon.json")
+PAGE = "docs/cpu.md"
+_TORCH, _PRODUCTS = "torch.nn", "its products"
+_PASSES = {"forward": "forward", "training": "training step"}
 
 
 class CpuRow(pydantic.BaseModel):
@@ -58,3 +65,59 @@ def text_of(rows: Sequence[CpuRow]) -> str:
         shares = [row.share for row in rows if (row.layer, row.kernel_pass) == (name, kernel_pass)]
         lines.append(f"{name} {kernel_pass}: median {statistics.median(shares):.2f}, largest {max(shares):.2f}")
     return "\n".join(lines)
+
+
+def read_cpu(path: Path) -> CpuRecord:
+    """Return a record that `python -m benchmarks cpu` wrote."""
+    return CpuRecord.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def sections_of_cpus(records: Sequence[CpuRecord]) -> dict[str, Callable[[], str]]:
+    """Return {section: its text} of the page of the CPU."""
+    return {
+        "cpus": lambda: "".join(f"- {_machine(record)}\n" for record in records),
+        "layers on cpus": lambda: _table(records, _TORCH, 0, _spread),
+        "layers on busy cpus": lambda: _table(
+            [record for record in records if any(row.busy for row in record.rows)], _TORCH, 2, _each
+        ),
+        "scan layers on cpus": lambda: _table(records, _PRODUCTS, 0, _each),
+    }
+
+
+def _machine(record: CpuRecord) -> str:
+    shares = [row.share for row in record.rows if row.beside == _TORCH and not row.busy]
+    above = sum(share > 1 for share in shares)
+    return (
+        f"{record.threads} threads of {record.cpu}, torch {record.versions['torch']}: median {statistics.median(shares):.2f}, "
+        f"{above} of {len(shares)} above 1"
+    )
+
+
+def _table(
+    records: Sequence[CpuRecord], beside: str, busy: int, text: Callable[[Sequence[CpuRow]], list[tuple[str, str]]]
+) -> str:
+    """Return shares of our time over that of `beside`, a column for each record."""
+    columns = [dict(text([row for row in record.rows if (row.beside, row.busy) == (beside, busy)])) for record in records]
+    heads = [record.cpu.partition(",")[0] for record in records]
+    lines = [f"| layer | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines += [f"| {label} | {' | '.join(column.get(label, '') for column in columns)} |" for label in dict.fromkeys(
+        label for column in columns for label in column
+    )]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _spread(rows: Sequence[CpuRow]) -> list[tuple[str, str]]:
+    """Return median, largest, and how many are above 1, of each layer and pass."""
+    found = []
+    for layer, kernel_pass in dict.fromkeys((row.layer, row.kernel_pass) for row in rows):
+        shares = [row.share for row in rows if (row.layer, row.kernel_pass) == (layer, kernel_pass)]
+        above = sum(share > 1 for share in shares)
+        found.append((f"{layer}, {_PASSES[kernel_pass]}", f"{statistics.median(shares):.2f} / {max(shares):.2f} / {above}"))
+    return found
+
+
+def _each(rows: Sequence[CpuRow]) -> list[tuple[str, str]]:
+    return [
+        (f"{row.layer} {row.batch} x {row.time}, {row.inputs} → {row.hidden}, {_PASSES[row.kernel_pass]}", f"{row.share:.2f}")
+        for row in rows
+    ]
