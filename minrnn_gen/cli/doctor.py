@@ -27,15 +27,6 @@ class Finding:
     is_needed: bool = False
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """What compiling needs of the smallest kernel."""
-
-    entry: str = "probe"
-    arch: str = _PROBE_ARCH
-    shared_bytes: int = 0
-
-
 def doctor(as_json: AsJson = False) -> int:
     """Check Python, CuPy, NVRTC by compiling a line, driver, GPU, torch, JAX, CPU, a C++ compiler, cache and launches."""
     nvrtc = _nvrtc()
@@ -95,6 +86,7 @@ def _cupy() -> Finding:
 
 def _nvrtc() -> Finding:
     from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
+    from minrnn_gen.codegen.render import Microbenchmark, Types
     from minrnn_gen.errors import MinrnnError, ToolchainMissing
 
     try:
@@ -103,7 +95,7 @@ def _nvrtc() -> Finding:
         return Finding("NVRTC", False, str(missing), INSTALL_CUDA, is_needed=True)
     # A library that can be loaded may lack the one it compiles by.
     try:
-        compile_source(_PROBE, _Probe())
+        compile_source(_PROBE, Microbenchmark("probe", Types(_PROBE_ARCH, "float32")))
     except MinrnnError as error:
         state = f"{version} is here, but compiles nothing ({error})"
         return Finding("NVRTC", False, state, f"install it anew: {INSTALL_CUDA}, with --force-reinstall", is_needed=True)

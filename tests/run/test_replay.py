@@ -283,7 +283,7 @@ def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: s
 @pytest.mark.parametrize("with_state", [False, True])
 def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> None:
     one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
-    plan = one.builder.solve(one.builder.key_of("step", one.plan.specialization)).plan()
+    plan = one.builder.solve(one.builder.key_of("step", one.plan.problem.specialization)).plan()
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
     seen = []
     for _ in range(2):
