@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.built_kernels import build_nothing
 from support.examples import examples
+from support.fake_plan import plan_with
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen.build.builder import Target
@@ -62,26 +63,10 @@ def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a launch reads of a plan."""
-
-    entry: str
-    layout: str
-    hidden_size: int
-    specialization: Specialization
-    threads: int = 32
-    channels_per_block: int = 8
-    variables: dict[str, int] = field(default_factory=dict)
-    strategy: str = "channels"
-    group_exchange_bytes: int = 0
-    is_cooperative: bool = False
-
-
-@dataclass(frozen=True)
 class NumpyKernel:
     """Both kernels of the raw cell, with the signatures that the scan templates have."""
 
-    plan: Plan
+    plan: Any
     kernel_pass: KernelPass
     precision: Precision
     log_a: bool
@@ -181,8 +166,11 @@ class NumpyKernels:
         assert sizes.batch > 0
         return KernelKey(kernel_pass, specialization, sizes)
 
-    def load(self, key: KernelKey) -> tuple[NumpyKernel, Plan]:
-        plan = Plan(f"scan_{key.kernel_pass}", self.layout, self.hidden_size, key.specialization)
+    def load(self, key: KernelKey) -> tuple[NumpyKernel, Any]:
+        plan = plan_with(
+            entry=f"scan_{key.kernel_pass}", layout=self.layout, hidden_size=self.hidden_size,
+            specialization=key.specialization, threads=32, channels_per_block=8, variables={}, strategy="channels", group_exchange_bytes=0, is_cooperative=False,
+        )  # fmt: skip
         return NumpyKernel(plan, key.kernel_pass, self.precision, self.log_a), plan
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from support import reference_loops
+from support.fake_plan import plan_with
 
 from minrnn_gen.call.array import as_numpy
 from minrnn_gen.codegen.signature import signature
@@ -224,7 +225,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     @functools.cache
     def load(key: KernelKey) -> tuple[Any, Any]:
         kernel_pass, specialization, _ = key
-        plan = SimpleNamespace(
+        plan = plan_with(
             entry=f"scan_{kernel_pass}",
             layout=spec.layout,
             hidden_size=spec.hidden_size,
