@@ -168,9 +168,17 @@ class NumpyKernels:
 
     def load(self, key: KernelKey) -> tuple[NumpyKernel, Any]:
         plan = plan_with(
-            entry=f"scan_{key.kernel_pass}", layout=self.layout, hidden_size=self.hidden_size,
-            specialization=key.specialization, threads=32, channels_per_block=8, variables={}, strategy="channels", group_exchange_bytes=0, is_cooperative=False,
-        )  # fmt: skip
+            entry=f"scan_{key.kernel_pass}",
+            layout=self.layout,
+            hidden_size=self.hidden_size,
+            specialization=key.specialization,
+            threads=32,
+            channels_per_block=8,
+            variables={},
+            strategy="channels",
+            group_exchange_bytes=0,
+            is_cooperative=False,
+        )
         return NumpyKernel(plan, key.kernel_pass, self.precision, self.log_a), plan
 
 
