@@ -72,7 +72,7 @@ def text_for(plan: KernelPlan) -> str:
 
 def results(cubin: bytes, plan: KernelPlan, name: str, arguments: tuple[Array, ...]) -> Array:
     """Return the results of one function at `arguments`, computed on the GPU."""
-    kernel = LoadedKernel(cubin, f"apply_{name}", plan.arch, 0)
+    kernel = LoadedKernel(cubin, f"apply_{name}", plan.problem.arch, 0)
     inputs = [memory.inspect(memory.to_device(argument), "sample") for argument in arguments]
     count = len(arguments[0])
     y = memory.new_array(inputs[0], (count,), "float32")

@@ -55,8 +55,9 @@ kernel = minrnn_gen.compile({spec!r})
 built = kernel.built[0]
 resources = [vars(one) for one in built.resources or ()]
 print(json.dumps({{
-    "package": minrnn_gen.__file__, "arch": kernel.plan.arch, "template": kernel.plan.template, "entry": kernel.plan.entry,
-    "registers": kernel.plan.registers_per_thread, "resources": resources, "source": built.source,
+    "package": minrnn_gen.__file__, "arch": kernel.plan.problem.arch, "template": kernel.plan.template,
+    "entry": kernel.plan.entry, "registers": kernel.plan.budget.registers_per_thread,
+    "resources": resources, "source": built.source,
 }}))
 """
 EMULATED = """

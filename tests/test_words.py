@@ -113,16 +113,16 @@ class Braces:
             self.statement = "" if character in "{};" else self.statement + character
 
 
-def includes_in_functions(tree: jinja2.nodes.Template) -> list[int]:
-    """Return the lines of the includes that stand inside a function's body."""
+def includes_in_functions(tree: jinja2.nodes.Template) -> list[jinja2.nodes.Include]:
+    """Return the includes that stand inside a function's body."""
     braces = Braces()
-    lines: list[int] = []
+    includes: list[jinja2.nodes.Include] = []
 
     def visit(nodes: list[jinja2.nodes.Node]) -> None:
         for node in nodes:
             match node:
                 case jinja2.nodes.Include():
-                    lines.extend([node.lineno] * braces.in_function)
+                    includes.extend([node] * braces.in_function)
                 case jinja2.nodes.Output(nodes=parts):
                     # An expression may stand in a comment or between quotes: the text around it is read at once.
                     text = "".join(part.data if isinstance(part, jinja2.nodes.TemplateData) else "x" for part in parts)
@@ -141,7 +141,7 @@ def includes_in_functions(tree: jinja2.nodes.Template) -> list[int]:
 
     visit(tree.body)
     assert not braces.open, "braces of the template do not pair"
-    return lines
+    return includes
 
 
 def parsed_plan_names(tree: ast.AST) -> Iterator[int]:
@@ -196,10 +196,31 @@ def test_identifiers_of_the_machine_are_no_pronouns() -> None:
     assert places == []
 
 
-def test_no_function_is_put_together_from_parts() -> None:
-    """A part of a template declares whole functions and types, which need no name of the place that includes it."""
+def test_statements_are_included_from_bodies_alone() -> None:
+    """A part declares whole functions and types, which need no name of the place that includes it.
+
+    A body is the exception: statements of several functions, which use their names. As functions of their own, with these names
+    as arguments, they compile to other machine code: the compiler's choice of registers follows the scopes of variables.
+    """
     trees = {name: template_tree(path) for name, path in TEMPLATE_FILES.items()}
-    assert [f"{name}:{line}" for name, tree in trees.items() for line in includes_in_functions(tree)] == []
+    places = [
+        f"{name}:{node.lineno}: {node.template.value}"
+        for name, tree in trees.items()
+        for node in includes_in_functions(tree)
+        if not (isinstance(node.template, jinja2.nodes.Const) and node.template.value.startswith("bodies/"))
+    ]
+    assert places == []
+
+
+def test_a_body_says_what_it_does_and_is_shared() -> None:
+    texts = {name: text_of(path) for name, path in TEMPLATE_FILES.items()}
+    bodies = [name for name in texts if name.startswith("templates/bodies/")]
+    includes = "".join(texts.values())
+    for name in bodies:
+        first = next(line for line in texts[name].splitlines() if not line.startswith(("{%", "#")))
+        assert first.lstrip().startswith("// "), name
+        assert includes.count(f'{{% include "{name.removeprefix("templates/")}" %}}') > 1, name
+    assert bodies
 
 
 def test_names_of_kernels_are_not_parsed() -> None:
@@ -228,7 +249,7 @@ def test_an_include_is_found_in_a_function_only() -> None:
     template <class T>
     __device__ T g(T value) { return value; }
     """
-    assert includes_in_functions(environment().parse(template)) == [8]
+    assert [node.lineno for node in includes_in_functions(environment().parse(template))] == [8]
 
 
 def test_a_pronoun_is_found_in_code_only() -> None:

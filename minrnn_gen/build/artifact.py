@@ -39,8 +39,7 @@ class BuiltKernel:
     def __repr__(self) -> str:
         """Return one line: the texts are attributes."""
         plan, cubin = self.plan, f"cubin of {len(self.cubin):,} bytes" if self.cubin else "not compiled"
-        what = f"{plan.entry} of {plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, for {plan.gpu}"
-        return f"BuiltKernel({what}: {self.source.count(chr(10)):,} lines of CUDA, {cubin})"
+        return f"BuiltKernel({plan.title}, for {plan.problem.gpu}: {self.source.count(chr(10)):,} lines of CUDA, {cubin})"
 
     def _repr_html_(self) -> str:
         from minrnn_gen.build.overview import overview
@@ -66,7 +65,7 @@ def find_kernel(store: Store, request_key: str, key: KernelKey) -> BuiltKernel |
     try:
         plan = KernelPlan.from_json(request["plan"])
         if KernelKey.of(plan) != key:
-            raise ValueError(f"of another kernel, {plan.kernel_pass}")
+            raise ValueError(f"of another kernel, {plan.problem.kernel_pass}")
         cell, dropped, chosen = cell_shape_from(request["cell"]), tuple(request["dropped"]), request.get("chosen", "")
         entry = store.find(request["content"], lambda entry: _demand_kernel_of(plan, entry))
     except UNREADABLE as reason:
@@ -92,7 +91,7 @@ def find_kernel(store: Store, request_key: str, key: KernelKey) -> BuiltKernel |
 def _demand_kernel_of(plan: KernelPlan, entry: Entry) -> None:
     """Raise one of `UNREADABLE` for an entry that is not the compiled text of its own key, or not of the plan."""
     _ = entry.files[f"{plan.entry}.cubin"], _resources(entry)
-    if kernel_digest(entry.files[f"{plan.entry}.cu"].decode(), plan.arch) != entry.key:
+    if kernel_digest(entry.files[f"{plan.entry}.cu"].decode(), plan.problem.arch) != entry.key:
         raise ValueError(f"{plan.entry}.cu is the text of another key")
 
 
@@ -107,12 +106,12 @@ def put_kernel(store: Store, key: str, built: BuiltKernel, toolchain: str | None
     plan = built.plan
     files = {f"{plan.entry}.cu": built.source.encode(), f"{plan.entry}.cubin": built.cubin}
     manifest = {
-        "model": plan.model,
-        "pass": plan.kernel_pass,
-        "hidden_size": plan.hidden_size,
-        "precision": plan.precision,
-        "gpu": plan.gpu,
-        "arch": plan.arch,
+        "model": plan.problem.model,
+        "pass": plan.problem.kernel_pass,
+        "hidden_size": plan.problem.hidden_size,
+        "precision": plan.problem.precision,
+        "gpu": plan.problem.gpu,
+        "arch": plan.problem.arch,
         "toolchain": toolchain,
         "resources": [asdict(kernel) for kernel in built.resources],
     }

@@ -247,7 +247,7 @@ class Builder:
 
         started = time.perf_counter()
         plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
-        spec = spec_without_paths(self._kernel_spec, plan.model, plan.gpu)
+        spec = spec_without_paths(self._kernel_spec, plan.problem.model, plan.problem.gpu)
         header = header_lines(plan, spec, digest(spec, self.cell_source.canonical), solution.constraints)
         text = render(plan, self.lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
@@ -263,7 +263,7 @@ class Builder:
             plan=plan,
             cell=solution.problem.cell,
             source=text,
-            digest=kernel_digest(text, plan.arch),
+            digest=kernel_digest(text, plan.problem.arch),
             cubin=cubin,
             resources=resources,
             dropped=(),
@@ -283,8 +283,8 @@ class Builder:
                     if isinstance(built, PromiseBroken):
                         dropped.append(str(built))
                         continue
-                    if built.plan.passed_over:
-                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, key.kernel_pass, built.plan.passed_over)
+                    if reason := built.plan.prediction.passed_over:
+                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, key.kernel_pass, reason)
                     built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
                     return put_kernel(self.store, request, built, toolchain_version())
         raise CompileFailed(

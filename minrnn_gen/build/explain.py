@@ -43,21 +43,24 @@ def variables_in_words(variables: Mapping[str, int]) -> str:
 
 def _decision(built: BuiltKernel, note: str, memory_bytes: int | None) -> str:
     plan, why = built.plan, built.chosen
+    problem, launch = plan.problem, plan.launch
     chosen = variables_in_words(plan.variables)
     return "\n".join(
         (
-            f"{plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}: {plan.kernel_pass}",
-            f"  gpu        {plan.gpu} ({plan.arch}){note}",
+            f"{problem.model}, hidden_size {problem.hidden_size}, {problem.precision}, "
+            f"layout {problem.layout}: {problem.kernel_pass}",
+            f"  gpu        {plan.problem.gpu} ({plan.problem.arch}){note}",
             f"  template   {plan.template}",
             *_build(plan),
             *((f"  strategy   {strategy}",) if (strategy := strategy_in_words(plan)) else ()),
             f"  calls      {_specialization(plan)}",
-            f"  sizes      planned for batch {plan.batch}, time {plan.time}; valid for all",
+            f"  sizes      planned for batch {plan.problem.batch}, time {plan.problem.time}; valid for all",
             f"  chosen     {chosen}",
             *((f"  because    {why}",) if why else ()),
-            f"  block      {plan.threads} threads, {plan.channels_per_block} channels; {plan.blocks_per_sm} blocks per SM",
-            *_values("saved      ", plan.saved_values),
-            *_values("recomputed ", plan.recomputed_values),
+            f"  block      {launch.threads} threads, {launch.channels_per_block} channels; "
+            f"{plan.budget.blocks_per_sm} blocks per SM",
+            *_values("saved      ", plan.problem.saved_values),
+            *_values("recomputed ", plan.problem.recomputed_values),
             *(f"  {label:11s}{text}" for label, text in overview(plan, built.cell, memory_bytes)),
         )
     )
@@ -71,18 +74,19 @@ def strategy_in_words(plan: KernelPlan) -> str:
     """Return how the steps of a cell that is no scan are taken, and of a dense one why not in one launch."""
     match plan.strategy:
         case "persistent":
-            by = PRODUCTS[plan.matrix_product]
+            by = PRODUCTS[plan.problem.matrix_product]
             return f"persistent: all steps in one launch, the recurrent matrix on the chip, multiplied by {by}"
         case "projected":
-            return f"one launch: the product of {plan.specialization.input_size} inputs with the weight, and the scan behind it"
+            inputs = plan.problem.specialization.input_size
+            return f"one launch: the product of {inputs} inputs with the weight, and the scan after it"
         case "decode":
             return "decode: one step in one launch, the recurrent matrix read once by all SMs together"
-        case "stepwise" if plan.kernel_pass == "step":
-            return f"one step as a product and a pointwise kernel: {plan.passed_over}"
+        case "stepwise" if plan.problem.kernel_pass == "step":
+            return f"one step as a product and a pointwise kernel: {plan.prediction.passed_over}"
         case "stepwise":
-            return f"step by step, not persistent: {plan.passed_over}"
+            return f"step by step, not persistent: {plan.prediction.passed_over}"
         case "serial" if plan.family == "vectors":
-            lanes, n = plan.variables["lanes"], plan.partition["state_size"]
+            lanes, n = plan.variables["lanes"], plan.launch.partition["state_size"]
             shared = "one lane has" if lanes == 1 else f"{lanes} lanes share"
             return f"step by step: {shared} the {n} values of a channel, in registers for all steps"
         case "serial":
@@ -96,12 +100,12 @@ def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _specialization(plan: KernelPlan) -> str:
-    specialization = plan.specialization
-    copies = plan.copies_are_asynchronous and plan.partition.get("copied_bytes", 1) > 0
+    specialization = plan.problem.specialization
+    copies = plan.launch.copies_are_asynchronous and plan.launch.partition.get("copied_bytes", 1) > 0
     words = {
         f"rows aligned to {specialization.alignment_bytes} bytes": True,
         "asynchronous copies": copies,
-        "plain copies": plan.shared_bytes > 0 and not copies,
+        "plain copies": plan.budget.shared_bytes > 0 and not copies,
         "reverse": specialization.reverse,
         "resets": specialization.resets,
         f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
@@ -111,14 +115,15 @@ def _specialization(plan: KernelPlan) -> str:
 
 
 def _resources(built: BuiltKernel) -> str:
-    plan = built.plan
+    budget = built.plan.budget
+    promised = f"{budget.registers_per_thread} (about {budget.registers_estimated})"
     lines = ["resources (plan / compiler)"]
     reported = built.resources or ()
     for kernel in reported:
         lines += [
             f"  {kernel.name}",
-            f"    registers per thread  {plan.registers_per_thread} (about {plan.registers_estimated}) / {kernel.registers}",
-            f"    shared bytes          {plan.shared_bytes} / {kernel.shared_bytes}",
+            f"    registers per thread  {promised} / {kernel.registers}",
+            f"    shared bytes          {budget.shared_bytes} / {kernel.shared_bytes}",
             f"    spilled bytes         0 / {kernel.spill_bytes}",
         ]
     if not reported:
@@ -127,24 +132,24 @@ def _resources(built: BuiltKernel) -> str:
 
 
 def _shared_map(plan: KernelPlan) -> str:
-    if not plan.shared_map:
+    if not plan.budget.shared_map:
         return ""
     lines = ["shared memory of a block"]
     offset = 0
-    for name, size in plan.shared_map.items():
+    for name, size in plan.budget.shared_map.items():
         lines.append(f"  {offset:8d} .. {offset + size:8d}  {name}, {size} bytes")
         offset += size
     return "\n".join(lines)
 
 
 def _prediction(plan: KernelPlan) -> str:
-    sequential = " and ".join(name for name in plan.predicted_us if name in SEQUENTIAL_TERMS)
-    how = f"all overlap but {sequential}" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "added up"
-    lines = [f"predicted time for batch {plan.batch}, time {plan.time} (microseconds; {how})"]
-    lines += [f"  {us:10.1f}  {name}" for name, us in plan.predicted_us.items()]
+    sequential = " and ".join(name for name in plan.prediction.predicted_us if name in SEQUENTIAL_TERMS)
+    how = f"all overlap but {sequential}" if plan.prediction.predicted_us.keys() - SEQUENTIAL_TERMS else "added up"
+    lines = [f"predicted time for batch {plan.problem.batch}, time {plan.problem.time} (microseconds; {how})"]
+    lines += [f"  {us:10.1f}  {name}" for name, us in plan.prediction.predicted_us.items()]
     rates = "every rate of the GPU was measured"
-    if plan.assumed_rates:
-        assumed = ", ".join(plan.assumed_rates)
+    if plan.prediction.assumed_rates:
+        assumed = ", ".join(plan.prediction.assumed_rates)
         rates = f"not measured on this GPU: {assumed}; 'minrnn-gen calibrate' measures them on the GPU at hand"
     return "\n".join([*lines, f"  {plan.predicted_total_us:10.1f}  total", f"  {rates}"])
 
@@ -152,20 +157,21 @@ def _prediction(plan: KernelPlan) -> str:
 def _margins(plan: KernelPlan) -> str:
     lines = ["constraints (used of limit)"]
     lines += [
-        f"  {margin.constraint:26s} {margin.used:10g} of {margin.limit:10g} {margin.unit}".rstrip() for margin in plan.margins
+        f"  {margin.constraint:26s} {margin.used:10g} of {margin.limit:10g} {margin.unit}".rstrip()
+        for margin in plan.prediction.margins
     ]
     return "\n".join(lines)
 
 
 def _alternatives(plan: KernelPlan) -> str:
-    lines = [f"runners-up (of {plan.candidate_count} feasible candidates)"]
-    for other in plan.runners_up:
+    lines = [f"runners-up (of {plan.prediction.candidate_count} feasible candidates)"]
+    for other in plan.prediction.runners_up:
         lines.append(f"  {other.predicted_us:10.1f} us  {variables_in_words(other.variables)}")
-    return "\n".join(lines) if plan.runners_up else ""
+    return "\n".join(lines) if plan.prediction.runners_up else ""
 
 
 def _rejected(built: BuiltKernel) -> str:
     lines = ["rejected (by the first constraint that fails)"]
-    lines += [f"  {count:8d}  {name}" for name, count in built.plan.rejected.items() if count]
+    lines += [f"  {count:8d}  {name}" for name, count in built.plan.prediction.rejected.items() if count]
     lines += [f"  after compiling: {reason}" for reason in built.dropped]
     return "\n".join(lines) if len(lines) > 1 else ""

@@ -96,15 +96,29 @@ def why_no_nvrtc() -> str:
     return ""
 
 
+class ForGpu(Protocol):
+    """A problem, of which compiling needs the architecture."""
+
+    @property
+    def arch(self) -> str: ...
+
+
+class Shared(Protocol):
+    """A budget, of which compiling needs the dynamic shared memory."""
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+
 class Compilable(Protocol):
     """What compiling needs of a plan."""
 
     @property
     def entry(self) -> str: ...
     @property
-    def arch(self) -> str: ...
+    def problem(self) -> ForGpu: ...
     @property
-    def shared_bytes(self) -> int: ...
+    def budget(self) -> Shared: ...
 
 
 def compile_source(text: str, plan: Compilable) -> CompiledSource:
@@ -124,16 +138,16 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
         program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
         # Where a driver is present NVRTC keeps a cache of its own, and what comes from there comes without ptxas' report.
         fresh = ("--no-cache",) if nvrtc.getVersion() >= NVRTC_WITH_CACHE else ()
-        cubin, _ = program.compile((f"-arch={plan.arch}", *OPTIONS, *fresh), log)
+        cubin, _ = program.compile((f"-arch={plan.problem.arch}", *OPTIONS, *fresh), log)
     except refusal as refused:
         first = next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300])
-        raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.arch}: {first.strip()}") from refused
+        raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.problem.arch}: {first.strip()}") from refused
     except Exception as missing:  # as in `nvrtc_version`
         raise ToolchainMissing(
             f"NVRTC cannot be loaded ({cause_of(missing)}): {INSTALL_CUDA}, brings it without a CUDA toolkit"
         ) from missing
     # CuPy hands the cubin over without its last byte.
-    return CompiledSource(cubin + b"\0", parse_resources(log.getvalue(), plan.shared_bytes))
+    return CompiledSource(cubin + b"\0", parse_resources(log.getvalue(), plan.budget.shared_bytes))
 
 
 def parse_resources(log: str, dynamic_shared_bytes: int) -> tuple[KernelResources, ...]:
@@ -172,10 +186,12 @@ def broken_promises(plan: KernelPlan, kernels: tuple[KernelResources, ...]) -> t
     for kernel in kernels:
         if kernel.spill_bytes:
             broken.append(f"{kernel.name} spills {kernel.spill_bytes} bytes")
-        if kernel.registers > plan.registers_per_thread:
-            broken.append(f"{kernel.name} uses {kernel.registers} registers of {plan.registers_per_thread}")
-        if kernel.shared_bytes != plan.shared_bytes:
-            broken.append(f"{kernel.name} takes {kernel.shared_bytes} bytes of shared memory, the plan {plan.shared_bytes}")
+        if kernel.registers > plan.budget.registers_per_thread:
+            broken.append(f"{kernel.name} uses {kernel.registers} registers of {plan.budget.registers_per_thread}")
+        if kernel.shared_bytes != plan.budget.shared_bytes:
+            broken.append(
+                f"{kernel.name} takes {kernel.shared_bytes} bytes of shared memory, the plan {plan.budget.shared_bytes}"
+            )
     if not kernels:
         broken.append("the compiler reported no kernel")
     return tuple(broken)

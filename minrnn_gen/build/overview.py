@@ -30,24 +30,24 @@ def memory_warning(plan: KernelPlan, cell: CellShape, memory_bytes: int | None) 
     matrix, total = matrix_bytes(plan, cell), call_bytes(plan, cell)
     if memory_bytes is None or total <= memory_bytes:
         return ""
-    has = f"{plan.gpu} has {memory_bytes / _GIB:,.1f} GiB"
+    has = f"{plan.problem.gpu} has {memory_bytes / _GIB:,.1f} GiB"
     if matrix > memory_bytes:
         return f"R alone takes {matrix / _GIB:,.1f} GiB, and {has}; give fewer units, more heads or a smaller precision"
-    sizes = f"batch {plan.batch}, time {plan.time}"
+    sizes = f"batch {plan.problem.batch}, time {plan.problem.time}"
     return f"the arrays of a call of {sizes} take {total / _GIB:,.1f} GiB, and {has}; calls of these sizes fail"
 
 
 def matrix_bytes(plan: KernelPlan, cell: CellShape) -> int:
     """Return the bytes of R, 0 where there is none."""
-    return len(cell.recurrent_gates) * plan.hidden_size * plan.head_dim * plan.storage_bytes
+    return len(cell.recurrent_gates) * plan.problem.hidden_size * plan.head_dim * plan.problem.storage_bytes
 
 
 def call_bytes(plan: KernelPlan, cell: CellShape) -> int:
     """Return the bytes of the arrays of a call of the typical sizes: x, R, y and states, of a backward their gradients too."""
-    elements = plan.batch * plan.time * plan.hidden_size * (len(cell.gates) + 1)
-    n, groups = plan.partition.get("state_size", 1), plan.partition.get("groups", 1)
-    elements += plan.batch * plan.time * groups * n * len(cell.shared)
+    elements = plan.problem.batch * plan.problem.time * plan.problem.hidden_size * (len(cell.gates) + 1)
+    n, groups = plan.launch.partition.get("state_size", 1), plan.launch.partition.get("groups", 1)
+    elements += plan.problem.batch * plan.problem.time * groups * n * len(cell.shared)
     values = len(cell.states) + (n - 1) * len(cell.vector_states)
-    states = plan.batch * plan.hidden_size * values * plan.arithmetic_bytes
-    once = elements * plan.storage_bytes + 2 * states + matrix_bytes(plan, cell)
-    return 2 * once if plan.kernel_pass == "backward" else once
+    states = plan.problem.batch * plan.problem.hidden_size * values * plan.problem.arithmetic_bytes
+    once = elements * plan.problem.storage_bytes + 2 * states + matrix_bytes(plan, cell)
+    return 2 * once if plan.problem.kernel_pass == "backward" else once

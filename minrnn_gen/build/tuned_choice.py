@@ -35,7 +35,13 @@ class Trial:
     @property
     def kernel(self) -> tuple[Any, ...]:
         """What the candidates of one kernel have in common."""
-        return self.recipe, self.plan.kernel_pass, self.plan.specialization, self.plan.batch, self.plan.time
+        return (
+            self.recipe,
+            self.plan.problem.kernel_pass,
+            self.plan.problem.specialization,
+            self.plan.problem.batch,
+            self.plan.problem.time,
+        )
 
 
 class Preferred(Protocol):

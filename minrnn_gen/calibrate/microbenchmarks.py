@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from minrnn_gen.build.nvrtc import compile_source
-from minrnn_gen.codegen.render import Microbenchmark, render_microbenchmark
+from minrnn_gen.codegen.render import Microbenchmark, Types, render_microbenchmark
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.gpu.device import LiveDevice
@@ -78,7 +78,7 @@ class Microbenchmarks:
     def _kernel(self, ruler: str, entry: str, cluster_blocks: int = 1, is_cooperative: bool = False) -> LoadedKernel:
         arch = self.live.profile.arch
         if ruler not in self._cubins:
-            plan = Microbenchmark(ruler, arch)
+            plan = Microbenchmark(ruler, Types(arch, "bfloat16"))
             self._cubins[ruler] = compile_source(render_microbenchmark(plan), plan).cubin
         return LoadedKernel(self._cubins[ruler], entry, arch, 0, cluster_blocks, is_cooperative)
 

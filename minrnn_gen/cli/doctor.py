@@ -29,15 +29,6 @@ class Finding:
     is_needed: bool = False
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """What compiling needs of the smallest kernel."""
-
-    entry: str = "probe"
-    arch: str = _PROBE_ARCH
-    shared_bytes: int = 0
-
-
 def doctor(as_json: AsJson = False) -> int:
     """Check libraries by importing them, NVRTC by compiling a line, driver, GPU, CPU, a C++ compiler, cache and launches."""
     nvrtc = _nvrtc()
@@ -131,6 +122,7 @@ def _cublas() -> list[Finding]:
 
 def _nvrtc() -> Finding:
     from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
+    from minrnn_gen.codegen.render import Microbenchmark, Types
     from minrnn_gen.errors import ToolchainMissing
 
     try:
@@ -139,7 +131,7 @@ def _nvrtc() -> Finding:
         return Finding("NVRTC", False, str(missing).removesuffix(f": {INSTALL_CUDA}"), INSTALL_CUDA, is_needed=True)
     # A library that can be loaded may lack the one it compiles by.
     try:
-        compile_source(_PROBE, _Probe())
+        compile_source(_PROBE, Microbenchmark("probe", Types(_PROBE_ARCH, "float32")))
     except MinrnnError as error:
         state = f"{version} is here, but compiles nothing ({error})"
         return Finding("NVRTC", False, state, f"install it anew: {INSTALL_CUDA}, with --force-reinstall", is_needed=True)

@@ -77,8 +77,8 @@ def _write_page(request: Request, which: Pass, batch: int | None, time: int | No
     from minrnn_gen.report.decision import decision_page
 
     built = _built(request, which, batch, time)
-    builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.batch, built.plan.time)
-    key = builder.key_of(which.value, built.plan.specialization, sizes)
+    builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.problem.batch, built.plan.problem.time)
+    key = builder.key_of(which.value, built.plan.problem.specialization, sizes)
     solution = next(solution for solution in builder.solutions(key) if solution.family.name == built.plan.name)
     page = decision_page(built, solution, request.target.profile, f", {request.gpu_choice}")
     with refused_by_option("--html", path):
@@ -139,9 +139,9 @@ def _report(request: Request, built: BuiltKernel) -> dict[str, Any]:
         **facts_of(built, request.target.profile),
         "gpu_chosen_by": request.target.origin,
         "call_bytes": call_bytes(plan, built.cell),
-        "predicted_us": {**plan.predicted_us, "total": plan.predicted_total_us},
-        "candidates": plan.candidate_count,
-        "rejected": dict(plan.rejected),
+        "predicted_us": {**plan.prediction.predicted_us, "total": plan.predicted_total_us},
+        "candidates": plan.prediction.candidate_count,
+        "rejected": dict(plan.prediction.rejected),
         "dropped": list(built.dropped),
         "chosen_because": built.chosen,
         "plan": plan.to_json(),

@@ -21,11 +21,11 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     """
     plan = built.plan
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
-    direction = "_reverse" if plan.specialization.reverse else ""
+    direction = "_reverse" if plan.problem.specialization.reverse else ""
     # A forward that keeps the states for a backward is a kernel of its own.
-    saving = "_saving" if plan.kernel_pass == "forward" and plan.specialization.states_out != "none" else ""
-    projected = "_projected" if plan.specialization.input_size else ""
-    name = f"{plan.model}_{plan.kernel_pass}{projected}{saving}{direction}_{plan.arch}"
+    saving = "_saving" if plan.problem.kernel_pass == "forward" and plan.problem.specialization.states_out != "none" else ""
+    projected = "_projected" if plan.problem.specialization.input_size else ""
+    name = f"{plan.problem.model}_{plan.problem.kernel_pass}{projected}{saving}{direction}_{plan.problem.arch}"
     paths = [Path(folder) / f"{name}.{suffix}" for suffix in contents]
     with refused_by_option("--out", folder, "a folder"):
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -21,13 +21,13 @@ def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
     return [
         {
             "name": kernel.name,
-            "pass": built_kernel.plan.kernel_pass,
+            "pass": built_kernel.plan.problem.kernel_pass,
             "digest": built_kernel.digest,
             "registers": kernel.registers,
-            "registers_expected": built_kernel.plan.registers_per_thread,
-            "registers_estimated": built_kernel.plan.registers_estimated,
+            "registers_expected": built_kernel.plan.budget.registers_per_thread,
+            "registers_estimated": built_kernel.plan.budget.registers_estimated,
             "shared_bytes": kernel.shared_bytes,
-            "shared_bytes_expected": built_kernel.plan.shared_bytes,
+            "shared_bytes_expected": built_kernel.plan.budget.shared_bytes,
             "spill_bytes": kernel.spill_bytes,
         }
         for built_kernel in built
@@ -40,7 +40,7 @@ def facts_of(built: BuiltKernel, profile: GpuProfile) -> dict[str, Any]:
     return {
         "class": built.cell.kind,
         "proof": built.cell.proof,
-        "limit": max(built.plan.predicted_us, key=lambda term: built.plan.predicted_us[term]),
+        "limit": max(built.plan.prediction.predicted_us, key=lambda term: built.plan.prediction.predicted_us[term]),
         "warnings": [warning for warning in [memory_warning(built.plan, built.cell, profile.memory_bytes)] if warning],
     }
 
@@ -51,20 +51,20 @@ def title(built: BuiltKernel) -> Text:
 
     plan = built.plan
     return Text.assemble(
-        (plan.model, "bold"),
-        f", hidden_size {plan.hidden_size}, {plan.precision}, layout {plan.layout}, for ",
-        (plan.gpu, "bold"),
-        f" ({plan.arch})",
+        (plan.problem.model, "bold"),
+        f", hidden_size {plan.problem.hidden_size}, {plan.problem.precision}, layout {plan.problem.layout}, for ",
+        (plan.problem.gpu, "bold"),
+        f" ({plan.problem.arch})",
     )
 
 
 def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:
     """Return the rows that say what the solver chose, and from what; what the cell is, and what limits it."""
     plan = built.plan
-    rejected = sum(plan.rejected.values())
+    rejected = sum(plan.prediction.rejected.values())
     rows = [
         ("decision", variables_in_words(plan.variables)),
-        ("", f"best predicted of {plan.candidate_count:,} candidates that fit; {rejected:,} do not"),
+        ("", f"best predicted of {plan.prediction.candidate_count:,} candidates that fit; {rejected:,} do not"),
     ]
     if built.dropped:
         rows.append(("", f"{len(built.dropped)} better predicted ones broke their promise when compiled"))
@@ -83,8 +83,8 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
         for kernel in built_kernel.resources or ():
             table.add_row(
                 kernel.name,
-                f"{kernel.registers} of {built_kernel.plan.registers_per_thread}",
-                f"{kernel.shared_bytes:,} of {built_kernel.plan.shared_bytes:,}",
+                f"{kernel.registers} of {built_kernel.plan.budget.registers_per_thread}",
+                f"{kernel.shared_bytes:,} of {built_kernel.plan.budget.shared_bytes:,}",
                 f"{kernel.spill_bytes}",
             )
     return table

@@ -38,13 +38,29 @@ def render(plan: KernelPlan, cell: AnyLowered, header: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True)
+class Types:
+    """The part of a problem that templates without a cell read: the architecture, and the dtypes of arrays and arithmetic."""
+
+    arch: str
+    storage_dtype: str
+    arithmetic_dtype: str = ""
+    has_bf16_convert: bool = True
+
+
+@dataclass(frozen=True)
+class NoSharedMemory:
+    """The budget of kernels that have no dynamic shared memory."""
+
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Microbenchmark:
     """A template that measures a GPU instead of computing a cell, as a plan: "every_gpu", "cluster" or "matrix"."""
 
     entry: str
-    arch: str
-    shared_bytes: int = 0
-    storage_dtype: str = "bfloat16"
+    problem: Types
+    budget: NoSharedMemory = NoSharedMemory()
     waits_are_bounded: bool = False
     has_clusters: bool = True
 
@@ -60,17 +76,14 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the template of gradients outside the recurrence reads: an architecture, and the types of arrays.
+    """What the template of gradients outside the recurrence reads.
 
     Sums are added up by blocks of `rows` warps, each for `lanes` channels.
     """
 
-    arch: str
-    storage_dtype: str
-    arithmetic_dtype: str
-    has_bf16_convert: bool
+    problem: Types
     entry: str = "gradients"
-    shared_bytes: int = 0
+    budget: NoSharedMemory = NoSharedMemory()
     lanes: int = 32
     rows: int = 16
 

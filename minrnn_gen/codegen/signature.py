@@ -72,7 +72,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     variables = plan.variables
     hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.strategy == "cooperative"
     variant = Variant(
-        plan.layout, plan.specialization.resets, plan.specialization.states_out, hands_on,
+        plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)

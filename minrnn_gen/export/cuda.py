@@ -13,7 +13,7 @@ from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.cell.lowering_steps import LoweredSteps
-from minrnn_gen.codegen.render import Gradients, render_gradients
+from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
@@ -121,10 +121,12 @@ class _Collected:
                     numbers[key] = next(alike, len(kernels))
                     kernels += [kernel] if numbers[key] == len(kernels) else []
                 dispatch.append(Dispatch(tuple(numbers[key] for key in keys), self._places(builder, keys)))
-            is_exact = any(not kernel.plan.arch[-1].isdigit() for kernel in kernels[first:])
+            is_exact = any(not kernel.plan.problem.arch[-1].isdigit() for kernel in kernels[first:])
             most = self._step_sequences_most(builder)
             gradients = self._gradients(builder.target) if self.has_backward else None
-            steps_forward = any(len(kernel.forms) > 1 and kernel.plan.kernel_pass == "forward" for kernel in kernels[first:])
+            steps_forward = any(
+                len(kernel.forms) > 1 and kernel.plan.problem.kernel_pass == "forward" for kernel in kernels[first:]
+            )
             rest = is_exact, most, gradients, steps_forward
             gpus.append(ExportedGpu(builder.target, first, len(kernels) - first, tuple(dispatch), *rest))
         lowered = self._builders[0].lowered
@@ -253,7 +255,7 @@ class _Collected:
         interface = self._interface
         with_values = interface.vector_states, interface.vector_parameters, interface.shared
         names = ArrayNames(interface.states, interface.parameters, (), None, *with_values)
-        if plan.kernel_pass == "backward" and not interface.has_vectors:
+        if plan.problem.kernel_pass == "backward" and not interface.has_vectors:
             names = names_of(builder.lowered_backward)
         forms = []
         for suffix in suffixes_of(plan.entry):
@@ -267,7 +269,7 @@ class _Collected:
         """Compile the kernels of gradients outside the recurrence, and return the number of their cubin."""
         profile, precision = target.profile, self._interface.precision
         arch = f"sm_{profile.compute_capability.replace('.', '')}"
-        plan = Gradients(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
+        plan = Gradients(Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic))
         return self._image(compile_source(render_gradients(plan), plan).cubin)
 
     def _image(self, cubin: bytes) -> int:
@@ -279,15 +281,15 @@ class _Collected:
 def _grid_of(plan: KernelPlan) -> tuple[int, int, int]:
     """Return the units of a sequence, how many a block has, and the sequences that share them."""
     if plan.family == "vectors":
-        if plan.kernel_pass == "step":
-            return plan.hidden_size * plan.variables["lanes"], plan.threads, 1
-        return plan.partition["blocks_per_sequence"], 1, 1
+        if plan.problem.kernel_pass == "step":
+            return plan.problem.hidden_size * plan.variables["lanes"], plan.launch.threads, 1
+        return plan.launch.partition["blocks_per_sequence"], 1, 1
     if plan.strategy == "persistent":
-        return plan.heads, 1, plan.group_sequences
+        return plan.problem.heads, 1, plan.group_sequences
     if plan.strategy == "decode":
-        return plan.heads * -(-plan.head_dim // plan.channels_per_block), 1, plan.variables["batch_tile"]
-    if plan.kernel_pass == "step" or plan.strategy == "stepwise":
-        return plan.hidden_size, plan.threads, 1
-    if plan.layout == "BDT":
-        return plan.hidden_size, plan.channels_per_block, 1
-    return -(-plan.hidden_size // plan.channels_per_block), 1, 1
+        return plan.problem.heads * -(-plan.head_dim // plan.launch.channels_per_block), 1, plan.variables["batch_tile"]
+    if plan.problem.kernel_pass == "step" or plan.strategy == "stepwise":
+        return plan.problem.hidden_size, plan.launch.threads, 1
+    if plan.problem.layout == "BDT":
+        return plan.problem.hidden_size, plan.launch.channels_per_block, 1
+    return -(-plan.problem.hidden_size // plan.launch.channels_per_block), 1, 1

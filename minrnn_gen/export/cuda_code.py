@@ -80,48 +80,52 @@ class ExportedKernel:
     def tile_state_bytes(self) -> int:
         """Bytes of a tile's state in the workspace of a look-back, or of a scan all of whose blocks are resident."""
         hands_on = self.lookback or self.plan.strategy == "cooperative"
-        return 2 * self.plan.arithmetic_bytes * self.plan.packets_per_tile if hands_on else 0
+        return 2 * self.plan.problem.arithmetic_bytes * self.plan.packets_per_tile if hands_on else 0
 
     @property
     def alignment(self) -> int:
         """Bytes at whose multiples every run of elements begins that is copied at once."""
-        copies_runs = self.plan.strategy != "stepwise" and (self.plan.kernel_pass != "step" or self.plan.family == "dense")
-        return self.plan.specialization.alignment_bytes if copies_runs else 1
+        copies_runs = self.plan.strategy != "stepwise" and (
+            self.plan.problem.kernel_pass != "step" or self.plan.family == "dense"
+        )
+        return self.plan.problem.specialization.alignment_bytes if copies_runs else 1
 
     @property
     def parts(self) -> int:
         """Parts of time with sums of their own, where it is not divided into tiles; of S.* of n values, parts of channels."""
         if self.plan.family == "vectors":
-            return self.plan.partition["group_blocks"]
+            return self.plan.launch.partition["group_blocks"]
         return 1 if self.plan.family == "dense" else self.cluster_blocks
 
     @property
     def checkpoint_values(self) -> int:
         """Values of the states at the begin of a tile, of a backward of a cell with n values per channel."""
         plan = self.plan
-        if plan.family != "vectors" or plan.kernel_pass != "backward":
+        if plan.family != "vectors" or plan.problem.kernel_pass != "backward":
             return 0
-        return plan.partition["state_rows"] * plan.hidden_size * plan.variables["lanes"]
+        return plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"]
 
     @property
     def part_values(self) -> int:
         """Values of the ends of the parts of a sequence, of a backward of a cell with n values per channel."""
         plan = self.plan
-        if plan.family != "vectors" or plan.kernel_pass != "backward":
+        if plan.family != "vectors" or plan.problem.kernel_pass != "backward":
             return 0
-        return plan.partition["blocks_per_sequence"] * plan.partition["part_values"] * plan.variables["time_parts"]
+        return (
+            plan.launch.partition["blocks_per_sequence"] * plan.launch.partition["part_values"] * plan.variables["time_parts"]
+        )
 
     @property
     def exchange_bytes(self) -> int:
         """Bytes through which the blocks of a group, or the parts of time of a block's channels, hand states on."""
         if self.plan.family == "vectors":
-            return part_bytes_of(self.plan) if self.plan.kernel_pass == "forward" else 0
+            return part_bytes_of(self.plan) if self.plan.problem.kernel_pass == "forward" else 0
         return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of all heads of R, behind those, in the order in which the blocks stream it."""
-        return self.plan.heads * self.plan.packed_bytes
+        return self.plan.problem.heads * self.plan.packed_bytes
 
     @property
     def grid_blocks(self) -> int:
@@ -202,14 +206,14 @@ def manifest_of(code: CudaCode) -> dict[str, Any]:
     """Return what NAME.json says of the kernels."""
     kernels = [
         {
-            "gpu": kernel.plan.gpu,
-            "arch": kernel.plan.arch,
-            "pass": kernel.plan.kernel_pass,
+            "gpu": kernel.plan.problem.gpu,
+            "arch": kernel.plan.problem.arch,
+            "pass": kernel.plan.problem.kernel_pass,
             "entry": kernel.plan.entry,
-            "sizes": [kernel.plan.batch, kernel.plan.time],
-            "specialization": vars(kernel.plan.specialization),
+            "sizes": [kernel.plan.problem.batch, kernel.plan.problem.time],
+            "specialization": vars(kernel.plan.problem.specialization),
             "variables": dict(kernel.plan.variables),
-            "shared_bytes": kernel.plan.shared_bytes,
+            "shared_bytes": kernel.plan.budget.shared_bytes,
             "digest": kernel.built.digest,
             "cubin_bytes": len(kernel.built.cubin or b""),
         }

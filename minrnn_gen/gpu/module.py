@@ -102,8 +102,8 @@ def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKerne
     return LoadedKernel(
         cubin,
         plan.entry + part,
-        plan.arch,
-        plan.shared_bytes,
+        plan.problem.arch,
+        plan.budget.shared_bytes,
         variables.get("cluster_blocks", 1),
         is_cooperative=plan.is_cooperative,
     )

@@ -47,9 +47,9 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
         if at_once:
             return (Case(tile + 1, DENSE_STEPS - 1, True),)
         return (Case(1, DENSE_STEPS), Case(max(tile + 1, 3), 2, True))
-    tile = max(plan.tile_steps for plan in plans)
+    tile = max(plan.launch.tile_steps for plan in plans)
     many = max(map(_steps_of, plans)) + 1
-    if plans[0].layout == "BDT":
+    if plans[0].problem.layout == "BDT":
         many += -many % PIECE_STEPS
     if at_once:
         return (Case(3, many, True, tile),)
@@ -57,13 +57,13 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
 
 
 def _steps_of(plan: KernelPlan) -> int:
-    if plan.group_tiles:
+    if plan.launch.group_tiles:
         # Into the second group of tiles, which waits for the first.
-        return (plan.group_tiles + 1) * plan.tile_steps
-    iteration = plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
+        return (plan.launch.group_tiles + 1) * plan.launch.tile_steps
+    iteration = plan.launch.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
     # One more than there are stages of copies, so that a stage is used again.
     iterations = plan.variables.get("stages", 1) + 1
-    return min(iteration * iterations, max(iteration, SCAN_ELEMENTS_MOST // plan.hidden_size))
+    return min(iteration * iterations, max(iteration, SCAN_ELEMENTS_MOST // plan.problem.hidden_size))
 
 
 @dataclass(frozen=True)

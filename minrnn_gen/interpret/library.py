@@ -58,10 +58,10 @@ class EmulatedKernel:
             count = library.minrnn_launch(
                 entry,
                 blocks,
-                self.plan.threads,
+                self.plan.launch.threads,
                 variables.get("cluster_blocks", 1),
                 self.plan.is_cooperative,
-                self.plan.shared_bytes,
+                self.plan.budget.shared_bytes,
                 words,
                 seed,
             )
@@ -75,7 +75,7 @@ def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKern
     Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
     """
     entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
-    content = compiled(source, entries, plan.storage_dtype == "bfloat16", store)
+    content = compiled(source, entries, plan.problem.storage_dtype == "bfloat16", store)
     # Loaded from a file of its own, so that every kernel has its own machine and the store may drop its entry meanwhile.
     with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".so", delete=False) as file:
         file.write(content)

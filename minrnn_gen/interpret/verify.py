@@ -118,7 +118,7 @@ class Verification:
     def _cases(self, kernel: InterpretedKernel, number: int) -> tuple[Case, ...]:
         plans = [kernel.plan]
         if self.spec.training:
-            builder, specialization = kernel.builder, replace(kernel.plan.specialization, resets=number > 0)
+            builder, specialization = kernel.builder, replace(kernel.plan.problem.specialization, resets=number > 0)
             plans.append(builder.build(builder.choose("backward", specialization, builder.hinted_sizes)).plan)
         return cases_of(plans, at_once=number > 0)
 

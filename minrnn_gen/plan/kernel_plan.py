@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.plan.summary import html_table, limit_in_words
@@ -25,7 +25,6 @@ FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
 # one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
 Strategy = Literal["channels", "time", "cooperative", "projected", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
-Value = TypeVar("Value")
 _Readers = Mapping[str, Callable[[Any], Any]]
 
 
@@ -176,16 +175,6 @@ class Prediction:
         return cls(**_read(data, read))
 
 
-class _PartValue(Generic[Value]):
-    """A value of one of a plan's parts, read as an attribute of the plan: templates know no parts."""
-
-    def __init__(self, read: Callable[[KernelPlan], Value]) -> None:
-        self._read = read
-
-    def __get__(self, plan: KernelPlan, owner: type[KernelPlan]) -> Value:
-        return self._read(plan)
-
-
 @dataclass(frozen=True, repr=False)
 class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
@@ -206,83 +195,54 @@ class KernelPlan:
     prediction: Prediction
     waits_are_bounded: bool = False
 
-    kernel_pass = _PartValue(lambda plan: plan.problem.kernel_pass)
-    model = _PartValue(lambda plan: plan.problem.model)
-    hidden_size = _PartValue(lambda plan: plan.problem.hidden_size)
-    heads = _PartValue(lambda plan: plan.problem.heads)
-    layout = _PartValue(lambda plan: plan.problem.layout)
-    batch = _PartValue(lambda plan: plan.problem.batch)
-    time = _PartValue(lambda plan: plan.problem.time)
-    precision = _PartValue(lambda plan: plan.problem.precision)
-    storage_dtype = _PartValue(lambda plan: plan.problem.storage_dtype)
-    storage_bytes = _PartValue(lambda plan: plan.problem.storage_bytes)
-    arithmetic_dtype = _PartValue(lambda plan: plan.problem.arithmetic_dtype)
-    arithmetic_bytes = _PartValue(lambda plan: plan.problem.arithmetic_bytes)
-    functions = _PartValue(lambda plan: plan.problem.functions)
-    matrix_product = _PartValue(lambda plan: plan.problem.matrix_product)
-    saved_values = _PartValue(lambda plan: plan.problem.saved_values)
-    recomputed_values = _PartValue(lambda plan: plan.problem.recomputed_values)
-    specialization = _PartValue(lambda plan: plan.problem.specialization)
-    gpu = _PartValue(lambda plan: plan.problem.gpu)
-    arch = _PartValue(lambda plan: plan.problem.arch)
-    has_bf16_convert = _PartValue(lambda plan: plan.problem.has_bf16_convert)
-    threads = _PartValue(lambda plan: plan.launch.threads)
-    channels_per_block = _PartValue(lambda plan: plan.launch.channels_per_block)
-    tile_steps = _PartValue(lambda plan: plan.launch.tile_steps)
-    group_tiles = _PartValue(lambda plan: plan.launch.group_tiles)
-    copy_bytes = _PartValue(lambda plan: plan.launch.copy_bytes)
-    copies_are_asynchronous = _PartValue(lambda plan: plan.launch.copies_are_asynchronous)
-    resident_blocks = _PartValue(lambda plan: plan.launch.resident_blocks)
-    partition = _PartValue(lambda plan: plan.launch.partition)
-    registers_per_thread = _PartValue(lambda plan: plan.budget.registers_per_thread)
-    registers_estimated = _PartValue(lambda plan: plan.budget.registers_estimated)
-    shared_bytes = _PartValue(lambda plan: plan.budget.shared_bytes)
-    shared_map = _PartValue(lambda plan: plan.budget.shared_map)
-    blocks_per_sm = _PartValue(lambda plan: plan.budget.blocks_per_sm)
-    predicted_us = _PartValue(lambda plan: plan.prediction.predicted_us)
-    margins = _PartValue(lambda plan: plan.prediction.margins)
-    candidate_count = _PartValue(lambda plan: plan.prediction.candidate_count)
-    rejected = _PartValue(lambda plan: plan.prediction.rejected)
-    passed_over = _PartValue(lambda plan: plan.prediction.passed_over)
-    runners_up = _PartValue(lambda plan: plan.prediction.runners_up)
-    assumed_rates = _PartValue(lambda plan: plan.prediction.assumed_rates)
-    # Clusters, and waits that suspend a thread, are there from compute capability 9.0 on.
-    has_clusters = _PartValue(lambda plan: int("".join(filter(str.isdigit, plan.arch))) >= 90)
-    workspace_head_bytes = _PartValue(lambda _: WORKSPACE_HEAD_BYTES)
-
     def __post_init__(self) -> None:
         _freeze(self, "variables")
 
     def __repr__(self) -> str:
         """Return one line, of which the whole is in `to_json`."""
-        what = f"{self.entry} of {self.model}, hidden_size {self.hidden_size}, {self.precision}, for {self.gpu}"
-        return f"KernelPlan({what}: {self._chosen})"
+        return f"KernelPlan({self.title}, for {self.problem.gpu}: {self._chosen})"
 
     def _repr_html_(self) -> str:
         return html_table(self.summary)
 
     @property
+    def title(self) -> str:
+        """The kernel, its cell, size and precision in one phrase."""
+        problem = self.problem
+        return f"{self.entry} of {problem.model}, hidden_size {problem.hidden_size}, {problem.precision}"
+
+    @property
     def summary(self) -> list[tuple[str, str]]:
         """The decision in a few labelled phrases."""
-        what = f"{self.entry} of {self.model}, hidden_size {self.hidden_size}, {self.precision}, layout {self.layout}"
-        block = f"{self.threads} threads, {self.shared_bytes:,} bytes of shared memory; {self.blocks_per_sm} blocks per SM"
+        memory = f"{self.budget.shared_bytes:,} bytes of shared memory"
+        block = f"{self.launch.threads} threads, {memory}; {self.budget.blocks_per_sm} blocks per SM"
         return [
-            ("kernel", what),
-            ("gpu", f"{self.gpu} ({self.arch})"),
+            ("kernel", f"{self.title}, layout {self.problem.layout}"),
+            ("gpu", f"{self.problem.gpu} ({self.problem.arch})"),
             ("chosen", self._chosen),
             ("block", block),
-            ("predicted", f"{self.predicted_total_us:,.1f} us for batch {self.batch}, time {self.time}"),
+            ("predicted", f"{self.predicted_total_us:,.1f} us for batch {self.problem.batch}, time {self.problem.time}"),
             ("limit", self.limit),
         ]
 
     @property
     def limit(self) -> str:
         """What takes most of the predicted time, in words."""
-        return limit_in_words(self.predicted_us, self.predicted_total_us)
+        return limit_in_words(self.prediction.predicted_us, self.predicted_total_us)
 
     @property
     def _chosen(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.variables.items())
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether the GPU has clusters, and waits that suspend a thread: from compute capability 9.0 on."""
+        return int("".join(filter(str.isdigit, self.problem.arch))) >= 90
+
+    @property
+    def workspace_head_bytes(self) -> int:
+        """Bytes before the tile states in the workspace of a look-back."""
+        return WORKSPACE_HEAD_BYTES
 
     @property
     def template(self) -> str:
@@ -302,7 +262,7 @@ class KernelPlan:
     @property
     def grid_blocks(self) -> int:
         """Blocks anywhere on the GPU that share a head and wait for each other; 1 where none do."""
-        return self.partition.get("grid_blocks") or self.variables.get("grid_blocks", 1)
+        return self.launch.partition.get("grid_blocks") or self.variables.get("grid_blocks", 1)
 
     @property
     def group_sequences(self) -> int:
@@ -312,15 +272,15 @@ class KernelPlan:
     @property
     def group_exchange_bytes(self) -> int:
         """Bytes of memory through which such blocks hand outputs on, 0 where none do."""
-        if "exchange_bytes" in self.partition:
-            return self.partition["exchange_bytes"] * self.variables["column_groups"]
+        if "exchange_bytes" in self.launch.partition:
+            return self.launch.partition["exchange_bytes"] * self.variables["column_groups"]
         # Two operands, of even and of odd steps, each word of 4 bytes with its step.
-        return 2 * self.shared_map["operand"] if self.grid_blocks > 1 else 0
+        return 2 * self.budget.shared_map["operand"] if self.grid_blocks > 1 else 0
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of memory with a head of R in the order in which blocks stream it, behind exchanges; 0 where none do."""
-        return self.partition.get("packed_bytes", 0)
+        return self.launch.partition.get("packed_bytes", 0)
 
     @property
     def head_dim(self) -> int:
@@ -330,17 +290,17 @@ class KernelPlan:
     @property
     def sums_of_lane(self) -> range:
         """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
-        return range(self.variables.get("batch_tile", self.tile_steps) // 2)
+        return range(self.variables.get("batch_tile", self.launch.tile_steps) // 2)
 
     @property
     def packets_per_tile(self) -> int:
         """Tile states of a tile in a look-back: one per state and channel of a column."""
-        return self.problem.state_count * (1 if self.layout == "BDT" else self.channels_per_block)
+        return self.problem.state_count * (1 if self.problem.layout == "BDT" else self.launch.channels_per_block)
 
     @property
     def predicted_total_us(self) -> float:
         """Predicted time at the typical sizes, in microseconds."""
-        return float(total_us(self.predicted_us))
+        return float(total_us(self.prediction.predicted_us))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, part by part, that `from_json` reads back to an equal plan."""

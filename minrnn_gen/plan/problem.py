@@ -50,7 +50,11 @@ class KernelKey(NamedTuple):
     @classmethod
     def of(cls, plan: KernelPlan) -> KernelKey:
         """Return the identity of the kernel that has this plan."""
-        return cls(cast(KernelPass, plan.kernel_pass), plan.specialization, Sizes(plan.batch, plan.time))
+        return cls(
+            cast(KernelPass, plan.problem.kernel_pass),
+            plan.problem.specialization,
+            Sizes(plan.problem.batch, plan.problem.time),
+        )
 
 
 @dataclass(frozen=True)

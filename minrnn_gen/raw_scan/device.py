@@ -35,7 +35,7 @@ def run_scan(call: ScanCall, y: Array, final: Array, recorder: TraceRecorder) ->
         outputs = Outputs(rows.selected(0, index), (), _present(last))
         part = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = recorder.workspace(workspace_bytes_of(plan, part))
-        recorder.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, part, outputs, workspace), plan.threads)
+        recorder.launch(loaded, forward_launch_of(plan, ARRAY_NAMES, part, outputs, workspace), plan.launch.threads)
 
 
 def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: TraceRecorder) -> None:
@@ -56,7 +56,7 @@ def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array, reco
         part = _call(arrangement, recurrence, x.selected(0, index), initial)
         workspace = recorder.workspace(workspace_bytes_of(plan, part))
         launch = backward_launch_of(plan, ARRAY_NAMES, part, (y.selected(0, index),), incoming, gradients, workspace)
-        recorder.launch(loaded, launch, plan.threads)
+        recorder.launch(loaded, launch, plan.launch.threads)
 
 
 def _kernel(

@@ -23,14 +23,15 @@ SAME_TIME, SAME_BYTES = 0.01, 1024
 def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, note: str = "") -> str:
     """Return the page of one built kernel; `solution` has the candidates that it was chosen among, `note` how the GPU was."""
     plan = built.plan
-    title = f"{plan.entry} of {plan.model}, hidden_size {plan.hidden_size}, {plan.precision}, for {plan.gpu}"
+    title = f"{plan.title}, for {plan.problem.gpu}"
     most_bytes, timeline = profile.shared_bytes_per_block_max, timeline_of(plan)
     sections = [
         facts(_decision(built, profile, note)),
         '<div class="two">',
         section(
             "The search space",
-            f"{plan.candidate_count:,} candidates fit, {sum(plan.rejected.values()):,} do not. A larger dot is several.",
+            f"{plan.prediction.candidate_count:,} candidates fit, {sum(plan.prediction.rejected.values()):,} do not. "
+            "A larger dot is several.",
             f'<div class="scroll">{_space(plan, solution)}</div>',
         ),
         section(
@@ -45,13 +46,19 @@ def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, n
             "What the pick uses of what the GPU allows; red where less than 5 % is left.",
             _slack(plan),
         ),
-        section("Runners-up", "The next best candidates, as predicted.", _runners_up(plan)) if plan.runners_up else "",
+        section("Runners-up", "The next best candidates, as predicted.", _runners_up(plan))
+        if plan.prediction.runners_up
+        else "",
         section("Rejected", "Points of the search space, by the first constraint that fails.", _rejected(built))
-        if any(plan.rejected.values()) or built.dropped
+        if any(plan.prediction.rejected.values()) or built.dropped
         else "",
         "</div>",
-        section("Shared memory of a block", "To scale.", f'<div class="scroll">{memory_map(plan.shared_map, most_bytes)}</div>')
-        if plan.shared_map
+        section(
+            "Shared memory of a block",
+            "To scale.",
+            f'<div class="scroll">{memory_map(plan.budget.shared_map, most_bytes)}</div>',
+        )
+        if plan.budget.shared_map
         else "",
         "<h2>The plan and its CUDA</h2>",
         f'<div class="beside"><aside>{facts(_numbers(plan))}</aside><pre>{_code(built.source)}</pre></div>',
@@ -62,8 +69,8 @@ def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, n
 def _decision(built: BuiltKernel, profile: GpuProfile, note: str) -> list[tuple[str, str]]:
     plan = built.plan
     rows = [
-        ("gpu", f"{plan.gpu} ({plan.arch}){note}"),
-        ("sizes", f"planned for batch {plan.batch}, time {plan.time}; valid for all"),
+        ("gpu", f"{plan.problem.gpu} ({plan.problem.arch}){note}"),
+        ("sizes", f"planned for batch {plan.problem.batch}, time {plan.problem.time}; valid for all"),
         ("chosen", variables_in_words(plan.variables)),
     ]
     rows += [("because", built.chosen)] if built.chosen else []
@@ -91,7 +98,7 @@ def _log(us: float) -> float:
 
 
 def _space(plan: KernelPlan, solution: Solution) -> str:
-    return search_space(_points(solution), Point(plan.predicted_total_us, plan.shared_bytes))
+    return search_space(_points(solution), Point(plan.predicted_total_us, plan.budget.shared_bytes))
 
 
 def _values(plan: KernelPlan, solution: Solution) -> str:
@@ -105,40 +112,40 @@ def _values(plan: KernelPlan, solution: Solution) -> str:
 
 def _how_combined(plan: KernelPlan) -> str:
     rates = (
-        f"not measured on this GPU: {', '.join(plan.assumed_rates)}"
-        if plan.assumed_rates
+        f"not measured on this GPU: {', '.join(plan.prediction.assumed_rates)}"
+        if plan.prediction.assumed_rates
         else "every rate of the GPU was measured"
     )
-    how = "by terms that partly overlap" if plan.predicted_us.keys() - SEQUENTIAL_TERMS else "the sum of its terms"
-    return f"{plan.predicted_total_us:,.1f} us for batch {plan.batch}, time {plan.time}, {how}; {rates}."
+    how = "by terms that partly overlap" if plan.prediction.predicted_us.keys() - SEQUENTIAL_TERMS else "the sum of its terms"
+    return f"{plan.predicted_total_us:,.1f} us for batch {plan.problem.batch}, time {plan.problem.time}, {how}; {rates}."
 
 
 def _terms(plan: KernelPlan) -> str:
     total = plan.predicted_total_us
-    rows = [(name, us, total, f"{us:,.2f}") for name, us in plan.predicted_us.items()]
+    rows = [(name, us, total, f"{us:,.2f}") for name, us in plan.prediction.predicted_us.items()]
     return bars([*rows, ("together", total, total, f"{total:,.2f}")], "term", "us")
 
 
 def _slack(plan: KernelPlan) -> str:
     rows = [
         (margin.constraint, margin.used, margin.limit, f"{margin.used:,g} of {margin.limit:,g} {margin.unit}".strip())
-        for margin in plan.margins
+        for margin in plan.prediction.margins
     ]
     return bars(rows, "constraint", "used of limit", warns=True)
 
 
 def _runners_up(plan: KernelPlan) -> str:
-    slowest = max(other.predicted_us for other in plan.runners_up)
+    slowest = max(other.predicted_us for other in plan.prediction.runners_up)
     pick = ("the pick", plan.predicted_total_us, slowest, f"{plan.predicted_total_us:,.2f}")
     others = []
-    for other in plan.runners_up:
+    for other in plan.prediction.runners_up:
         differs = [f"{name} {value}" for name, value in other.variables.items() if plan.variables.get(name) != value]
         others.append((", ".join(differs), other.predicted_us, slowest, f"{other.predicted_us:,.2f}"))
     return bars([pick, *others], "differs in", "us")
 
 
 def _rejected(built: BuiltKernel) -> str:
-    counts = [(name, count) for name, count in built.plan.rejected.items() if count]
+    counts = [(name, count) for name, count in built.plan.prediction.rejected.items() if count]
     most = max((count for _, count in counts), default=1)
     broken = "".join(f"<p>After compiling: {escape(reason)}</p>" for reason in built.dropped)
     return bars([(name, count, most, f"{count:,}") for name, count in counts], "constraint", "points") + broken
@@ -149,13 +156,13 @@ def _numbers(plan: KernelPlan) -> list[tuple[str, str]]:
     rows = [(name, str(value)) for name, value in plan.variables.items()]
     rows += [
         ("template", plan.template),
-        ("threads", f"{plan.threads:,}"),
-        ("channels per block", f"{plan.channels_per_block:,}"),
-        ("steps per tile", f"{plan.tile_steps:,}"),
-        ("blocks per SM", f"{plan.blocks_per_sm:,}"),
-        ("registers per thread", f"{plan.registers_per_thread} (about {plan.registers_estimated} needed)"),
-        ("shared bytes", f"{plan.shared_bytes:,}"),
-        *((name, f"{value:,}") for name, value in plan.partition.items()),
+        ("threads", f"{plan.launch.threads:,}"),
+        ("channels per block", f"{plan.launch.channels_per_block:,}"),
+        ("steps per tile", f"{plan.launch.tile_steps:,}"),
+        ("blocks per SM", f"{plan.budget.blocks_per_sm:,}"),
+        ("registers per thread", f"{plan.budget.registers_per_thread} (about {plan.budget.registers_estimated} needed)"),
+        ("shared bytes", f"{plan.budget.shared_bytes:,}"),
+        *((name, f"{value:,}") for name, value in plan.launch.partition.items()),
     ]
     return rows
 

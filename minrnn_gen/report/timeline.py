@@ -36,12 +36,12 @@ class Timeline:
 
 def timeline_of(plan: KernelPlan) -> Timeline:
     """Return the timeline of one step where the kernel goes step by step, else of a whole call."""
-    terms = {name: us for name, us in plan.predicted_us.items() if us > 0}
+    terms = {name: us for name, us in plan.prediction.predicted_us.items() if us > 0}
     of_step = {name: terms[name] for name in ORDER_OF_STEP if name in terms}
     if of_step:
-        per_us, unit = (1e3, "ns") if sum(of_step.values()) < LONG_STEP_US * plan.time else (1.0, "us")
-        spans = _spans({name: us * per_us / plan.time for name, us in of_step.items()})
-        words = f"Predicted, one thing after the other; the {plan.time:,} steps of a call follow each other."
+        per_us, unit = (1e3, "ns") if sum(of_step.values()) < LONG_STEP_US * plan.problem.time else (1.0, "us")
+        spans = _spans({name: us * per_us / plan.problem.time for name, us in of_step.items()})
+        words = f"Predicted, one thing after the other; the {plan.problem.time:,} steps of a call follow each other."
         return Timeline("Timeline of a step", words, unit, spans)
     launch = {name: us for name, us in terms.items() if name == "launch"}
     words = "Predicted, of all steps together: what is above each other overlaps, but never quite."

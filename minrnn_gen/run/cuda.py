@@ -199,11 +199,11 @@ class RecordedKernel(NamedTuple):
 
     def launch(self, launch: Launch) -> None:
         """Launch, and record it."""
-        self.recorder.launch(self.loaded, launch, self.plan.threads)
+        self.recorder.launch(self.loaded, launch, self.plan.launch.threads)
 
     def resident_blocks(self) -> int:
         """Return how many blocks the device holds at once."""
-        return self.loaded.resident_blocks(self.device, self.plan.threads)
+        return self.loaded.resident_blocks(self.device, self.plan.launch.threads)
 
 
 class CudaStream(NamedTuple):
@@ -241,8 +241,8 @@ class StreamKernel(NamedTuple):
     def launch(self, launch: Launch) -> None:
         """Enqueue a launch."""
         stream, arguments = self.stream, plain_numbers(launch.arguments)
-        self.loaded.launch_on(stream.device, stream.handle, launch.blocks, self.plan.threads, arguments)
+        self.loaded.launch_on(stream.device, stream.handle, launch.blocks, self.plan.launch.threads, arguments)
 
     def resident_blocks(self) -> int:
         """Return how many blocks the device holds at once."""
-        return self.loaded.resident_blocks(self.stream.device, self.plan.threads)
+        return self.loaded.resident_blocks(self.stream.device, self.plan.launch.threads)

@@ -39,7 +39,7 @@ class NamedArguments:
 
 def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
     """Return the bytes, all ones before the launch, through which blocks of a grid hand outputs and R on; 0 where none do."""
-    return plan.group_exchange_bytes * _groups(plan, batch) + plan.packed_bytes * plan.heads
+    return plan.group_exchange_bytes * _groups(plan, batch) + plan.packed_bytes * plan.problem.heads
 
 
 def persistent_launches(
@@ -56,7 +56,7 @@ def persistent_launches(
     if not plan.group_exchange_bytes:
         return [Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))]
     # Of blocks in clusters the GPU holds fewer than it has room for.
-    at_once = min(resident_blocks, plan.resident_blocks) // grid_blocks
+    at_once = min(resident_blocks, plan.launch.resident_blocks) // grid_blocks
     if not at_once:
         raise BadInput(
             f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
@@ -77,8 +77,8 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
-    head_blocks = -(-plan.head_dim // plan.channels_per_block)
-    blocks = plan.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
+    head_blocks = -(-plan.head_dim // plan.launch.channels_per_block)
+    blocks = plan.problem.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
     values = {
         "x": call.x.address,
         **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
@@ -93,7 +93,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:
-    return plan.heads * -(-batch // plan.group_sequences)
+    return plan.problem.heads * -(-batch // plan.group_sequences)
 
 
 def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:

@@ -74,7 +74,7 @@ class Dropout:
         import numpy
 
         source, rows = self.source, self.source.shape[0]
-        vectors = rows * self._row_length * source.itemsize // plan.copy_bytes
+        vectors = rows * self._row_length * source.itemsize // plan.launch.copy_bytes
         values = {
             "source": source.address,
             "mask": self.mask.address,
@@ -84,4 +84,4 @@ class Dropout:
             "row_length": self._row_length,
             "scale": (numpy.float64 if source.dtype == "float64" else numpy.float32)(scale_of(self.probability)),
         }
-        return Launch(min(resident_blocks, -(-vectors // plan.threads)), pack(signature(plan, _NAMES), values))
+        return Launch(min(resident_blocks, -(-vectors // plan.launch.threads)), pack(signature(plan, _NAMES), values))

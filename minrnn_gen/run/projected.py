@@ -75,13 +75,13 @@ def _is_whole(array: Array) -> bool:
 
 
 def _tiles(plan: KernelPlan, call: Call) -> int:
-    return call.batch * (call.time // plan.tile_steps) * (plan.hidden_size // plan.channels_per_block)
+    return call.batch * (call.time // plan.launch.tile_steps) * (plan.problem.hidden_size // plan.launch.channels_per_block)
 
 
 def workspace_bytes_of(plan: KernelPlan, call: Call, blocks: int) -> int:
     """Return the bytes, all ones before the launch, of the maps of all blocks and the states between tiles."""
-    states = call.batch * (call.time // plan.tile_steps) * plan.problem.state_count * plan.hidden_size
-    return blocks * plan.shared_map["maps"] + 2 * plan.arithmetic_bytes * states
+    states = call.batch * (call.time // plan.launch.tile_steps) * plan.problem.state_count * plan.problem.hidden_size
+    return blocks * plan.budget.shared_map["maps"] + 2 * plan.problem.arithmetic_bytes * states
 
 
 def launch_of(

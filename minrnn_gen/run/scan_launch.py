@@ -55,13 +55,13 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
     if plan.strategy == "cooperative":
         if _column_blocks(plan, call, resident_blocks) == 1:
             return 0
-        tiles = _tile_rows(plan, call) * -(-plan.hidden_size // plan.channels_per_block)
-        return 2 * plan.arithmetic_bytes * tiles * plan.packets_per_tile
+        tiles = _tile_rows(plan, call) * -(-plan.problem.hidden_size // plan.launch.channels_per_block)
+        return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
-    packets = _columns(plan, call) * (tiles + -(-tiles // plan.group_tiles)) * plan.packets_per_tile
-    return plan.workspace_head_bytes + 2 * plan.arithmetic_bytes * packets
+    packets = _columns(plan, call) * (tiles + -(-tiles // plan.launch.group_tiles)) * plan.packets_per_tile
+    return plan.workspace_head_bytes + 2 * plan.problem.arithmetic_bytes * packets
 
 
 def forward_launch_of(
@@ -132,7 +132,9 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
         **named("final", names.states, outputs.final),
         "batch": call.batch,
     }
-    return launch_in_grid(-(-call.batch * plan.hidden_size // plan.threads), pack(signature(plan, names), values))
+    return launch_in_grid(
+        -(-call.batch * plan.problem.hidden_size // plan.launch.threads), pack(signature(plan, names), values)
+    )
 
 
 def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]:
@@ -152,42 +154,42 @@ def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]
         begins = sequences.cu_seqlens
         return values | {"begins": begins.address, "ends": begins.address + begins.itemsize}
     # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
-    no_begins = {} if plan.layout == "BDT" else {"begins": 0}
+    no_begins = {} if plan.problem.layout == "BDT" else {"begins": 0}
     return values | no_begins | {"ends": address_or_null(sequences.lengths)}
 
 
 def _columns(plan: KernelPlan, call: Call) -> int:
     """How many columns there are, each walked in the order of time."""
-    if plan.layout == "BDT":
-        return call.batch * plan.hidden_size
-    return call.batch * -(-plan.hidden_size // plan.channels_per_block)
+    if plan.problem.layout == "BDT":
+        return call.batch * plan.problem.hidden_size
+    return call.batch * -(-plan.problem.hidden_size // plan.launch.channels_per_block)
 
 
 def _tiles(plan: KernelPlan, time: int) -> int:
-    return max(1, -(-time // plan.tile_steps))
+    return max(1, -(-time // plan.launch.tile_steps))
 
 
 def _tile_rows(plan: KernelPlan, call: Call) -> int:
     """How many tiles all sequences of a cooperative scan have together, at most."""
     if call.sequences.cu_seqlens is not None:
-        return call.time // plan.tile_steps + call.batch
-    return call.batch * -(-call.time // plan.tile_steps)
+        return call.time // plan.launch.tile_steps + call.batch
+    return call.batch * -(-call.time // plan.launch.tile_steps)
 
 
 def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
     """How many blocks of a cooperative scan share a column."""
-    at_once = plan.resident_blocks if resident_blocks is None else min(plan.resident_blocks, resident_blocks)
+    at_once = plan.launch.resident_blocks if resident_blocks is None else min(plan.launch.resident_blocks, resident_blocks)
     return max(1, min(at_once // _columns(plan, call), _tiles(plan, call.time)))
 
 
 def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
     if plan.strategy == "cooperative":
-        at_once = plan.resident_blocks if resident_blocks is None else min(plan.resident_blocks, resident_blocks)
+        at_once = plan.launch.resident_blocks if resident_blocks is None else min(plan.launch.resident_blocks, resident_blocks)
         return min(at_once, _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
-    columns_per_block = plan.channels_per_block if plan.layout == "BDT" else 1
+    columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
-        return min(plan.resident_blocks, -(-_columns(plan, call) * _tiles(plan, call.time) // columns_per_block))
+        return min(plan.launch.resident_blocks, -(-_columns(plan, call) * _tiles(plan, call.time) // columns_per_block))
     return -(-_columns(plan, call) // columns_per_block) * plan.variables.get("cluster_blocks", 1)
 
 
@@ -198,12 +200,12 @@ def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
 
 def x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
     """Return the strides that a kernel asks for of an array with the axes of x."""
-    return _strides(call, name, SCAN_X_AXES[plan.layout], array, call.x_axes)
+    return _strides(call, name, SCAN_X_AXES[plan.problem.layout], array, call.x_axes)
 
 
 def row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
     """Return the strides that a kernel asks for of an array with the axes of y."""
-    return _strides(call, name, SCAN_Y_AXES[plan.layout], array, Y_AXES[plan.layout])
+    return _strides(call, name, SCAN_Y_AXES[plan.problem.layout], array, Y_AXES[plan.problem.layout])
 
 
 def _strides(call: Call, name: str, wanted: str, array: Array, axes: str) -> dict[str, int]:

@@ -93,7 +93,7 @@ class StepwiseRun:
     def _enqueue(self, kernel: KernelKey, batch: int, steps: range, multiplied: range, scratch: Scratch, queue: Queue) -> None:
         """Enqueue `steps`, each a launch, behind a product where it is one of those that are `multiplied`."""
         step, product = queue.load(kernel, STEP), step_product(self.interface, scratch, batch, _is_backward(kernel))
-        blocks = -(-batch * step.plan.hidden_size // step.plan.threads)
+        blocks = -(-batch * step.plan.problem.hidden_size // step.plan.launch.threads)
         for index in steps:
             if index in multiplied:
                 queue.multiply(product, scratch["cublas"])

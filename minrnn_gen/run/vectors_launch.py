@@ -27,32 +27,32 @@ from minrnn_gen.run.scan_launch import (
 
 def checkpoint_values_of(plan: KernelPlan, call: Call) -> int:
     """Return how many values the states at the begin of every tile take, at least one."""
-    tiles = call.batch * -(-call.time // plan.tile_steps)
+    tiles = call.batch * -(-call.time // plan.launch.tile_steps)
     if call.sequences.cu_seqlens is not None:
         # Of each sequence one more than multiples of a tile's steps begin in it.
-        tiles = call.time // plan.tile_steps + call.batch + 1
-    return max(1, tiles * plan.partition["state_rows"] * plan.hidden_size * plan.variables["lanes"])
+        tiles = call.time // plan.launch.tile_steps + call.batch + 1
+    return max(1, tiles * plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"])
 
 
 def shared_parts_of(plan: KernelPlan) -> int:
     """Return how many sums over channels there are for each gradient of an input S.*."""
-    return plan.partition["group_blocks"]
+    return plan.launch.partition["group_blocks"]
 
 
 def part_bytes_of(plan: KernelPlan) -> int:
     """Return the bytes through which the parts of time of a block's channels hand states on; 0 where time is not divided."""
-    return plan.arithmetic_bytes * plan.partition["part_values"] * plan.variables.get("time_parts", 1)
+    return plan.problem.arithmetic_bytes * plan.launch.partition["part_values"] * plan.variables.get("time_parts", 1)
 
 
 def part_values_of(plan: KernelPlan, call: Call) -> int:
     """Return how many values the ends of the parts of time of a backward take; 0 where time is not divided."""
-    columns = call.batch * plan.partition["blocks_per_sequence"]
-    return columns * plan.partition["part_values"] * plan.variables["time_parts"]
+    columns = call.batch * plan.launch.partition["blocks_per_sequence"]
+    return columns * plan.launch.partition["part_values"] * plan.variables["time_parts"]
 
 
 def vector_workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
     """Return the bytes, all ones before the launch, through which parts of time hand states on; 0 where none do."""
-    columns = call.batch * plan.partition["blocks_per_sequence"]
+    columns = call.batch * plan.launch.partition["blocks_per_sequence"]
     return plan.workspace_head_bytes + columns * part_bytes_of(plan) if part_bytes_of(plan) and columns else 0
 
 
@@ -140,12 +140,12 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
         **named("final", names.states, outputs.final),
         "batch": call.batch,
     }
-    lanes = call.batch * plan.hidden_size * plan.variables["lanes"]
-    return launch_in_grid(-(-lanes // plan.threads), pack(signature(plan, names), values))
+    lanes = call.batch * plan.problem.hidden_size * plan.variables["lanes"]
+    return launch_in_grid(-(-lanes // plan.launch.threads), pack(signature(plan, names), values))
 
 
 def _launch(plan: KernelPlan, names: ArrayNames, call: Call, values: dict[str, Any]) -> Launch:
-    blocks = call.batch * plan.partition["blocks_per_sequence"] * plan.variables.get("time_parts", 1)
+    blocks = call.batch * plan.launch.partition["blocks_per_sequence"] * plan.variables.get("time_parts", 1)
     return launch_in_grid(blocks, pack(signature(plan, names), values))
 
 

@@ -89,7 +89,7 @@ class TunedLookup:
         asked, is_shipped = choice.evidence or _Evidence(None, is_shipped=False)
         if is_shipped:
             return True
-        measurer = self.open_measurer() if trial.plan.gpu == self.gpu else None
+        measurer = self.open_measurer() if trial.plan.problem.gpu == self.gpu else None
         if measurer is None:
             return True
         try:

@@ -121,7 +121,7 @@ class Workload:
 
     def error_share(self, results: Arrays) -> float:
         """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
-        precision = self._interface.precision.with_functions(self.plan.functions)
+        precision = self._interface.precision.with_functions(self.plan.problem.functions)
         slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
         shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
         # NaN wins over every number, as it does in numpy.max and does not in max.
@@ -151,11 +151,11 @@ class Workload:
     @cached_property
     def _others(self) -> tuple[BuiltKernel, ...]:
         """The kernels that a call runs before the one that is measured."""
-        if self.plan.kernel_pass != "backward":
+        if self.plan.problem.kernel_pass != "backward":
             return ()
         kernel = Kernel(self.builder, (_built(self.trial),))
         kernel.forward(self._checked.x, **self._checked.forward)
-        return tuple(built for built in kernel.built if built.plan.kernel_pass != "backward")
+        return tuple(built for built in kernel.built if built.plan.problem.kernel_pass != "backward")
 
     @cached_property
     def _interface(self) -> Interface:
@@ -167,17 +167,17 @@ class Workload:
 
     @cached_property
     def _timed(self) -> Arguments:
-        return self._made(Sizes(self.plan.batch, self.plan.time), self.place, is_whole=False)
+        return self._made(Sizes(self.plan.problem.batch, self.plan.problem.time), self.place, is_whole=False)
 
     def _spec(self, **changes: Any) -> Spec:
-        direction = "reverse" if self.plan.specialization.reverse else "forward"
+        direction = "reverse" if self.plan.problem.specialization.reverse else "forward"
         return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
-        specialization = self.plan.specialization
-        if self.plan.kernel_pass == "step":
+        specialization = self.plan.problem.specialization
+        if self.plan.problem.kernel_pass == "step":
             return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
-        if self.plan.kernel_pass == "backward":
+        if self.plan.problem.kernel_pass == "backward":
             _, _, saved = kernel.forward(arguments.x, **arguments.forward)
             return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
         if specialization.states_out == "none":
@@ -192,7 +192,7 @@ class Workload:
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
         size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
         """
-        interface, alignment_bytes = self._interface, self.plan.specialization.alignment_bytes
+        interface, alignment_bytes = self._interface, self.plan.problem.specialization.alignment_bytes
         storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
         values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
 
@@ -201,7 +201,7 @@ class Workload:
             return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
 
         # A step has no time axis, whatever the layout.
-        axes = "bgh" if self.plan.kernel_pass == "step" else interface.preactivation_axes
+        axes = "bgh" if self.plan.problem.kernel_pass == "step" else interface.preactivation_axes
         state_shapes = {name: interface.shape_of_state(name, sizes.batch) for name in interface.states}
         x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
         forward: dict[str, Any] = {}
@@ -211,7 +211,9 @@ class Workload:
         if interface.parameters:
             forward["parameters"] = {name: uniform(interface.shape_of_parameter(name), 3) for name in interface.parameters}
         if interface.shared:
-            shared_axes = interface.shared_axes.replace("t", "") if self.plan.kernel_pass == "step" else interface.shared_axes
+            shared_axes = (
+                interface.shared_axes.replace("t", "") if self.plan.problem.kernel_pass == "step" else interface.shared_axes
+            )
             shape = interface.shape(shared_axes, sizes.batch, sizes.time)
             forward["shared"] = {name: uniform(shape, 7) for name in interface.shared}
         if is_whole:
@@ -226,21 +228,23 @@ class Workload:
 
 def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
     """Return sizes like a plan's own, with as many idle SMs and as long, for which the fp64 reference takes about a second."""
-    is_few = plan.batch * plan.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
-    least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.hidden_size)
-    least_time = min(plan.time, SHORT_STEPS)
-    batch = min(plan.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.hidden_size)))
-    most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.hidden_size)
+    is_few = plan.problem.batch * plan.problem.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
+    least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.problem.hidden_size)
+    least_time = min(plan.problem.time, SHORT_STEPS)
+    batch = min(plan.problem.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.problem.hidden_size)))
+    most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.problem.hidden_size)
     # Not whole tiles of a power of two, and rows aligned as the planned ones are.
     time = max(SHORT_STEPS, most // (2 * ALIGNMENT_ELEMENTS) * 2 * ALIGNMENT_ELEMENTS) + ALIGNMENT_ELEMENTS
-    return Sizes(batch, min(plan.time, time + plan.time % ALIGNMENT_ELEMENTS))
+    return Sizes(batch, min(plan.problem.time, time + plan.problem.time % ALIGNMENT_ELEMENTS))
 
 
 def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
     """Raise MeasurementFailed where calls of `kernel` ran a kernel of another specialization than the plan's."""
-    ran = {key.specialization for key in kernel.plans if key.kernel_pass == plan.kernel_pass}
-    if others := ran - {plan.specialization}:
-        raise MeasurementFailed(f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.specialization}")
+    ran = {key.specialization for key in kernel.plans if key.kernel_pass == plan.problem.kernel_pass}
+    if others := ran - {plan.problem.specialization}:
+        raise MeasurementFailed(
+            f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.problem.specialization}"
+        )
 
 
 def _built(trial: Trial) -> BuiltKernel:

@@ -120,7 +120,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     def compile_source(text: str, plan: KernelPlan) -> CompiledSource:
         seen.append(repr(sorted(plan.variables.items())))
-        return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.shared_bytes, 0, 0),))
+        return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.budget.shared_bytes, 0, 0),))
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(builder, "compile_source", compile_source)

@@ -48,7 +48,7 @@ class Compiler:
     def __call__(self, text: str, plan: KernelPlan) -> CompiledSource:
         self.calls += 1
         spill_bytes = 4 * (self.spilling.index(plan.variables) + 1) if plan.variables in self.spilling else 0
-        kernel = KernelResources(plan.entry, plan.registers_per_thread, plan.shared_bytes, spill_bytes, 0)
+        kernel = KernelResources(plan.entry, plan.budget.registers_per_thread, plan.budget.shared_bytes, spill_bytes, 0)
         return CompiledSource(f"cubin of {len(text)} characters".encode(), (kernel,))
 
 
@@ -110,7 +110,7 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again(compiler: Comp
     for builds in range(2):
         built = builder_of(cache).build(builder_of(cache).key_of("backward", REGIME))
         assert (built.cached, compiler.calls) == (bool(builds), 1)
-        assert built.cell.saved_values == built.plan.saved_values == ("y",)
+        assert built.cell.saved_values == built.plan.problem.saved_values == ("y",)
         assert "  saved      y\n  recomputed z\n" in explain(built)
     forward = builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
     assert "recomputed" not in explain(forward)
@@ -161,7 +161,7 @@ def test_a_request_that_leads_to_another_kernel_is_damaged(cache: Path, caplog: 
         builder.store.put_request(keys[0], damaged)
         assert builder.find(builder.key_of("forward", REGIME)) is None
     assert ["damaged" in record.getMessage() for record in caplog.records] == [True] * 4
-    assert builder.build(builder.key_of("forward", REGIME)).plan.specialization == REGIME
+    assert builder.build(builder.key_of("forward", REGIME)).plan.problem.specialization == REGIME
 
 
 @pytest.mark.usefixtures("compiler")
@@ -210,7 +210,12 @@ def test_one_candidate_can_be_asked_for(
     """By its rank, without the cache and without falling to the next."""
 
     def compile_source(_: str, plan: KernelPlan) -> CompiledSource:
-        taken = {"registers": plan.registers_per_thread, "shared_bytes": plan.shared_bytes, "spill_bytes": 0, "stack_bytes": 0}
+        taken = {
+            "registers": plan.budget.registers_per_thread,
+            "shared_bytes": plan.budget.shared_bytes,
+            "spill_bytes": 0,
+            "stack_bytes": 0,
+        }
         return CompiledSource(b"cubin", (KernelResources(plan.entry, **(taken | changes)),))
 
     builder = builder_of(cache)
@@ -231,7 +236,7 @@ def test_without_nvrtc_a_kernel_serves_the_host(cache: Path, monkeypatch: pytest
     kernel = minrnn_gen.compile(SPEC, gpu="h200")
     assert kernel.resources is None
     assert all(built.cubin is None and built.folder is None and not built.cached for built in kernel.built)
-    assert "__global__" in kernel.source and kernel.plan.hidden_size == 64
+    assert "__global__" in kernel.source and kernel.plan.problem.hidden_size == 64
     assert "not compiled: NVRTC is not installed" in kernel.explain()
     y, _ = kernel(np.zeros((2, 3, 2, 64), np.float32))
     assert y.shape == (2, 3, 64)

@@ -54,10 +54,10 @@ def test_both_kernels_keep_their_promise(model: str, gpu: str, precision: str, h
         built = builder.build(builder.key_of(kernel_pass, builder.hinted_specialization))
         plan = built.plan
         assert built.resources is not None and built.dropped == ()
-        assert plan.heads == heads and plan.shared_bytes == 0
+        assert plan.problem.heads == heads and plan.budget.shared_bytes == 0
         assert sorted(kernel.name for kernel in built.resources) == [f"{plan.entry}_begin", f"{plan.entry}_step"]
         for kernel in built.resources:
-            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.registers_per_thread
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -77,11 +77,11 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
     """Of the LSTM's output the products are made again; its cell is read as it was saved."""
     builder = builder_of("lstm")
     plan = builder.solve(builder.key_of("backward", builder.hinted_specialization)).plan()
-    assert plan.saved_values == ("y", "state c")
-    assert plan.recomputed_values[:4] == ("product i", "product f", "product z", "product o")
-    assert {"i", "f", "z", "o"} <= set(plan.recomputed_values)
+    assert plan.problem.saved_values == ("y", "state c")
+    assert plan.problem.recomputed_values[:4] == ("product i", "product f", "product z", "product o")
+    assert {"i", "f", "z", "o"} <= set(plan.problem.recomputed_values)
     forward = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
     assert forward.saved_values == forward.recomputed_values == ()
     scan = builder_of("qrnn")
-    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().saved_values == ("state c",)
-    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().recomputed_values == ("f", "o", "z")
+    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.saved_values == ("state c",)
+    assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.recomputed_values == ("f", "o", "z")

@@ -44,4 +44,4 @@ def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, g
     assert built.resources is not None
     (kernel,) = built.resources
     assert kernel.name == built.plan.entry and kernel.spill_bytes == 0
-    assert kernel.registers <= built.plan.registers_per_thread and kernel.shared_bytes == built.plan.shared_bytes
+    assert kernel.registers <= built.plan.budget.registers_per_thread and kernel.shared_bytes == built.plan.budget.shared_bytes

@@ -32,8 +32,8 @@ def test_every_candidate_keeps_its_promise(precision: str, gpu: str, alignment: 
     for rank in range(len(solution.candidates)):
         plan = solution.plan(rank)
         (kernel,) = compile_source(render(plan, builder.lowered_for("dropout"), ()), plan).kernels
-        assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.registers_per_thread
-        assert kernel.registers <= plan.registers_estimated and kernel.shared_bytes == plan.shared_bytes == 0
+        assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
+        assert kernel.registers <= plan.budget.registers_estimated and kernel.shared_bytes == plan.budget.shared_bytes == 0
 
 
 @pytest.mark.parametrize("gpu", profile_names())
@@ -42,5 +42,5 @@ def test_one_kernel_serves_all_sizes_with_enough_bytes_in_flight(gpu: str, model
     builder, profile = builder_of(model, gpu, precision="bf16"), load_profile(gpu)
     (kernel,) = builder.classes("dropout", Specialization(16)).sizes.kernels
     plan = builder.solve(builder.key_of("dropout", Specialization(16))).plan()
-    assert kernel.family == plan.entry == "dropout" and plan.passed_over == ""
-    assert plan.blocks_per_sm * plan.threads * plan.copy_bytes >= profile.bytes_in_flight_per_sm
+    assert kernel.family == plan.entry == "dropout" and plan.prediction.passed_over == ""
+    assert plan.budget.blocks_per_sm * plan.launch.threads * plan.launch.copy_bytes >= profile.bytes_in_flight_per_sm

@@ -98,8 +98,8 @@ def check(case: Case) -> None:
     assert [kernel.name for kernel in resources] == [plan.entry]
     (kernel,) = resources
     assert kernel.spill_bytes == 0
-    assert kernel.shared_bytes == plan.shared_bytes
-    assert 0 < kernel.registers <= plan.registers_per_thread
+    assert kernel.shared_bytes == plan.budget.shared_bytes
+    assert 0 < kernel.registers <= plan.budget.registers_per_thread
     assert len(built.dropped) <= DROPPED_MOST, built.dropped
 
 

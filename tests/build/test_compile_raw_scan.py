@@ -32,8 +32,8 @@ def check_promise(
     built = builder.build(builder.key_of(kernel_pass, specialization, Sizes(max(1, 8 * 1536 // hidden_size), 16384)))
     assert built.resources is not None
     (kernel,) = built.resources
-    assert kernel.spill_bytes == 0 and kernel.shared_bytes == built.plan.shared_bytes
-    assert kernel.registers <= built.plan.registers_per_thread
+    assert kernel.spill_bytes == 0 and kernel.shared_bytes == built.plan.budget.shared_bytes
+    assert kernel.registers <= built.plan.budget.registers_per_thread
 
 
 # Every day each pass in each layout, with one precision on one GPU.

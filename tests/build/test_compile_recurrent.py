@@ -56,9 +56,9 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, head_d
         specialization = replace(builder.hinted_specialization, resets=True, reverse=True, states_out=kept)
         built = builder.build(builder.key_of(kernel_pass, specialization))
         assert built.resources is not None and built.dropped == ()
-        assert built.plan.is_persistent == (not built.plan.passed_over)
+        assert built.plan.is_persistent == (not built.plan.prediction.passed_over)
         for kernel in built.resources:
-            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.budget.registers_per_thread
 
 
 # A model's hidden size in heads, and layers of one head up to more than fits; rows at multiples of 2, 4, 8 and 16 bytes.
@@ -107,8 +107,8 @@ def test_wide_heads_of_these_sizes_are_persistent(model: str, gpu: str, head_dim
     builder = builder_of(model, gpu, hidden_size=4 * head_dim, heads=4, **spec)
     for kernel_pass in PASSES:
         plan = builder.solve(builder.key_of(kernel_pass, builder.hinted_specialization)).plan()
-        assert plan.is_persistent, (kernel_pass, plan.passed_over)
-        assert plan.matrix_product == spec.get("fp32_product", "tf32x3" if spec["precision"] == "fp32" else "fma")
+        assert plan.is_persistent, (kernel_pass, plan.prediction.passed_over)
+        assert plan.problem.matrix_product == spec.get("fp32_product", "tf32x3" if spec["precision"] == "fp32" else "fma")
 
 
 def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
@@ -119,10 +119,10 @@ def test_the_reason_is_said_where_a_kernel_is_not_persistent() -> None:
     ):
         builder = builder_of("lstm", **spec)
         plan = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
-        assert not plan.is_persistent and reason in plan.passed_over
+        assert not plan.is_persistent and reason in plan.prediction.passed_over
     on_sm_80 = builder_of("lstm", "a100", precision="bf16", hidden_size=8192)
     plan = on_sm_80.solve(on_sm_80.key_of("forward", on_sm_80.hinted_specialization)).plan()
-    assert not plan.is_persistent and "units_of_head" in plan.passed_over
+    assert not plan.is_persistent and "units_of_head" in plan.prediction.passed_over
     for precision in ("fp16", "fp32"):
         old = builder_of("lstm", "t4", precision=precision, hidden_size=64)
-        assert "sm_80" in old.solve(old.key_of("forward", old.hinted_specialization)).plan().passed_over
+        assert "sm_80" in old.solve(old.key_of("forward", old.hinted_specialization)).plan().prediction.passed_over

@@ -39,7 +39,7 @@ def test_the_kernel_that_is_taken_keeps_its_promise(model: str, gpu: str, precis
         assert built.plan.strategy == "decode" and built.dropped == ()
         assert built.resources is not None
         for kernel in built.resources:
-            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.registers_per_thread
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= built.plan.budget.registers_per_thread
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ def compile_by_nvcc(case: Case, folder: Path, *, whole: bool) -> None:
     source = folder / "kernel.cu"
     source.write_text(text, encoding="utf-8")
     how = ["-c"] if whole else ["--cubin"]
-    command = [str(NVCC), f"-arch={plan.arch}", *how, "-o", str(folder / "kernel.out"), str(source)]
+    command = [str(NVCC), f"-arch={plan.problem.arch}", *how, "-o", str(folder / "kernel.out"), str(source)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
     if "Unsupported gpu architecture" in answer.stderr:
-        pytest.skip(f"this nvcc does not know {plan.arch}")
+        pytest.skip(f"this nvcc does not know {plan.problem.arch}")
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 

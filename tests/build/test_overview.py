@@ -85,7 +85,7 @@ def test_the_class_and_its_proof_are_said_from_the_cache_too(model: str, said: s
 
 def test_the_limit_is_the_longest_term() -> None:
     (built,) = kernel_of(model="lstm").built
-    name = max(built.plan.predicted_us, key=lambda term: built.plan.predicted_us[term])
+    name = max(built.plan.prediction.predicted_us, key=lambda term: built.plan.prediction.predicted_us[term])
     assert f"(term {name})" in dict(overview(built.plan, built.cell))["limit"]
 
 

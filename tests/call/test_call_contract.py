@@ -433,11 +433,11 @@ def test_runs_repeat_to_the_last_bit_in_any_thread() -> None:
 
 def test_a_kernel_describes_itself() -> None:
     kernel = host_kernel("rg_lru", HIDDEN, "fp32")
-    assert (kernel.gates, kernel.states, kernel.plan.hidden_size) == (("r", "i", "x"), ("h",), HIDDEN)
-    assert [plan for plan in kernel.plans.values() if plan.kernel_pass == "forward"] == [kernel.plan]
+    assert (kernel.gates, kernel.states, kernel.plan.problem.hidden_size) == (("r", "i", "x"), ("h",), HIDDEN)
+    assert [plan for plan in kernel.plans.values() if plan.problem.kernel_pass == "forward"] == [kernel.plan]
     assert {key.kernel_pass for key in kernel.plans} == {"forward", "step"}
     with pytest.raises(TypeError):
-        kernel.plans[("forward", kernel.plan.specialization)] = kernel.plan  # type: ignore[index]
+        kernel.plans[("forward", kernel.plan.problem.specialization)] = kernel.plan  # type: ignore[index]
     assert "rg_lru" in repr(kernel) and "h200" in repr(kernel)
     assert "__global__" in kernel.source
     assert kernel.plan.template in kernel.explain()

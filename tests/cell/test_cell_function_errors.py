@@ -122,7 +122,7 @@ def test_functions_with_the_worst_instructions_keep_what_the_page_says(accuracy:
 @pytest.mark.parametrize("gpu", ["t4", "h200"])
 def test_the_kernels_that_are_measured_compile(script: ModuleType, gpu: str, accuracy: str) -> None:
     plan = script.plan_for(load_profile(gpu), accuracy)
-    assert (plan.functions, plan.storage_dtype) == (accuracy, "float32")
+    assert (plan.problem.functions, plan.problem.storage_dtype) == (accuracy, "float32")
     kernels = compile_source(script.text_for(plan), plan).kernels
     assert {kernel.name for kernel in kernels} == {f"apply_{name}" for name in ARGUMENT_COUNTS}
 

@@ -59,7 +59,11 @@ def test_compile_reports_every_kernel_beside_its_plan(command: Command, example:
     assert (first.status, second.status) == (0, 0)
     report = CompileReport.model_validate_json(first.out)
     plan = KernelPlan.from_json(report.plan)
-    assert (plan.gpu, plan.arch, plan.model) == (report.gpu, report.arch, report.model) == ("h100", "sm_90", report.model)
+    assert (
+        (plan.problem.gpu, plan.problem.arch, plan.problem.model)
+        == (report.gpu, report.arch, report.model)
+        == ("h100", "sm_90", report.model)
+    )
     assert {kernel.name for kernel in report.kernels} == {"scan_forward", "scan_step"}
     for kernel in report.kernels:
         assert kernel.spill_bytes == 0
@@ -150,7 +154,7 @@ def test_render_and_explain_are_of_the_same_kernel(command: Command, min_gru: Pa
         assert heading in explained
     data = command("explain", min_gru, "--gpu", "h100", "--pass", which, "--json").json
     plan = KernelPlan.from_json(data["plan"])
-    assert (plan.kernel_pass, data["class"], data["warnings"]) == (which, "affine-diagonal", [])
+    assert (plan.problem.kernel_pass, data["class"], data["warnings"]) == (which, "affine-diagonal", [])
     assert data["proof"].rstrip(".") in explained and f"(term {data['limit']})" in explained
 
 

@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMeasurer:
     fake = FakeMeasurer()
 
     def compiled(text: str, plan: KernelPlan) -> CompiledSource:
-        return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.shared_bytes, 0, 0),))
+        return CompiledSource(text[:9].encode(), (KernelResources(plan.entry, 1, plan.budget.shared_bytes, 0, 0),))
 
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("MINRNN_DEBUG", raising=False)

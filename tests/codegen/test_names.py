@@ -87,7 +87,10 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
 # What has the axis n in a cell that has it.
 WITH_N = ("s1", "p1")
 # The templates that print programs, whose statements come with their prefix.
-PROGRAMS = {f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_backward")}
+PROGRAMS = {
+    *(f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_backward")),
+    *(f"bodies/{name}.cuh.j2" for name in ("step_statements", "step_results", "prepared_statements")),
+}
 # Names in the order of the slots: those that once met others first.
 NAMES = {
     "scan 1": (AFFINE, "of stream state of stream state sum state_h place initial"),
@@ -143,7 +146,7 @@ def kernels_of(text: str, names: dict[str, str], specs: int | None = None) -> It
     for spec, plan in plans_of(text):
         if spec not in SPECS[text][:specs]:
             continue
-        yield plan, render(plan, builder_with(text, names, spec).lowered_for(plan.kernel_pass), ())
+        yield plan, render(plan, builder_with(text, names, spec).lowered_for(plan.problem.kernel_pass), ())
 
 
 def words_of(code: str) -> set[str]:
@@ -186,7 +189,7 @@ def test_arguments_of_launches_do_not_meet() -> None:
     names = dict(zip(SLOTS, SLOTS, strict=True))
     for text in SPECS:
         for spec, plan in plans_of(text):
-            lowered = builder_with(text, names, spec).lowered_for(plan.kernel_pass)
+            lowered = builder_with(text, names, spec).lowered_for(plan.problem.kernel_pass)
             for suffix in suffixes_of(plan.entry):
                 for parameter in signature(plan, names_of(lowered), suffix):
                     assert parameter.is_of_cell == parameter.name.startswith(ARRAYS), parameter

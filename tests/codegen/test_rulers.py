@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minrnn_gen.build.nvrtc import compile_source
-from minrnn_gen.codegen.render import Microbenchmark, render_microbenchmark
+from minrnn_gen.codegen.render import Microbenchmark, Types, render_microbenchmark
 from minrnn_gen.config.gpu_profile import load_profile, profile_names
 
 ENTRIES = {
@@ -23,7 +23,7 @@ def test_rulers_compile(arch: str) -> None:
     has = {"every_gpu": True, "cluster": profile.has_clusters, "matrix": profile.has_bf16_arithmetic}
     for name, entries in ENTRIES.items():
         if has[name]:
-            ruler = Microbenchmark(name, arch)
+            ruler = Microbenchmark(name, Types(arch, "bfloat16"))
             compiled = compile_source(render_microbenchmark(ruler), ruler)
             assert {kernel.name for kernel in compiled.kernels} == entries
             assert all(kernel.spill_bytes == 0 for kernel in compiled.kernels)

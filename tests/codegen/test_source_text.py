@@ -59,10 +59,10 @@ def check_text(rendered: Rendered) -> None:
     assert not re.search(r"\{%|\{#|#\}|%\}", "\n".join(code_of(source)))
     assert source.count('extern "C" __global__') == 1 and f" {plan.entry}(" in source
     assert source.startswith("// ")
-    for name, value in {"HIDDEN_SIZE": plan.hidden_size, "BLOCKS_PER_SM": plan.blocks_per_sm}.items():
+    for name, value in {"HIDDEN_SIZE": plan.problem.hidden_size, "BLOCKS_PER_SM": plan.budget.blocks_per_sm}.items():
         assert f"constexpr int {name} = {value};" in source
-    if plan.shared_bytes:
-        assert f"constexpr int SHARED_BYTES = {plan.shared_bytes};" in source
+    if plan.budget.shared_bytes:
+        assert f"constexpr int SHARED_BYTES = {plan.budget.shared_bytes};" in source
 
 
 def test_the_header_promises_what_the_plan_does() -> None:
@@ -76,15 +76,15 @@ def test_the_header_promises_what_the_plan_does() -> None:
         "gpu a100 (sm_80)",
         "layout TBD",
         "bf16",
-        f"at most {plan.registers_per_thread} registers per thread (about {plan.registers_estimated})",
-        f"{plan.shared_bytes} bytes of shared memory",
-        f"{plan.blocks_per_sm} blocks per SM",
+        f"at most {plan.budget.registers_per_thread} registers per thread (about {plan.budget.registers_estimated})",
+        f"{plan.budget.shared_bytes} bytes of shared memory",
+        f"{plan.budget.blocks_per_sm} blocks per SM",
         "no spills",
-        f"{plan.candidate_count} feasible candidates",
+        f"{plan.prediction.candidate_count} feasible candidates",
     ):
         assert part in header
     shown = [(name, int(count)) for count, name in re.findall(r"^ +(\d+)  (\w+): \S", header, re.M)]
-    assert shown == [(name, count) for name, count in plan.rejected.items() if count]
+    assert shown == [(name, count) for name, count in plan.prediction.rejected.items() if count]
     head = rendered.source.splitlines()[: len(rendered.header)]
     assert head == [f"// {line}" for line in rendered.header]
 

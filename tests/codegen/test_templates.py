@@ -32,8 +32,8 @@ WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
 RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
 CONTEXT = {"plan", "cell", "header", "signature"}
 
-# How a list of parameters is printed.
-SIGNATURE_FILTERS = {"parameters", "members", "initializer"}
+# How a list of parameters is printed, and where statements stand.
+FILTERS = {"length", "join", "indent", "parameters", "members", "initializer"}
 
 # Numbers that need no name: none, one, two (a pair, a half, a doubling).
 PLAIN_NUMBERS = {"0", "1", "2"}
@@ -97,7 +97,7 @@ TEXTS = {False: (CellText, StepsText, VectorsText), True: (CellBackwardText, Ste
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_read_what_plans_and_cells_have(name: str) -> None:
-    """Attributes, filters and tests that exist; no calls: a template computes nothing."""
+    """Attributes, filters and tests that exist; calls of macros alone: a template computes nothing."""
     members = {
         "plan": {*(field.name for field in dataclasses.fields(KernelPlan)), *vars(KernelPlan)},
         "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
@@ -107,8 +107,13 @@ def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     for node in tree.find_all(jinja2.nodes.Getattr):
         if isinstance(node.node, jinja2.nodes.Name) and node.node.name in members:
             assert node.attr in members[node.node.name], f"{node.node.name}.{node.attr} in line {node.lineno}"
-    assert not list(tree.find_all(jinja2.nodes.Call))
-    assert {node.name for node in tree.find_all(jinja2.nodes.Filter)} <= {"length", "join", *SIGNATURE_FILTERS}
+    macros = {macro.name for macro in tree.find_all(jinja2.nodes.Macro)}
+    imported = {each.target for each in tree.find_all(jinja2.nodes.Import) if not each.with_context}
+    for call in tree.find_all(jinja2.nodes.Call):
+        called = call.node.node if isinstance(call.node, jinja2.nodes.Getattr) else call.node
+        assert isinstance(called, jinja2.nodes.Name), f"a call in line {call.lineno}"
+        assert called.name in (imported if isinstance(call.node, jinja2.nodes.Getattr) else macros), f"line {call.lineno}"
+    assert {node.name for node in tree.find_all(jinja2.nodes.Filter)} <= FILTERS
 
 
 def test_the_environment_is_strict() -> None:

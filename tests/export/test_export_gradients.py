@@ -12,7 +12,7 @@ import pytest
 
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.codegen.render import Gradients, render_gradients
+from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
 
@@ -24,12 +24,13 @@ TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float32")
 
 @functools.cache
 def kernel_of(folder: Path, entry: str, storage: str, real: str) -> EmulatedKernel:
-    template = Gradients("sm_90", storage, real, True)
+    template = Gradients(Types("sm_90", storage, real))
     threads = template.lanes * template.rows if entry == "add_up" else THREADS
     shared_bytes = threads * np.dtype(real).itemsize if entry == "add_up" else 0
     plan: Any = SimpleNamespace(
-        entry=entry, storage_dtype=storage, threads=threads, shared_bytes=shared_bytes, variables={}, is_cooperative=False
-    )
+        entry=entry, problem=template.problem, launch=SimpleNamespace(threads=threads),
+        budget=SimpleNamespace(shared_bytes=shared_bytes), variables={}, is_cooperative=False,
+    )  # fmt: skip
     return emulated_kernel(render_gradients(template), plan, Store(folder))
 
 

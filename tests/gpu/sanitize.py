@@ -80,8 +80,8 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool, batch: int) -> No
     """Call forward, backward and step on a length of more than a round."""
     interface, precision, random = kernel.interface, precision_of(kernel.spec.precision), np.random.default_rng(0)
     time = round_steps(kernel.plan) + 5
-    if kernel.plan.group_tiles:
-        time = (kernel.plan.group_tiles + 1) * kernel.plan.tile_steps + 5
+    if kernel.plan.launch.group_tiles:
+        time = (kernel.plan.launch.group_tiles + 1) * kernel.plan.launch.tile_steps + 5
 
     def normal(shape: tuple[int, ...], dtype: str = precision.storage_dtype) -> Any:
         return cupy.asarray(random.normal(size=shape).astype(numpy_dtype(dtype)))

@@ -75,7 +75,7 @@ def assert_near(torch: Any, got: Any, expected: Any, precision: str) -> None:
 
 def check_call(torch: Any, kernel: Kernel, batch: int, time: int) -> tuple[dict[str, Any], Any]:
     """Call both passes with all that they may be given, on numbers drawn now; return the arguments of the forward and its y."""
-    cell, layout, precision = kernel.plan.model, kernel.spec.layout, product_precision(kernel)
+    cell, layout, precision = kernel.plan.problem.model, kernel.spec.layout, product_precision(kernel)
     interface = kernel.interface
     heads, size, hidden = interface.heads, interface.head_dim, interface.hidden_size
     gates, products = len(kernel.gates), len(interface.recurrent_gates)

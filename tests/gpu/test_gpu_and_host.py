@@ -52,7 +52,7 @@ def on_gpu_of(kernel: Kernel, wanted: Mapping[str, int]) -> Kernel:
 
 def call_of(kind: Kind, kernel: Kernel, with_resets: bool) -> Call:
     time = 5 if "large" in kind.name else times_of(kernel.plan)[0]
-    if kernel.plan.layout == "BDT" and "vectors" in kind.name:
+    if kernel.plan.problem.layout == "BDT" and "vectors" in kind.name:
         time = max(time - time % PIECE_STEPS, PIECE_STEPS)
     given = GIVEN & {"state", "dstate"} if kind.is_raw else GIVEN | ({"resets"} if with_resets else set())
     return Call(kernel.plan.variables.get("batch_tile", 2) + 1, time, 0.0, given)

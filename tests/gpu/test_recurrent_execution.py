@@ -102,7 +102,7 @@ def all_equal(torch: Any, found: list[Any], expected: list[Any]) -> bool:
 def persistent(compiled: Callable[..., Kernel], cell: str, heads: int, head_dim: int) -> Kernel:
     kernel = compiled(model=cell, hidden_size=heads * head_dim, heads=heads, precision="bf16")
     if not kernel.plan.is_persistent:
-        pytest.skip(f"not persistent on this GPU: {kernel.plan.passed_over}")
+        pytest.skip(f"not persistent on this GPU: {kernel.plan.prediction.passed_over}")
     return kernel
 
 

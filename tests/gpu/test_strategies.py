@@ -207,7 +207,7 @@ def test_a_sequence_may_be_cut_anywhere(cupy: ModuleType, taking: Taking, layout
 def test_a_cut_between_tiles_changes_no_bit(cupy: ModuleType, taking: Taking, layout: str, strategy: Strategy) -> None:
     """Where one block walks all of a column, the state handed on is the one that it would have kept."""
     kernel = taking(strategy, model="min_gru", hidden_size=HIDDEN, precision="fp32", layout=layout)
-    tile = kernel.plan.tile_steps
+    tile = kernel.plan.launch.tile_steps
     # Both parts in the specialization of the whole: aligned alike, and not short.
     tiles_of_part = -(-129 // tile)
     time = 3 * tiles_of_part * tile

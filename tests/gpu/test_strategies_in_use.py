@@ -27,7 +27,9 @@ def kernel_and_time(taking: Taking, layout: str, strategy: Strategy) -> tuple[Ke
     """Return the kernel of a cell with a parameter, and a length of several rounds and, with tickets, more than one group."""
     kernel = taking(strategy, model="rg_lru", hidden_size=HIDDEN, precision="fp32", layout=layout)
     plan = kernel.plan
-    return kernel, 3 + (2 * round_steps(plan) if not plan.group_tiles else (plan.group_tiles + 1) * plan.tile_steps)
+    return kernel, 3 + (
+        2 * round_steps(plan) if not plan.launch.group_tiles else (plan.launch.group_tiles + 1) * plan.launch.tile_steps
+    )
 
 
 def arguments_of(kernel: Kernel, time: int, seed: int) -> tuple[dict[str, Any], Any, dict[str, Any]]:

@@ -59,7 +59,7 @@ def test_tickets_reach_a_second_group(layout: str) -> None:
     for plan in plans:
         for at_once in (False, True):
             longest = cases_of([plan], at_once=at_once)[0].time
-            assert longest > plan.group_tiles * plan.tile_steps
+            assert longest > plan.launch.group_tiles * plan.launch.tile_steps
 
 
 @pytest.mark.parametrize("batch", [3, 4, 9])

@@ -35,11 +35,11 @@ SEEDS = st.tuples(st.integers(0, 2**16), st.integers(0, 2**16))
 def calls(draw: Any, kind: Kind, subject: Made, with_resets: bool) -> Call:
     plan = subject.kernel.plan
     time = draw(st.sampled_from(times_of(plan)))
-    if plan.layout == "BDT":
+    if plan.problem.layout == "BDT":
         # Rows begin where they may be copied in the widest pieces, or, of the other kinds, where they may not.
         time = time - time % PIECE_STEPS if "vectors" in kind.name else time | 1
     batch = draw(st.sampled_from((3, 1, 4, plan.variables.get("batch_tile", 1) + 1)))
-    slow = draw(st.sampled_from((SLOW, 0.0))) if plan.model in SATURATING else 0.0
+    slow = draw(st.sampled_from((SLOW, 0.0))) if plan.problem.model in SATURATING else 0.0
     always = set() if kind.is_raw else {"bias"} | ({"resets"} if with_resets else set())
     optional = st.sampled_from(("state", "dstate", "lengths")[: 2 if kind.is_raw else 3])
     return Call(batch, time, slow, frozenset(always | draw(st.sets(optional))))
@@ -48,8 +48,8 @@ def calls(draw: Any, kind: Kind, subject: Made, with_resets: bool) -> Call:
 def check(subject: Made, call: Call, seeds: tuple[int, int]) -> None:
     """Hold a call against float64; under another seed it gives the same bits."""
     inputs, interface = call.inputs(subject.kernel), subject.kernel.interface
-    if interface.input_size is not None and subject.kernel.plan.model in JUMPING:
-        bias = inputs.forward["bias"][interface.gates.index(JUMPING[subject.kernel.plan.model])]
+    if interface.input_size is not None and subject.kernel.plan.problem.model in JUMPING:
+        bias = inputs.forward["bias"][interface.gates.index(JUMPING[subject.kernel.plan.problem.model])]
         bias[:] = np.where(bias > 0, FAR, -FAR)
     first, second = (results_of(subject.kernel, inputs, seed) for seed in seeds)
     for results, repeated, expected in zip(first, second, subject.expected(inputs), strict=True):
@@ -101,7 +101,7 @@ def test_nan_passes_every_step_but_a_reset(kind: Kind) -> None:
 def test_the_last_step_has_the_sign_of_a_final_zero(name: str) -> None:
     """Half of the least number below 0 is -0, which not every sum keeps; the end of a sequence within a tile, too."""
     subject = made(next(kind for kind in KINDS if kind.name == name))
-    inputs = Call(2, subject.kernel.plan.tile_steps + 1, 0.0, frozenset({"resets", "state"})).inputs(subject.kernel)
+    inputs = Call(2, subject.kernel.plan.launch.tile_steps + 1, 0.0, frozenset({"resets", "state"})).inputs(subject.kernel)
     inputs.forward["x"][:], inputs.forward["resets"][:] = -np.finfo(np.float32).smallest_subnormal, False
     inputs.forward["state"]["h"][:] = -0.0
     y, state = subject.kernel(**inputs.forward)
@@ -124,7 +124,7 @@ def test_the_gradient_goes_to_the_argument_that_is_taken(kind: Kind) -> None:
     family = "dense" if kind.has_R else "diagonal" if kind.name.startswith(("diagonal", "own diagonal")) else "scan"
     cell = {"name": f"choosing_{family}", "equations": CHOOSING[family]}
     subject = made(replace(kind, spec={**kind.spec, "model": cell}))
-    time = subject.kernel.plan.tile_steps + 2 if family == "scan" else 5
+    time = subject.kernel.plan.launch.tile_steps + 2 if family == "scan" else 5
     inputs = Call(3, time, 0.0, frozenset({"resets", "state", "dstate"})).inputs(subject.kernel)
     x = inputs.forward["x"]
     x[np.random.default_rng(5).random(x.shape) < 0.02] = np.nan

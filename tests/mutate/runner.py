@@ -156,7 +156,7 @@ class _Libraries:
             return True
         plan: KernelPlan = prepared.texts[text]
         entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
-        original = self._compiled(text, entries, plan.storage_dtype == "bfloat16", prepared.kernel.builder.store)
+        original = self._compiled(text, entries, plan.problem.storage_dtype == "bfloat16", prepared.kernel.builder.store)
         return other in self._compiled_to and code_of(original) == code_of(self._compiled_to[other])
 
 

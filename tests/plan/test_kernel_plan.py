@@ -29,7 +29,7 @@ def test_json_there_and_back(problem: Problem) -> None:
     assert again == plan
     assert again.to_json() == plan.to_json()
     # In the cache keys keep their order, and the order of constraints means something.
-    assert list(again.rejected) == list(plan.rejected)
+    assert list(again.prediction.rejected) == list(plan.prediction.rejected)
 
 
 def test_json_has_every_field_and_no_cuda() -> None:
@@ -67,10 +67,10 @@ def test_a_plan_cannot_be_changed() -> None:
                     value["other"] = 1  # type: ignore[index]
             assert not isinstance(value, list | dict | set)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        PLAN.threads = 1  # type: ignore[assignment,misc]
-    assert PLAN.runners_up
+        PLAN.entry = "other"  # type: ignore[misc]
+    assert PLAN.prediction.runners_up
     with pytest.raises(TypeError):
-        PLAN.runners_up[0].variables["steps_per_lane"] = 1  # type: ignore[index]
+        PLAN.prediction.runners_up[0].variables["steps_per_lane"] = 1  # type: ignore[index]
 
 
 def test_the_json_of_a_plan_is_a_copy() -> None:

@@ -187,11 +187,13 @@ def test_every_problem_has_a_plan(problem: Problem) -> None:
     check_ranking(solution)
     plan = solution.plan()
     assert plan.variables == solution.candidates[0]
-    assert plan.candidate_count == len(solution.candidates)
-    assert [margin.constraint for margin in plan.margins] == [constraint.name for constraint in solution.constraints]
-    assert all(margin.used <= margin.limit for margin in plan.margins)
-    assert [other.variables for other in plan.runners_up] == list(solution.candidates[1 : 1 + len(plan.runners_up)])
-    assert all(us >= 0 and math.isfinite(us) for us in plan.predicted_us.values())
+    assert plan.prediction.candidate_count == len(solution.candidates)
+    assert [margin.constraint for margin in plan.prediction.margins] == [constraint.name for constraint in solution.constraints]
+    assert all(margin.used <= margin.limit for margin in plan.prediction.margins)
+    assert [other.variables for other in plan.prediction.runners_up] == list(
+        solution.candidates[1 : 1 + len(plan.prediction.runners_up)]
+    )
+    assert all(us >= 0 and math.isfinite(us) for us in plan.prediction.predicted_us.values())
     assert math.isfinite(plan.predicted_total_us)
 
 
@@ -238,7 +240,7 @@ def test_every_rank_has_a_plan(problem: Problem, rank: int) -> None:
     rank = min(rank, len(solution.candidates) - 1)
     plan = solution.plan(rank)
     assert plan.variables == solution.candidates[rank]
-    assert plan.variables not in [other.variables for other in plan.runners_up]
+    assert plan.variables not in [other.variables for other in plan.prediction.runners_up]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.built_kernels import build_nothing
 from support.examples import examples
+from support.fake_plan import plan_with
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
 from minrnn_gen.build.builder import Target
@@ -62,40 +63,24 @@ def memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a launch reads of a plan."""
-
-    entry: str
-    layout: str
-    hidden_size: int
-    specialization: Specialization
-    threads: int = 32
-    channels_per_block: int = 8
-    variables: dict[str, int] = field(default_factory=dict)
-    strategy: str = "channels"
-    group_exchange_bytes: int = 0
-    is_cooperative: bool = False
-
-
-@dataclass(frozen=True)
 class NumpyKernel:
     """Both kernels of the raw cell, with the signatures that the scan templates have."""
 
-    plan: Plan
+    plan: Any
     kernel_pass: KernelPass
     precision: Precision
     log_a: bool
 
     def launch(self, like: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
-        assert (like.device, threads) == (0, self.plan.threads)
+        assert (like.device, threads) == (0, self.plan.launch.threads)
         names = signature(self.plan, ARRAY_NAMES).names  # type: ignore[arg-type]
         read = dict(zip(names, arguments, strict=True))
-        x, strides = read.pop("x"), self.strides(read, "x", "bgh" if self.plan.layout == "BDT" else "btg")
+        x, strides = read.pop("x"), self.strides(read, "x", "bgh" if self.plan.problem.layout == "BDT" else "btg")
         bias, mask, initial, end = (read.pop(name) for name in ("bias", "float32_vectors", "initial_h", "ends"))
-        begins = [] if self.plan.layout == "BDT" else [read.pop("begins")]
+        begins = [] if self.plan.problem.layout == "BDT" else [read.pop("begins")]
         assert (bias, mask, begins, end) == (0, 0, [0] * len(begins), 0)
         assert isinstance(mask, np.uint32)
-        row_strides = self.strides(read, "y", "bh" if self.plan.layout == "BDT" else "bt")
+        row_strides = self.strides(read, "y", "bh" if self.plan.problem.layout == "BDT" else "bt")
         batch, time = read.pop("batch"), read.pop("time")
         assert blocks > 0
         if self.kernel_pass == "forward":
@@ -109,7 +94,7 @@ class NumpyKernel:
             self.state(final, batch)[...] = state
         else:
             y, dy, dfinal, dx = (read.pop(name) for name in ("saved_h", "dy", "dfinal_h", "dx"))
-            dx_strides = self.strides(read, "dx", "bgh" if self.plan.layout == "BDT" else "btg")
+            dx_strides = self.strides(read, "dx", "bgh" if self.plan.problem.layout == "BDT" else "btg")
             dinitial, sums = read.pop("dinitial_h"), read.pop("sums")
             assert sums == 0
             a, _ = self.gates(x, strides, batch, time)
@@ -131,12 +116,12 @@ class NumpyKernel:
         return [read.pop(f"{name}_{AXES[axis]}_stride") for axis in axes]
 
     def order(self, time: int) -> Iterator[int]:
-        return iter(range(time - 1, -1, -1) if self.plan.specialization.reverse else range(time))
+        return iter(range(time - 1, -1, -1) if self.plan.problem.specialization.reverse else range(time))
 
     def gates(self, x: int, strides: list[int], batch: int, time: int, raw: bool = False) -> list[Any]:
         """The two gates as [batch, time, channels]."""
-        dtype, channels = numpy_dtype(self.precision.storage_dtype), self.plan.hidden_size
-        if self.plan.layout == "BDT":
+        dtype, channels = numpy_dtype(self.precision.storage_dtype), self.plan.problem.hidden_size
+        if self.plan.problem.layout == "BDT":
             batch_stride, gate_stride, channel_stride = strides
             steps = (batch_stride, 1, channel_stride)
         else:
@@ -147,17 +132,17 @@ class NumpyKernel:
         return [np.exp(gates[0]), gates[1]] if self.log_a and not raw else gates
 
     def rows(self, pointer: int, strides: list[int], batch: int, time: int) -> Any:
-        steps = (strides[0], 1, strides[1]) if self.plan.layout == "BDT" else (*strides, 1)
-        shape = (batch, time, self.plan.hidden_size)
+        steps = (strides[0], 1, strides[1]) if self.plan.problem.layout == "BDT" else (*strides, 1)
+        shape = (batch, time, self.plan.problem.hidden_size)
         return memory(pointer, shape, steps, numpy_dtype(self.precision.storage_dtype))
 
     def state(self, pointer: int, batch: int) -> Any:
-        shape, dtype = (batch, self.plan.hidden_size), numpy_dtype(self.precision.arithmetic_dtype)
+        shape, dtype = (batch, self.plan.problem.hidden_size), numpy_dtype(self.precision.arithmetic_dtype)
         return memory(pointer, shape, contiguous_strides(shape), dtype) if pointer else np.zeros(shape, dtype)
 
     def check_alignment(self, pointer: int, *strides: int) -> None:
         for offset in (pointer, *(stride * self.precision.storage_bytes for stride in strides)):
-            assert offset % self.plan.specialization.alignment_bytes == 0
+            assert offset % self.plan.problem.specialization.alignment_bytes == 0
 
 
 @dataclass(frozen=True)
@@ -181,8 +166,19 @@ class NumpyKernels:
         assert sizes.batch > 0
         return KernelKey(kernel_pass, specialization, sizes)
 
-    def load(self, key: KernelKey) -> tuple[NumpyKernel, Plan]:
-        plan = Plan(f"scan_{key.kernel_pass}", self.layout, self.hidden_size, key.specialization)
+    def load(self, key: KernelKey) -> tuple[NumpyKernel, Any]:
+        plan = plan_with(
+            entry=f"scan_{key.kernel_pass}",
+            layout=self.layout,
+            hidden_size=self.hidden_size,
+            specialization=key.specialization,
+            threads=32,
+            channels_per_block=8,
+            variables={},
+            strategy="channels",
+            group_exchange_bytes=0,
+            is_cooperative=False,
+        )
         return NumpyKernel(plan, key.kernel_pass, self.precision, self.log_a), plan
 
 

@@ -50,8 +50,11 @@ def test_the_page_is_whole_and_needs_nothing_else(decided: tuple[BuiltKernel, So
     assert "<script" not in page and "script-src 'none'" in page
     assert "http:" not in page.partition("<pre>")[0] and "https:" not in page.partition("<pre>")[0]
     plan, text = built.plan, html.unescape(re.sub(r"<[^>]*>", "", page))
-    assert all(name in text for name in (*plan.variables, *plan.shared_map, *(margin.constraint for margin in plan.margins)))
-    assert page.count('<circle class="pick"') == 1 and f"{plan.candidate_count:,} candidates fit" in text
+    assert all(
+        name in text
+        for name in (*plan.variables, *plan.budget.shared_map, *(margin.constraint for margin in plan.prediction.margins))
+    )
+    assert page.count('<circle class="pick"') == 1 and f"{plan.prediction.candidate_count:,} candidates fit" in text
     shown = page.partition("<pre>")[2].partition("</pre>")[0]
     assert html.unescape(re.sub(r"</?[ib]>", "", shown)) == built.source
 
@@ -114,12 +117,12 @@ def test_a_timeline_has_every_term_and_takes_the_predicted_time(decided: tuple[B
     timeline = timeline_of(plan)
     is_of_step = plan.family == "dense" and plan.strategy != "decode"
     assert timeline.title == ("Timeline of a step" if is_of_step else "Timeline of a call")
-    per_unit = (plan.time if is_of_step else 1) * {"ns": 1e-3, "us": 1.0}[timeline.unit]
+    per_unit = (plan.problem.time if is_of_step else 1) * {"ns": 1e-3, "us": 1.0}[timeline.unit]
     us = {span.term: (span.end - span.start) * per_unit for span in timeline.spans}
-    terms = {name: us for name, us in plan.predicted_us.items() if us > 0 and not (is_of_step and name == "launch")}
+    terms = {name: us for name, us in plan.prediction.predicted_us.items() if us > 0 and not (is_of_step and name == "launch")}
     assert us == pytest.approx(terms)
     last_us = max(span.end for span in timeline.spans) * per_unit
-    most_us = plan.predicted_total_us - (plan.predicted_us["launch"] if is_of_step else 0)
+    most_us = plan.predicted_total_us - (plan.prediction.predicted_us["launch"] if is_of_step else 0)
     assert last_us <= most_us * (1 + 1e-9)
     drawn = html_of(timeline)
     assert all(term_in_words(span.term) in drawn for span in timeline.spans)

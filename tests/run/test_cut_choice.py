@@ -79,7 +79,7 @@ def test_blocks_that_wait_for_each_other_are_resident_at_once(
     key = builder.choose(kernel_pass, builder.hinted_specialization, choice.piece)
     plan = next(solution.plan() for solution in builder.solutions(key))
     lanes = {step.lane for step in wavefront(4, choice.cut.pieces, choice.cut.lanes, True) if step.kind == "recurrence"}
-    assert not plan.is_cooperative or len(lanes) * plan.resident_blocks <= H200.sm_count * plan.blocks_per_sm
+    assert not plan.is_cooperative or len(lanes) * plan.launch.resident_blocks <= H200.sm_count * plan.budget.blocks_per_sm
 
 
 def test_shares_are_gpus_with_fewer_sms() -> None:

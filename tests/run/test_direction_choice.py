@@ -70,7 +70,7 @@ def test_blocks_that_wait_for_each_other_are_resident_at_once(kernel_pass: Backw
     assert choose_directions(builder, kernel_pass, CHAIN)
     half = builder.half
     plan = half.solve(half.choose(kernel_pass, half.hinted_specialization, CHAIN)).plan()
-    assert plan.is_cooperative and 2 * plan.resident_blocks <= H200.sm_count * plan.blocks_per_sm
+    assert plan.is_cooperative and 2 * plan.launch.resident_blocks <= H200.sm_count * plan.budget.blocks_per_sm
 
 
 def test_halves_that_are_no_whole_clusters_stay_in_turn(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_lanes_change_no_bit(way: str, folder: Path, monkeypatch: pytest.MonkeyP
     # By kernels for half of the GPU, and by no others.
     assert not kernel.backend.built
     built = kernel.backend.half.built
-    assert {plan.plan.kernel_pass for plan in built.values()} == {"forward", "backward"}
+    assert {plan.plan.problem.kernel_pass for plan in built.values()} == {"forward", "backward"}
     assert {key.specialization.reverse for key in built} == {False, True}
 
     def last_first(*given: Any) -> Iterator[Any]:
@@ -158,7 +158,7 @@ class LoggedKernels(GivenKernels):
 
     def load(self, kernel: Any, part: str = "") -> tuple[Any, Any]:
         code, plan = super().load(kernel, part)
-        return LoggedKernel(code, (self.builder.target.profile.sm_count, plan.kernel_pass), self.log), plan
+        return LoggedKernel(code, (self.builder.target.profile.sm_count, plan.problem.kernel_pass), self.log), plan
 
 
 @contextmanager

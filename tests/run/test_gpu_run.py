@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.fake_device import as_if_on_a_device
+from support.fake_plan import plan_with
 from support.kernel_inputs import LAYOUTS
 from support.sequence_cases import HIDDEN, X_ORDERS, X_ORDERS_OF_BOTH, Y_ORDERS, Case, assert_close, cases, kernel_of
 
@@ -102,7 +103,7 @@ def test_states_are_kept_in_storage_for_a_backward_and_in_arithmetic_for_the_cal
         kernel_pass, specialization, _ = key
         kept.append((kernel_pass, specialization.states_out))
         sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
-        plan = SimpleNamespace(
+        plan = plan_with(
             entry=f"scan_{kernel_pass}",
             layout="BTD",
             specialization=specialization,

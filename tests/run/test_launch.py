@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.fake_plan import plan_with
 
 from minrnn_gen.build.builder import Builder, Target
 from minrnn_gen.build.store import Store
@@ -120,7 +121,7 @@ def test_arguments_have_the_names_of_the_signatures(layout: str, sequences: str,
     names = ArrayNames(("h",), ("decay",), ("h",), "h")
 
     def plan_of(entry: str) -> Any:
-        return SimpleNamespace(
+        return plan_with(
             entry=entry, layout=layout, hidden_size=hidden, channels_per_block=4, threads=32, variables={"cluster_blocks": 2},
             strategy="channels", group_exchange_bytes=0,
             specialization=Specialization(16, resets=sequences == "resets", states_out="storage" if kept else "none"),
@@ -176,7 +177,7 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(
 ) -> None:
     """Every group once, in launches of whole groups; each has the numbers of its first group behind the arguments."""
     grid_blocks, batch_tile = 8, 4
-    plan: Any = SimpleNamespace(
+    plan: Any = plan_with(
         entry="persistent_forward",
         layout="BTD",
         heads=heads,
@@ -203,7 +204,7 @@ def test_a_grid_is_launched_as_large_as_the_gpu_holds_at_once(
 
 
 def test_a_gpu_that_does_not_hold_a_grid_is_said() -> None:
-    plan: Any = SimpleNamespace(heads=1, grid_blocks=64, group_sequences=4, group_exchange_bytes=1024, resident_blocks=132)
+    plan: Any = plan_with(heads=1, grid_blocks=64, group_sequences=4, group_exchange_bytes=1024, resident_blocks=132)
     call: Any = SimpleNamespace(batch=1, time=5)
     with pytest.raises(BadInput, match="needs 64 blocks at once, but the GPU here holds 63"):
         persistent_launches(plan, call, NamedArguments(ArrayNames((), ()), {}), None, 63)

@@ -245,4 +245,4 @@ def test_heads_of_any_size_have_a_step() -> None:
     for head_dim, entry in ((1, "decode_step"), (4096, "decode_step"), (1 << 20, "stepwise_forward")):
         builder = kernel_of("elman", "bf16", head_dim, 1).builder
         plan = builder.solve(builder.key_of("step", Specialization(2))).plan()
-        assert plan.entry == entry, plan.passed_over
+        assert plan.entry == entry, plan.prediction.passed_over

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.emulated_code import HAS_COMPILER
 from support.everyday import one_in
 from support.fake_device import as_if_on_a_device, set_bytes_on_host
+from support.fake_plan import plan_with
 from support.fake_torch import Device, Parameter, Tensor, as_arrays, as_tensors, torch_on_host
 from support.kernel_inputs import LAYOUTS
 from support.patience import within
@@ -253,7 +254,7 @@ def test_a_dense_cell_is_replayed_where_one_launch_takes_all_steps(
 def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: str, with_state: bool) -> None:
     one, launched = kernel_of(model, precision="fp32"), []
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
-    plan = SimpleNamespace(
+    plan = plan_with(
         entry="scan_step",
         layout="BTD",
         hidden_size=HIDDEN,
@@ -284,7 +285,7 @@ def test_a_step_is_launched_again_on_its_own_arrays(checked: list[str], model: s
 @pytest.mark.parametrize("with_state", [False, True])
 def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> None:
     one, launched = compiled_for_host({"model": "lstm", "hidden_size": 16, "precision": "fp64"}), []
-    plan = one.builder.solve(one.builder.key_of("step", one.plan.specialization)).plan()
+    plan = one.builder.solve(one.builder.key_of("step", one.plan.problem.specialization)).plan()
     loaded = SimpleNamespace(launch=lambda _like, blocks, threads, arguments: launched.append((blocks, threads, arguments)))
     seen = []
     for _ in range(2):
@@ -542,7 +543,7 @@ def test_a_call_costs_the_host_little() -> None:
     x, bias, state = Tensor(X.astype("f")), Tensor(np.zeros((2, HIDDEN), "f")), {"h": Tensor(STATE.astype("f"))}
     sizes = {"hidden_size": HIDDEN, "channels_per_block": 32, "threads": 32}
     loaded = Launched()
-    plan = SimpleNamespace(
+    plan = plan_with(
         entry="scan_forward",
         layout="BTD",
         specialization=Specialization(16),

@@ -36,7 +36,7 @@ class HostCode:
         return self.kernel.plan
 
     def launch(self, _like: Any, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        assert threads == self.plan.threads
+        assert threads == self.plan.launch.threads
         self.run(blocks, arguments)
 
     def run(self, blocks: int, arguments: Sequence[Any], arrays: Iterable[Any] = (), seed: int = 0, part: str = "") -> None:

@@ -238,10 +238,10 @@ def _answers(returned: list[list[Any]], lines: list[str]) -> Answers:
 
 def not_compiled(text: str, plan: Any) -> CompiledSource:
     """Return in place of a cubin, which no fake driver runs, a header of its size and what tells its kernel from others."""
-    own = hashlib.sha256(f"{plan.arch} {text}".encode()).digest()
+    own = hashlib.sha256(f"{plan.problem.arch} {text}".encode()).digest()
     header = bytearray(64)
     struct.pack_into("<Q", header, 40, len(header) + len(own))  # where it ends, as `hash_of` reads it
-    shared_bytes, registers = plan.shared_bytes, getattr(plan, "registers_per_thread", 32)
+    shared_bytes, registers = plan.budget.shared_bytes, getattr(plan.budget, "registers_per_thread", 32)
     return CompiledSource(bytes(header) + own, (KernelResources(plan.entry, registers, shared_bytes, 0, 0),))
 
 
@@ -385,7 +385,13 @@ class PlannedKernel:
         arguments = struct.unpack(f"<{len(slots) // 8}Q", slots)
         is_cooperative = plan.is_cooperative
         seen = SeenLaunch(
-            self.image, f"{plan.entry}{self.part}", launch.blocks, plan.threads, plan.shared_bytes, is_cooperative, arguments
+            self.image,
+            f"{plan.entry}{self.part}",
+            launch.blocks,
+            plan.launch.threads,
+            plan.budget.shared_bytes,
+            is_cooperative,
+            arguments,
         )
         self.run.seen.append(seen)
 

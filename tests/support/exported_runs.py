@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.exported_launches import OTHER_KERNELS, hash_of
 
-from minrnn_gen.codegen.render import Gradients, render_gradients
+from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.export.cuda_code import CudaCode, ExportedGpu
 from minrnn_gen.interpret.toolchain import compiled
@@ -21,8 +21,8 @@ def emulated_kernels(folder: Path, kernel: Kernel, code: CudaCode) -> Path:
     is_bfloat16 = kernel.interface.precision.storage_dtype == "bfloat16"
     for exported in code.kernels:
         built, plan = exported.built, exported.plan
-        names = names_of(builder.lowered_for(plan.kernel_pass))
-        has_float = plan.arithmetic_dtype == "float32"
+        names = names_of(builder.lowered_for(plan.problem.kernel_pass))
+        has_float = plan.problem.arithmetic_dtype == "float32"
         floats = [
             at
             for at, one in enumerate(signature(plan, names, suffixes_of(plan.entry)[0]))
@@ -45,4 +45,4 @@ def _write(to: Path, cubin: bytes, library: bytes, cluster_blocks: int, floats: 
 
 def _gradients_of(kernel: Kernel, gpu: ExportedGpu) -> Gradients:
     profile, precision = gpu.target.profile, kernel.interface.precision
-    return Gradients(profile.arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
+    return Gradients(Types(profile.arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic))

@@ -21,5 +21,5 @@ class Compiler:
     def __call__(self, text: str, plan: KernelPlan) -> CompiledSource:
         self.calls += 1
         spill_bytes = 4 if self.breaks(plan.variables) else 0
-        kernel = KernelResources(plan.entry, plan.registers_per_thread, plan.shared_bytes, spill_bytes, 0)
+        kernel = KernelResources(plan.entry, plan.budget.registers_per_thread, plan.budget.shared_bytes, spill_bytes, 0)
         return CompiledSource(f"cubin of {len(text)} characters".encode(), (kernel,))

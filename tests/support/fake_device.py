@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 from support import reference_loops
+from support.fake_plan import plan_with
 
 from minrnn_gen.call.array import as_numpy
 from minrnn_gen.codegen.signature import signature
@@ -70,13 +71,13 @@ class LoadedOnHost:
         assert blocks > 0
         left = dict(zip(signature(self.plan, self.names).names, arguments, strict=True))
         batch, time = left.pop("batch"), left.pop("time")
-        hidden, is_bdt = self.plan.hidden_size, self.plan.layout == "BDT"
+        hidden, is_bdt = self.plan.problem.hidden_size, self.plan.problem.layout == "BDT"
         x_axes, y_axes = ("bgh", "bh") if is_bdt else ("btg", "bt")
         x_pointer, x_strides = left.pop("x"), self._strides(left, "x", x_axes)
         bias, parameters = self._vectors(left)
         initial = {name: contiguous(left.pop(f"initial_{name}"), batch, hidden) for name in self.cell.states}
         resets, resets_strides = 0, [0, 0]
-        if self.plan.specialization.resets:
+        if self.plan.problem.specialization.resets:
             resets, resets_strides = left.pop("resets"), self._strides(left, "resets", "bt")
         begins = 0 if is_bdt else left.pop("begins")
         ends = left.pop("ends")
@@ -103,19 +104,19 @@ class LoadedOnHost:
             begin = int(contiguous(begins, batch, dtype="int64")[sequence])
             end = int(contiguous(ends, batch, dtype="int64")[sequence]) if ends else time
             marks = np.zeros((1, end - begin), bool)
-            if self.plan.specialization.resets:
+            if self.plan.problem.specialization.resets:
                 start = resets + sequence * resets_strides[0] + begin * resets_strides[1]
                 marks = memory(start, marks.shape, (0, resets_strides[1]), "bool")
             its_initial = {name: one[sequence : sequence + 1] for name, one in initial.items()}
             x = gates(x_pointer, x_strides, sequence, begin, end)
             bounds = [(0, 0, end - begin)]
             its = reference_loops.Problem(
-                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.specialization.reverse
+                self.cell.parsed, x, bias, parameters, its_initial, marks, bounds, self.plan.problem.specialization.reverse
             )
             return begin, end, its
 
         if self.kernel_pass == "forward":
-            keeps = self.plan.specialization.states_out != "none"
+            keeps = self.plan.problem.specialization.states_out != "none"
             kept = [left.pop(f"kept_{name}") for name in self.cell.states] if keeps else []
             final = [contiguous(left.pop(f"final_{name}"), batch, hidden) for name in self.cell.states]
             assert not left
@@ -159,7 +160,7 @@ class LoadedOnHost:
 
     def _vectors(self, left: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The bias and the parameters, of which a mask says which are in float32."""
-        hidden, gates = self.plan.hidden_size, len(self.cell.gates)
+        hidden, gates = self.plan.problem.hidden_size, len(self.cell.gates)
         pointers = [left.pop(name) for name in ("bias", *(f"parameter_{name}" for name in self.cell.parameters))]
         mask = int(left.pop("float32_vectors"))
         shapes = [(gates, hidden), *((hidden,) for _ in self.cell.parameters)]
@@ -224,7 +225,7 @@ def plain_loops_for(kernel: Any) -> Callable[..., tuple[Any, Any]]:
     @functools.cache
     def load(key: KernelKey) -> tuple[Any, Any]:
         kernel_pass, specialization, _ = key
-        plan = SimpleNamespace(
+        plan = plan_with(
             entry=f"scan_{kernel_pass}",
             layout=spec.layout,
             hidden_size=spec.hidden_size,

@@ -46,6 +46,11 @@ class Plan:
     arithmetic_dtype: str
     has_bf16_convert: bool = True
 
+    @property
+    def problem(self) -> Plan:
+        """The part of a plan that templates of functions read."""
+        return self
+
 
 class HostFunctions:
     """The functions of one choice, "accurate" or "fast", in one arithmetic."""

@@ -147,13 +147,13 @@ def _raw_results(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Arrays]:
 def times_of(plan: KernelPlan) -> tuple[int, ...]:
     """Return lengths around everything that a kernel counts by, the longest first."""
     if plan.family == "vectors":
-        return (2 * plan.tile_steps + 1, plan.tile_steps, 1, plan.tile_steps + 1, 0)
+        return (2 * plan.launch.tile_steps + 1, plan.launch.tile_steps, 1, plan.launch.tile_steps + 1, 0)
     if plan.family != "scan":
         stages = plan.variables.get("stages", 1)
         return (2 * stages + 1, stages, 1, stages + 1, 0)
-    tile, ring = plan.tile_steps, plan.variables.get("stages", 1) + 1
+    tile, ring = plan.launch.tile_steps, plan.variables.get("stages", 1) + 1
     whole = tile * plan.variables.get("cluster_blocks", 1) * ring
-    longest = (plan.group_tiles + 1) * tile if plan.group_tiles else whole
+    longest = (plan.launch.group_tiles + 1) * tile if plan.launch.group_tiles else whole
     return (longest + 1, longest, tile + 1, tile - 1, tile, 1, 0)
 
 
@@ -169,10 +169,10 @@ class Call:
     def inputs(self, kernel: Kernel) -> Inputs:
         """Return arrays for it, the same for the same call."""
         interface, plan = kernel.interface, kernel.plan
-        inputs = inputs_of(interface, Case(self.batch, self.time, True, plan.tile_steps), self.slow)
+        inputs = inputs_of(interface, Case(self.batch, self.time, True, plan.launch.tile_steps), self.slow)
         optional = {"lengths", "resets", "bias", "state"} - self.given
         forward = {name: one for name, one in inputs.forward.items() if name not in optional}
-        if plan.model == "log_raw":
+        if plan.problem.model == "log_raw":
             forward["x"] = -np.abs(forward["x"])
         return replace(inputs, forward=forward, dstate=inputs.dstate if "dstate" in self.given else {})
 

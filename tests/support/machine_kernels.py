@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from support.fake_plan import plan_with
 
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.codegen.render import environment
@@ -19,7 +20,7 @@ ENTRY = "machine_case"
 
 def wrappers(batch_tile: int) -> str:
     """Return the text of the wrappers of mbarriers, bulk copies, counters and warpgroups, for products of bf16."""
-    plan = SimpleNamespace(
+    plan = plan_with(
         variables={"batch_tile": batch_tile},
         sums_of_lane=range(batch_tile // 2),
         storage_dtype="bfloat16",

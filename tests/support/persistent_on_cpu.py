@@ -108,10 +108,10 @@ def persistent_kernels(
     def plan_of(kernel_pass: KernelPass) -> KernelPlan:
         plan = plan_by(builder, kernel_pass)
         if few_registers:
-            fewer = {"registers_per_thread_max": plan.registers_estimated - REGISTERS_MISSING}
+            fewer = {"registers_per_thread_max": plan.budget.registers_estimated - REGISTERS_MISSING}
             target = replace(builder.target, profile=builder.target.profile.model_copy(update=fewer))
             plan = plan_by(replace(builder, target=target), kernel_pass)
-        assert ("matrix" in plan.shared_map) == few_registers
+        assert ("matrix" in plan.budget.shared_map) == few_registers
         return replace(plan, waits_are_bounded=is_debug)
 
     @functools.cache

@@ -111,8 +111,8 @@ def kernel_taking(strategy: Strategy, store: Store, spec: Mapping[str, Any]) -> 
 def round_steps(plan: KernelPlan) -> int:
     """Return how many steps of a column are walked between two exchanges."""
     if plan.strategy == "cooperative":
-        return plan.tile_steps * max(1, plan.resident_blocks // COLUMNS_MOST)
-    return plan.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
+        return plan.launch.tile_steps * max(1, plan.launch.resident_blocks // COLUMNS_MOST)
+    return plan.launch.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
 
 
 def telling_lengths(kernel: Kernel) -> tuple[int, ...]:
@@ -120,6 +120,9 @@ def telling_lengths(kernel: Kernel) -> tuple[int, ...]:
     counted = {1, 2, 32}
     for plan in kernel.plans.values():
         counted |= {round_steps(plan), 3 * round_steps(plan)}
-        if plan.group_tiles:
-            counted |= {plan.group_tiles * plan.tile_steps, (2 * plan.group_tiles + 1) * plan.tile_steps}
+        if plan.launch.group_tiles:
+            counted |= {
+                plan.launch.group_tiles * plan.launch.tile_steps,
+                (2 * plan.launch.group_tiles + 1) * plan.launch.tile_steps,
+            }
     return tuple(sorted({0} | {count + beside for count in counted for beside in (-1, 0, 1)}))

@@ -98,7 +98,7 @@ def most_wanted(solution: Solution, wanted: Mapping[str, int]) -> int:
 
 
 def _block_work(plan: KernelPlan) -> int:
-    return plan.threads * plan.variables.get("cluster_blocks", 1) * max(plan.tile_steps, 1)
+    return plan.launch.threads * plan.variables.get("cluster_blocks", 1) * max(plan.launch.tile_steps, 1)
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ class Prepared:
     def plans(self) -> list[KernelPlan]:
         """The plans of the kernels of the pass itself."""
         its_pass = self.problem.kernel_pass
-        return [plan for plan in self.texts.values() if plan.kernel_pass == its_pass or its_pass == "step"]
+        return [plan for plan in self.texts.values() if plan.problem.kernel_pass == its_pass or its_pass == "step"]
 
     def render(self, plan: KernelPlan) -> str:
         """Render the kernel of a plan from the templates as they are now."""
         from minrnn_gen.codegen.render import render
 
         builder = self.kernel.builder
-        return render(plan, builder.lowered_for(plan.kernel_pass), ())  # type: ignore[arg-type]
+        return render(plan, builder.lowered_for(plan.problem.kernel_pass), ())  # type: ignore[arg-type]
 
     def run(self, seed: int, others: Mapping[str, str]) -> str:
         """Run the call, with others in place of some texts; return what is wrong, empty where nothing is."""
@@ -263,12 +263,12 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     if problem.call.startswith("tiles"):
         return Case(2, 4 * projected.TILE_STEPS)
     if problem.call == "pieces":
-        return Case(1, 2 * plan.tile_steps + PIECE_STEPS)
+        return Case(1, 2 * plan.launch.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
-        return Case(3, plan.tile_steps + PIECE_STEPS, True)
+        return Case(3, plan.launch.tile_steps + PIECE_STEPS, True)
     tiles = (
-        plan.tile_steps
-        * max(plan.group_tiles, 1)
+        plan.launch.tile_steps
+        * max(plan.launch.group_tiles, 1)
         * plan.variables.get("cluster_blocks", 1)
         * (2 if plan.strategy == "cooperative" else 1)  # some blocks have one tile more than others
         * max(1, plan.variables.get("time_warps_walked", 1))

@@ -110,7 +110,7 @@ class HostKernels(DenseCell):
             for index in range(self.chunk):
                 multiply()
                 step = pack(STEP_SIGNATURE, {"call": at, "step_in_chunk": index})
-                code.run(-(-batch * self.hidden // code.plan.threads), step, part=STEP)
+                code.run(-(-batch * self.hidden // code.plan.launch.threads), step, part=STEP)
         assert (call[len(arguments) + 2 :] == 0x5A5A5A5A5A5A5A5A).all()
 
 

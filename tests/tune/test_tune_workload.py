@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -65,7 +66,7 @@ def test_what_is_right_is_within_the_tolerance_and_one_wrong_element_is_not(
 ) -> None:
     for subject in subjects_of(**case):
         results = dict(subject.checked_run(subject.kernel_of(subject.trial))())
-        assert subject.error_share(results) <= 0.5, subject.plan.kernel_pass
+        assert subject.error_share(results) <= 0.5, subject.plan.problem.kernel_pass
         assert results.keys() == subject.expected.keys()
         for name, one in results.items():
             largest = float(abs(one.astype(numpy.float64)).max())
@@ -77,7 +78,7 @@ def test_what_is_right_is_within_the_tolerance_and_one_wrong_element_is_not(
 
 @pytest.mark.usefixtures("compiler")
 def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callable[..., list[Workload]]) -> None:
-    *_, backward = (one for one in subjects_of(model="gru", recurrent_bias=True) if one.plan.kernel_pass == "backward")
+    *_, backward = (one for one in subjects_of(model="gru", recurrent_bias=True) if one.plan.problem.kernel_pass == "backward")
     assert set(backward.expected) == {"x", "R", "bias", "recurrent_bias", "state h"}
     timed = backward.timed_run(backward.kernel_of(backward.trial))()
     assert timed["x"].shape == (3, 37, 3, 32)
@@ -101,8 +102,7 @@ def test_checked_sizes_are_of_the_specialization_and_few() -> None:
 def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
     """Sizes alone."""
     made = object.__new__(KernelPlan)
-    for name, value in (("batch", batch), ("time", time), ("hidden_size", hidden_size)):
-        object.__setattr__(made, name, value)
+    object.__setattr__(made, "problem", SimpleNamespace(batch=batch, time=time, hidden_size=hidden_size))
     return made
 
 
@@ -112,7 +112,7 @@ def test_a_call_of_another_specialization_says_nothing(subjects_of: Callable[...
     kernel = subject.kernel_of(subject.trial)
     demand_specialization(kernel, subject.plan)
     with pytest.raises(Exception, match="and the candidate is of"):
-        other = replace(subject.plan.problem, specialization=replace(subject.plan.specialization, resets=True))
+        other = replace(subject.plan.problem, specialization=replace(subject.plan.problem.specialization, resets=True))
         demand_specialization(kernel, replace(subject.plan, problem=other))
 
 
