@@ -14,6 +14,11 @@ from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
 
+def literal(value: bool | int) -> str:
+    """Return a truth value as C++ writes it."""
+    return "true" if value else "false"
+
+
 @cache
 def environment() -> jinja2.Environment:
     """Return the one strict template environment; every undefined name is an error."""
@@ -25,7 +30,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the output is CUDA; every name in the context is an identifier or passed through `comment`
     )
-    made.filters |= {"parameters": parameter_text, "members": member_text, "initializer": initializer_text}
+    made.filters |= {"parameters": parameter_text, "members": member_text, "initializer": initializer_text, "literal": literal}
     return made
 
 

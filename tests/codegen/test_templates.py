@@ -32,8 +32,8 @@ WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
 RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
 CONTEXT = {"plan", "cell", "header", "signature"}
 
-# How a list of parameters is printed, and where statements stand.
-FILTERS = {"length", "join", "indent", "parameters", "members", "initializer"}
+# How lists of parameters and truth values are printed, and where statements stand.
+FILTERS = {"length", "join", "indent", "parameters", "members", "initializer", "literal"}
 
 # Numbers that need no name: none, one, two (a pair, a half, a doubling).
 PLAIN_NUMBERS = {"0", "1", "2"}

@@ -34,7 +34,8 @@ def test_every_wait_is_weakened() -> None:
 def test_each_changes_its_line_and_no_other() -> None:
     for mutant in MUTANTS:
         before, after = TEMPLATES[mutant.template], mutant.applied_to(TEMPLATES[mutant.template])
-        assert before != after and before.count("\n") - mutant.was.count("\n") == after.count("\n")
+        lines = mutant.replacement.count("\n") - mutant.was.count("\n")
+        assert before != after and before.count("\n") + lines == after.count("\n")
     assert len({mutant.key for mutant in MUTANTS}) == len(MUTANTS)
 
 

@@ -1,0 +1,69 @@
+"""How long lines and bodies of kernels are. What is over a limit is counted, and may only become less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from minrnn_gen.config.package_files import package_folder
+
+FOLDER = Path(package_folder("templates"))
+# Those of C are formatted by their own rules.
+CUDA = {
+    path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(FOLDER.rglob("*.j2"))
+    if path.parent.name not in {"cpu", "export"}
+}
+KERNELS = {name: text for name, text in CUDA.items() if name.endswith(".cu.j2") and "/" not in name}
+
+COLUMNS_MOST = 140
+# Longer lines: assembly in one string, kernels in clusters, choices between long expressions, lists in a constant.
+LONGER_LINES_MOST = 43
+
+BODY_LINES_MOST = 150
+# Longer bodies, each with its lines: the shared statements are in bodies/, what is left is of one pass.
+LONGER_BODIES = {
+    "large_batch_backward.cu.j2": 320,
+    "large_batch_forward.cu.j2": 209,
+    "persistent_backward.cu.j2": 292,
+    "persistent_forward.cu.j2": 173,
+    "scan_backward_channels.cu.j2": 195,
+    "scan_backward_cooperative.cu.j2": 192,
+    "scan_backward_time.cu.j2": 195,
+    "scan_forward_cooperative.cu.j2": 176,
+    "scan_forward_projected.cu.j2": 182,
+    "vector_backward.cu.j2": 293,
+    "vector_forward.cu.j2": 196,
+}
+
+# `{{ a if b else c }}` in a line of CUDA.
+CHOICES_MOST = 73
+
+
+def test_lines_are_short() -> None:
+    longer = [
+        f"{name}:{number}"
+        for name, text in CUDA.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > COLUMNS_MOST
+    ]
+    assert len(longer) <= LONGER_LINES_MOST, longer
+
+
+def test_bodies_of_kernels_are_short() -> None:
+    longest: dict[str, int] = {}
+    for name, text in KERNELS.items():
+        for body in re.findall(r'^extern "C" __global__.*?\{\n(.*?)^\}$', text, re.M | re.S):
+            longest[name] = max(longest.get(name, 0), body.count("\n"))
+    longer = {name: lines for name, lines in longest.items() if lines > BODY_LINES_MOST}
+    assert {name for name, lines in longer.items() if lines > LONGER_BODIES.get(name, 0)} == set(), longer
+    assert longest.keys() == KERNELS.keys()
+
+
+def test_choices_are_blocks() -> None:
+    choices = [
+        f"{name}: {choice}"
+        for name, text in CUDA.items()
+        for choice in re.findall(r"\{\{[^{}]* if [^{}]* else [^{}]*\}\}", re.sub(r"//[^\n]*", "", text))
+    ]
+    assert len(choices) <= CHOICES_MOST, choices
