@@ -13,6 +13,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.sequences import Sequences
+from minrnn_gen.call.slots import FIXED, CallSlots
 
 
 class CallArguments(NamedTuple):
@@ -33,13 +34,12 @@ class CallArguments(NamedTuple):
     @classmethod
     def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
         """Return the arguments whose arrays, in the order of slots, these are."""
-        states_from = PARAMETERS_FROM + len(interface.parameters)
-        shared_from = states_from + len(interface.states)
-        parameters = dict(zip(interface.parameters, arrays[PARAMETERS_FROM:states_from], strict=True))
-        states = dict(zip(interface.states, arrays[states_from:shared_from], strict=True))
-        shared = dict(zip(interface.shared, arrays[shared_from:], strict=True))
+        slots = interface.slots
+        parameters = dict(zip(interface.parameters, arrays[slots.parameters], strict=True))
+        states = dict(zip(interface.states, arrays[slots.states], strict=True))
+        shared = dict(zip(interface.shared, arrays[slots.shared.start :], strict=True))
         has_state = any(array is not None for array in states.values())
-        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[:PARAMETERS_FROM]
+        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[: len(FIXED)]
         named = (parameters or None, states if has_state else None, shared or None)
         return cls(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named)
 
@@ -51,13 +51,6 @@ class CallArguments(NamedTuple):
         *arrays, parameters, state, shared = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
         return arrays if fits and _extend(arrays, shared, interface.shared) else None
-
-
-# Slots. Those of arrays without gradients lie from `SEQUENCES_FROM` to `PARAMETERS_FROM`; states come behind parameters.
-SEQUENCES_FROM = CallArguments._fields.index("resets")
-PARAMETERS_FROM = CallArguments._fields.index("parameters")
-LENGTHS = CallArguments._fields.index("lengths")
-CU_SEQLENS = CallArguments._fields.index("cu_seqlens")
 
 
 def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
@@ -126,9 +119,10 @@ class Call:
         """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
         if keyed is None:
             return self
-        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named = with_slots(self.flat())
+        arrays = with_slots(self.flat())
+        x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[: len(FIXED)]
         assert x is not None
-        states_from, shared_from = len(self.parameters), len(self.parameters) + len(self.initial)
+        slots = CallSlots.of(len(self.parameters), len(self.initial), len(self.shared))
         return replace(
             self,
             x=x,
@@ -137,9 +131,9 @@ class Call:
             bias=bias,
             recurrent_bias=recurrent_bias,
             sequences=replace(self.sequences, resets=resets, lengths=lengths, cu_seqlens=cu_seqlens),
-            parameters=tuple(array for array in named[:states_from] if array is not None),
-            initial=tuple(named[states_from:shared_from]),
-            shared=tuple(array for array in named[shared_from:] if array is not None),
+            parameters=tuple(array for array in arrays[slots.parameters] if array is not None),
+            initial=tuple(arrays[slots.states]),
+            shared=tuple(array for array in arrays[slots.shared] if array is not None),
             keyed=keyed,
         )
 

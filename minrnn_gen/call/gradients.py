@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call
+from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.slots import BIAS, FIXED, RECURRENT_BIAS, WEIGHT, R, X
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +64,30 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGrad
 
     No two overlap, since autograd adds to them; parts of the sums over time lie side by side in one buffer.
     """
-    states_from = PARAMETERS_FROM + len(interface.parameters)
-    gradients = [None if raw.x is None else raw.x.view(tensors[0].shape)]
-    gradients += in_forms_of(tensors[1:states_from], wide_by_slot(interface, tensors, raw))
-    pairs = zip(tensors[states_from:], (*raw.initial, *raw.shared), strict=True)
+    slots = interface.slots
+    gradients = in_forms_of(tensors[slots.wide], wide_by_slot(interface, tensors, raw))
+    gradients[X] = None if raw.x is None else raw.x.view(tensors[X].shape)
+    pairs = zip(tensors[slots.carried], (*raw.initial, *raw.shared), strict=True)
     return gradients + [None if tensor is None else gradient for tensor, gradient in pairs]
 
 
 def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
-    """Return the gradients of the slots between x and the states, as they were computed, None where there is no tensor."""
-    _, R, weight, bias, recurrent_bias, *_ = tensors
+    """Return the gradients of the slots before the states, as they were computed, None for x and where there is no tensor."""
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
     sums = raw.sums
-    gradients = [
-        None if R is None else raw.dR,
-        None if weight is None else raw.weight,
-        None if bias is None else sums[:, :gates] if gates < interface.summed_count else sums,
-        None if recurrent_bias is None else sums[:, gates:behind_gates],
-        *[None] * (PARAMETERS_FROM - SEQUENCES_FROM),
-    ]
+    gradients: list[Any] = [None] * len(FIXED)
+    if tensors[R] is not None:
+        gradients[R] = raw.dR
+    if tensors[WEIGHT] is not None:
+        gradients[WEIGHT] = raw.weight
+    if tensors[BIAS] is not None:
+        gradients[BIAS] = sums[:, :gates] if gates < interface.summed_count else sums
+    if tensors[RECURRENT_BIAS] is not None:
+        gradients[RECURRENT_BIAS] = sums[:, gates:behind_gates]
     rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
     of_names = {**rows, **raw.vectors}
-    vectors = tensors[PARAMETERS_FROM : PARAMETERS_FROM + len(interface.parameters)]
-    named = zip(interface.parameters, vectors, strict=True)
+    named = zip(interface.parameters, tensors[interface.slots.parameters], strict=True)
     return gradients + [None if vector is None else of_names[name] for name, vector in named]
 
 

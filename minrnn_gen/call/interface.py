@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
+from minrnn_gen.call.slots import CallSlots
 from minrnn_gen.precision import Precision
 
 # The axes of x and y in each layout: batch, time, gate, hidden (channel), input.
@@ -43,6 +45,11 @@ class Interface:
     shared: tuple[str, ...] = ()
     state_size: int = 0
     groups: int = 1
+
+    @cached_property
+    def slots(self) -> CallSlots:
+        """The slots of a call's arrays."""
+        return CallSlots.of(len(self.parameters), len(self.states), len(self.shared))
 
     @property
     def runs_reversed(self) -> tuple[bool, ...]:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
-from minrnn_gen.call.arguments import CU_SEQLENS, PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.slots import CU_SEQLENS, X, has_gradient
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.jax.request import Request
 
@@ -39,7 +39,7 @@ def batched(bind: Bind, request: Request, operands: Sequence[Any], axes: Sequenc
         return list(bind(replace(request, axis=request.axis + 1), whole))
     slots = request.slots
     weights = [place for place, slot in enumerate(slots) if _is_weight(request, slot)]
-    boundaries = [place for place, slot in enumerate(slots) if SEQUENCES_FROM <= slot < PARAMETERS_FROM]
+    boundaries = [place for place, slot in enumerate(slots) if not has_gradient(slot)]
     is_packed = request.present[CU_SEQLENS]
     sums_weights = request.kind == "backward" and bool(weights)
     if not is_packed and not sums_weights and not any(mapped[place] for place in weights):
@@ -54,8 +54,7 @@ def batched(bind: Bind, request: Request, operands: Sequence[Any], axes: Sequenc
 
 def _is_weight(request: Request, slot: int) -> bool:
     """Say whether a slot has an array that all sequences share."""
-    states_from = PARAMETERS_FROM + len(request.interface.parameters)
-    return 0 < slot < SEQUENCES_FROM or PARAMETERS_FROM <= slot < states_from
+    return X < slot < request.interface.slots.states.start and has_gradient(slot)
 
 
 def _with_heads(request: Request, count: int) -> Request | None:

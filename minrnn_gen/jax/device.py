@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.key import ALIGNMENT_BYTES, KeyedArrays
 from minrnn_gen.call.results import BackwardResult
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu import cublas
 from minrnn_gen.gpu import device as gpu_device

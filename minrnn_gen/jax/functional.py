@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
-from minrnn_gen.call.arguments import PARAMETERS_FROM, CallArguments
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
@@ -66,7 +66,7 @@ def recurrence(
         return _of_nothing(interface, flat, rows, time, sequences_count, all_states)
     if axis_name is not None:
         carried = jnp.dtype(interface.precision.arithmetic_dtype)
-        flat = with_initial_states(flat, len(interface.parameters), interface.state_shape(sequences_count), carried)
+        flat = with_initial_states(flat, interface.slots.states, interface.state_shape(sequences_count), carried)
     request = Request("forward", tuple(array is not None for array in flat), recipe, keeps=all_states)
     operands = tuple(array for array in flat if array is not None)
     y, *states = run(request, operands) if axis_name is None else run_over_time(request, axis_name, operands)
@@ -226,7 +226,7 @@ def _rising(ends: Any, total: int) -> Any:
 def _of_nothing(interface: Interface, flat: list[Any], rows: int, time: int, count: int, all_states: bool) -> tuple[Any, ...]:
     """Return the results of a call without steps: the initial states, and arrays without elements."""
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
-    initial = flat[PARAMETERS_FROM + len(interface.parameters) :]
+    initial = flat[interface.slots.states]
     states = [jnp.zeros(interface.state_shape(count), carried) if state is None else state for state in initial]
     y, final = jnp.zeros(interface.y_shape(rows, time), flat[0].dtype), dict(zip(interface.states, states, strict=True))
     kept = {name: y.astype(carried) for name in interface.states}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, CallArguments
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS
 from minrnn_gen.jax.c_handler import Layout
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
@@ -35,7 +36,7 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     saved = _saved(executor, arguments, y, others[:kept], request.keeps)
     dy, *dstate = others[kept:]
     gradients = kernel.backward(saved, dy, dict(zip(kernel.states, dstate, strict=True)))
-    flat = [gradients.get(name) for name in CallArguments._fields[:PARAMETERS_FROM]]
+    flat = [gradients.get(name) for name in FIXED]
     flat += [gradients["parameters"][name] for name in kernel.parameters]
     flat += [gradients["state"][name] for name in kernel.states]
     return [flat[slot] for slot in request.gradient_slots]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_scan
 from minrnn_gen.jax.primitive import bind
@@ -136,10 +135,10 @@ def _of_states(request: Request, operands: Arrays, saved: Arrays, dy: Any, dfina
     return gradients, jnp.stack(gradients[-len(request.interface.states) :])
 
 
-def with_initial_states(flat: Sequence[Any], parameters: int, shape: tuple[int, ...], dtype: Any) -> list[Any]:
-    """Return the arrays of a call with zeros for initial states that it does not have."""
-    states_from = PARAMETERS_FROM + parameters
-    return [*flat[:states_from], *(jnp.zeros(shape, dtype) if state is None else state for state in flat[states_from:])]
+def with_initial_states(flat: Sequence[Any], states: slice, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    """Return the arrays of a call with zeros for absent initial states, whose slots are `states`."""
+    initial = [jnp.zeros(shape, dtype) if state is None else state for state in flat[states]]
+    return [*flat[: states.start], *initial, *flat[states.stop :]]
 
 
 def scan_over_time(request: Request, axis_name: str, a: Any, b: Any, h0: Any) -> Arrays:

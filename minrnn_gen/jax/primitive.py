@@ -12,7 +12,7 @@ import numpy
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, RECURRENT_BIAS, R, X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import target
 from minrnn_gen.jax.batched import batched
@@ -84,23 +84,22 @@ def _gradients(request: Request, call: DeviceCall, operands: Sequence[Any], resu
     dR = None if raw.R is None else raw.R.swapaxes(1, 2)
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
-    slots = list(request.slots)
-    states_from = PARAMETERS_FROM + len(interface.parameters)
+    slots, of_cell = list(request.slots), interface.slots
+    by_slot = {X: raw.x, R: dR, **dict(zip(_slots_in(of_cell.states), raw.initial, strict=True))}
+    if sums is not None:
+        by_slot |= {BIAS: sums[:, :gates], RECURRENT_BIAS: sums[:, gates:behind_gates]}
+        by_slot |= {slot: sums[:, row] for row, slot in enumerate(_slots_in(of_cell.parameters), behind_gates)}
     gradients = []
     for slot in request.gradient_slots:
-        if slot >= states_from:
-            gradient = raw.initial[slot - states_from]
-        elif slot >= PARAMETERS_FROM:
-            assert sums is not None
-            gradient = sums[:, behind_gates + slot - PARAMETERS_FROM]
-        else:
-            by_slot = (raw.x, dR, None, None if sums is None else sums[:, :gates])
-            assert slot < SEQUENCES_FROM
-            gradient = by_slot[slot] if slot < len(by_slot) else sums[:, gates:behind_gates]  # type: ignore[index]
+        gradient = by_slot[slot]
         like = operands[slots.index(slot)]
         assert gradient is not None
         gradients.append(gradient.reshape(like.shape).astype(like.dtype))
     return gradients
+
+
+def _slots_in(run: slice) -> range:
+    return range(run.start, run.stop)
 
 
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, request: Request) -> tuple[list[Any], list[int]]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.slots import CU_SEQLENS, has_gradient
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import precision_storing
 
@@ -52,7 +52,7 @@ class Request:
     @property
     def gradient_slots(self) -> tuple[int, ...]:
         """The slots whose gradients a backward of a kernel returns, in their order."""
-        return tuple(slot for slot in self.slots if slot < SEQUENCES_FROM or slot >= PARAMETERS_FROM)
+        return tuple(filter(has_gradient, self.slots))
 
     def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
         """Return what the results look like."""
@@ -76,8 +76,8 @@ class Request:
 
     def sequences(self, operands: Sequence[Shaped]) -> int:
         """Return how many sequences a call of a kernel is of."""
-        if self.present[PARAMETERS_FROM - 1]:
-            return operands[self.slots.index(PARAMETERS_FROM - 1)].shape[0] - 1
+        if self.present[CU_SEQLENS]:
+            return operands[self.slots.index(CU_SEQLENS)].shape[0] - 1
         return operands[0].shape[0 if self.kind == "step" else self.interface.x_axes.index("b")]
 
 

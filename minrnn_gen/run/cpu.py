@@ -170,16 +170,11 @@ class CpuRun:
         call, outputs = forward.call.with_slots(keyed), forward.outputs
         projected = None if forward.call.weight is None else forward.projected.x
         written = (outputs.y, *outputs.kept, *(array for array in (outputs.products, projected) if array is not None))
-        inputs = len(keyed.arrays) - len(written) - 1 - len(incoming.dfinal)
-        y, *others = slots_from(written, inputs)
+        y, *others = slots_from(written, self.interface.slots.total)
         kept, others = others[: len(outputs.kept)], others[len(outputs.kept) :]
         multiplied = call if projected is None else replace(call, x=others[-1], x_axes=forward.projected.x_axes, weight=None)
         forward = Forward(call, multiplied, Outputs(y, tuple(kept), (), None if outputs.products is None else others[0]))
-        behind = inputs + len(written)
-        dfinal = [
-            None if gradient is None else gradient.with_slot(slot) for slot, gradient in enumerate(incoming.dfinal, behind + 1)
-        ]
-        incoming = IncomingGradient(incoming.dy.with_slot(behind), tuple(dfinal))
+        incoming = incoming.with_slots(keyed)
         reads_initial = any(state is not None for state in call.initial)
         return self.native.backward(kernel, forward, incoming, keyed, reads_x, reads_initial)
 

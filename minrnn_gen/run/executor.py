@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.recipe import check_sizes_of_vectors
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, Call, CallArguments, IncomingGradient, Outputs, flat_gradient
+from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import RawGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, BackwardSlots
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
@@ -194,7 +195,9 @@ class Executor:
             return self.cpu.replay_backward(flat, reads_x) or self._record_on_cpu(
                 flat, arrays, results, incoming, all_states, reads_x
             )
-        known = self.gpu.restored.get(flat.key) or self._restored(states_out, flat, len(arrays), len(results))
+        known = self.gpu.restored.get(flat.key)
+        if known is None:
+            known = self._restored(states_out, flat, BackwardSlots.of(len(arrays), len(results), len(incoming) - 1))
         return None if known is None else self.gpu.replay_restored(known, flat)
 
     def forward_in_place(self, arrays: Sequence[Any], into: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult:
@@ -233,21 +236,22 @@ class Executor:
         checked = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, forward.call.batch)
         return self.cpu.record_backward(flat, forward, checked, reads_x)
 
-    def _restored(self, states_out: StatesOut, flat: KeyedArrays, inputs: int, results: int) -> RestoredBackward | None:
-        """Return the backward of a forward that is restored from so many inputs and results, if its trace is there."""
-        arrays, incoming = flat.arrays, inputs + results
-        call = keyed(("forward", states_out, True), arrays[:inputs])
-        forward = restored_replay(self.gpu.forwards.find(call), call, arrays[inputs], arrays[inputs + 1 : incoming])
-        arriving = None if forward is None else keyed(forward.trace, arrays[incoming:])
+    def _restored(self, states_out: StatesOut, flat: KeyedArrays, slots: BackwardSlots) -> RestoredBackward | None:
+        """Return the backward of a forward that is restored from the inputs and results in `slots`, if its trace is there."""
+        arrays = flat.arrays
+        call = keyed(("forward", states_out, True), arrays[slots.inputs])
+        y, *saved = arrays[slots.results]
+        forward = restored_replay(self.gpu.forwards.find(call), call, y, saved)
+        arriving = None if forward is None else keyed(forward.trace, arrays[slots.incoming])
         if forward is None or arriving is None:
             return None
         trace = self.gpu.backwards.find(arriving.behind(forward.arrays, forward.addresses))
         if trace is None:
             return None
-        slots = forward.trace.slots
-        by_slot = {slot: inputs + place for place, slot in enumerate((slots.y, *slots.saved))}
+        written, inputs = forward.trace.slots, slots.inputs.stop
+        by_slot = dict(zip((written.y, *written.saved), range(inputs, slots.results.stop), strict=True))
         allocated = range(inputs, inputs + len(forward.trace.allocations))
-        order = (*range(inputs), *(by_slot.get(slot) for slot in allocated), *range(incoming, len(arrays)))
+        order = (*range(inputs), *(by_slot.get(slot) for slot in allocated), *range(slots.incoming.start, len(arrays)))
         return self.gpu.restored.keep(flat.key, RestoredBackward(trace, order))
 
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:

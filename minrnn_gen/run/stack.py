@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM, Call, CallArguments, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import in_forms_of, wide_by_slot
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import keyed
 from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_outputs, pieces_of
 from minrnn_gen.call.results import BackwardResult
+from minrnn_gen.call.slots import BackwardSlots, StackSlots
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.backend import Backend, Recorder
@@ -32,9 +33,6 @@ from minrnn_gen.run.projection import projection_of_piece
 from minrnn_gen.run.replay import TraceCache
 from minrnn_gen.run.saved import owner_of
 from minrnn_gen.run.wavefront import wavefront
-
-# Where the arrays of the first layer begin, and how many of a layer's are none of the cell's own.
-_LAYERS_FROM, _SHARED = 2, SEQUENCES_FROM - 1
 
 
 class Cut(NamedTuple):
@@ -104,43 +102,30 @@ class StackRun:
             return self._gradients(tensors, replay.result.arrays)
         arrays = _described(flat, call_key is not None)
         recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
-        ends = len(tensors), len(tensors) + len(results)
-        result = self._run_back(recorder, arrays[: ends[0]], arrays[ends[0] : ends[1]], arrays[ends[1] :], cut, dropout)
+        slots = BackwardSlots.of(len(tensors), len(results), len(incoming) - 1)
+        result = self._run_back(recorder, arrays[slots.inputs], arrays[slots.results], arrays[slots.incoming], cut, dropout)
         self._backwards.keep(recorder.finish(result, None))
         return self._gradients(tensors, result.mapped(owner_of).arrays)
 
-    @property
-    def _layer_arrays(self) -> int:
-        """How many arrays of a call are a layer's own."""
-        return _SHARED + len(self._interfaces[0].parameters)
+    def _slots(self, arrays: Sequence[Any]) -> StackSlots:
+        """Return the slots of a call, whose only arrays of sequences are resets; with dropout it has masks."""
+        interface, layers = self._interfaces[0], len(self._interfaces)
+        slots = StackSlots.of(1, layers, len(interface.parameters), len(interface.states), 0)
+        return slots._replace(masks=slice(slots.masks.start, len(arrays)))
 
     def _call(self, arrays: Sequence[Any], layer: int, x: Array) -> Call:
         """Return the checked call of a layer."""
         interface = self._interfaces[layer]
-        begin = _LAYERS_FROM + layer * self._layer_arrays
-        R, weight, bias, recurrent_bias, *own = arrays[begin : begin + self._layer_arrays]
-        initial = [None if state is None else state.selected(0, layer) for state in self._initial(arrays)]
-        flat = (x, R, weight, bias, recurrent_bias, arrays[1], None, None, *own, *initial)
+        slots = self._slots(arrays)
+        initial = [None if state is None else state.selected(0, layer) for state in arrays[slots.states]]
+        flat = slots.call(arrays, layer, x, (*arrays[slots.sequences], None, None), initial)
         return check_call(interface, _named, lambda _: None, CallArguments.from_flat(interface, flat))
-
-    @property
-    def _states_from(self) -> int:
-        """Where the initial states of a call begin."""
-        return _LAYERS_FROM + len(self._interfaces) * self._layer_arrays
-
-    def _initial(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Return the initial states of all layers."""
-        return arrays[self._states_from : self._states_from + len(self._interfaces[0].states)]
-
-    def _masks(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Return the masks of all layers but the last, none without dropout."""
-        return arrays[self._states_from + len(self._interfaces[0].states) :]
 
     def _dropout(
         self, recorder: Recorder, arrays: Sequence[Array | None], layer: int, below: Array, probability: float
     ) -> Dropout | None:
         """Return the dropout that writes the input of a layer, None where that is what comes from `below`."""
-        masks = self._masks(arrays)
+        masks = arrays[self._slots(arrays).masks]
         if not (layer and masks):
             return None
         target = recorder.new_array(below.shape, below.dtype)
@@ -262,7 +247,7 @@ class StackRun:
         of_layer = (len(saved) - count + 1) // count
         outputs = [*saved[count * of_layer :], y]
         output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
-        initial = self._initial(arrays)[output]
+        initial = arrays[self._slots(arrays).states][output]
         # As the first products had it.
         first = None if initial is None else recorder.cast(initial, interface.precision.storage_dtype)
         layers: list[LayerBackward] = []
@@ -294,22 +279,18 @@ class StackRun:
 
     def _gradients(self, tensors: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         """Return the gradients of a call's tensors from the arrays of a run."""
-        interface = self._interfaces[0]
-        states = len(interface.states)
-        dx, dinitial, own = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
+        slots, states = self._slots(tensors), len(self._interfaces[0].states)
+        dx, dinitial, sums_of_layers = arrays[0], arrays[1 : 1 + states], arrays[1 + states :]
         of_layers: list[Any] = []
         for layer, interface in enumerate(self._interfaces):
-            begin = _LAYERS_FROM + layer * self._layer_arrays
-            R, weight, bias, recurrent_bias, *vectors = tensors[begin : begin + self._layer_arrays]
-            sums, dweight, dR = own[3 * layer : 3 * layer + 3]
+            sums, dweight, dR = sums_of_layers[3 * layer : 3 * layer + 3]
             raw = added_up(interface, BackwardResult(None, (), sums, dweight, dR))
-            of_layer = (None, R, weight, bias, recurrent_bias, None, None, None, *vectors)
-            wide = wide_by_slot(interface, of_layer, raw)
-            of_layers += [*wide[:_SHARED], *wide[PARAMETERS_FROM - 1 :]]
-        parameters = tensors[_LAYERS_FROM : _LAYERS_FROM + len(of_layers)]
-        pairs = zip(self._initial(tensors), dinitial, strict=True)
+            call = slots.call(tensors, layer, None, (None, None, None), ())
+            of_layers += slots.own_of(wide_by_slot(interface, call, raw), interface.slots.parameters)
+        pairs = zip(tensors[slots.states], dinitial, strict=True)
         of_states = [None if state is None else gradient for state, gradient in pairs]
-        return [dx, None, *in_forms_of(parameters, of_layers), *of_states, *(None for _ in self._masks(tensors))]
+        masks = [None for _ in tensors[slots.masks]]
+        return [dx, None, *in_forms_of(tensors[slots.own], of_layers), *of_states, *masks]
 
 
 def _present(array: Array | None) -> Array:

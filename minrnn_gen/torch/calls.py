@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, PARAMETERS_FROM, SEQUENCES_FROM, CallArguments
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.gradients import gradients_by_slot
+from minrnn_gen.call.slots import CU_SEQLENS, FIXED
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import STATES, STORAGE
@@ -69,7 +70,7 @@ def backward(
     saved = kernel.executor.restore(_arguments(kernel, tensors), y, extra, all_states)
     gradients = kernel.backward(saved, dy, dict(zip(kernel.states, incoming[1:], strict=True)) if dstate else None)
     in_order = CallArguments(
-        **{name: gradients.get(name) for name in CallArguments._fields[:SEQUENCES_FROM]},
+        **{name: gradients.get(name) for name in FIXED},
         parameters=gradients.get("parameters"),
         state=gradients["state"],
         shared=gradients.get("shared"),
@@ -148,7 +149,7 @@ def check_tensors(kernel: Kernel, tensors: Tensors) -> None:
     """Refuse arguments that are no dense tensors, and shapes of tensors without values that do not fit."""
     interface = kernel.interface
     names = (
-        *CallArguments._fields[:PARAMETERS_FROM],
+        *FIXED,
         *(f"parameters['{name}']" for name in interface.parameters),
         *(f"state['{name}']" for name in interface.states),
         *(f"shared['{name}']" for name in interface.shared),

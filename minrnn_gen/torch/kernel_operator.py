@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.call.slots import CallSlots, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
@@ -44,15 +44,15 @@ def run(
         if not torch.compiler.is_compiling():
             calls.check_tensors(kernel or kernel_by(recipe), tensors)
         saves = records(tensors) or all_states
-        results = OPERATOR(recipe, saves, all_states, *_by_schema(tensors, parameters, states))
+        slots = CallSlots.of(parameters, states, len(tensors) - CallSlots.of(parameters, states).total)
+        results = OPERATOR(recipe, saves, all_states, *slots.by_schema(tensors))
     return results[: _returned_count(states, all_states)]
 
 
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
     """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
     kernel = kernel_by(recipe)
-    call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
-    results = OPERATOR(recipe, all_states, all_states, *call)
+    results = OPERATOR(recipe, all_states, all_states, *kernel.interface.slots.by_schema(tensors))
     return results[: _returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
 
 
@@ -96,8 +96,7 @@ class _Dispatched:
         return 1 + len(kernel_by(self.recipe).states)
 
     def forward(self, tensors: Tensors) -> Tensors:
-        kernel = kernel_by(self.recipe)
-        call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
+        call = kernel_by(self.recipe).interface.slots.by_schema(tensors)
         return below_autograd(OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
 
     def read_again(self, tensors: Tensors) -> Tensors:
@@ -107,22 +106,14 @@ class _Dispatched:
         kernel = kernel_by(self.recipe)
         y, *extra = results
         dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
-        call = _by_schema(tensors, len(kernel.parameters), len(kernel.states))
+        call = kernel.interface.slots.by_schema(tensors)
         in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
         return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
-def _by_schema(tensors: Tensors, parameters: int, states: int) -> tuple[Any, ...]:
-    """Return the tensors of a call as the operators take them: inputs S.*, parameters and states as three lists."""
-    states_from = PARAMETERS_FROM + parameters
-    shared_from = states_from + states
-    state = [tensor for tensor in tensors[states_from:shared_from] if tensor is not None]
-    return (*tensors[:PARAMETERS_FROM], list(tensors[shared_from:]), list(tensors[PARAMETERS_FROM:states_from]), state)
-
-
 def _have_gradients(tensors: Tensors) -> list[bool]:
     """Say of each tensor of a call whether a backward returns its gradient."""
-    return [tensor is not None and (slot < SEQUENCES_FROM or slot >= PARAMETERS_FROM) for slot, tensor in enumerate(tensors)]
+    return [tensor is not None and has_gradient(slot) for slot, tensor in enumerate(tensors)]
 
 
 def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:

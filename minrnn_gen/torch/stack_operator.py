@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM, SEQUENCES_FROM
+from minrnn_gen.call.slots import SEQUENCES, StackSlots, X
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.expected_time import BackwardOrForward
@@ -27,8 +27,9 @@ from minrnn_gen.torch.dropout import dropped
 from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
 
 _CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor[] masks, Tensor?[] parameters, Tensor[] state"
-# Where the parameters of the first layer begin, and how many of a layer's are none of the cell's own.
-_PARAMETERS_FROM, _SHARED = 4, SEQUENCES_FROM - 1
+# A stack takes all arrays of sequences, behind x.
+_SEQUENCES_COUNT = SEQUENCES.stop - SEQUENCES.start
+_SEQUENCES = slice(X + 1, X + 1 + _SEQUENCES_COUNT)
 
 
 def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...], dropout: float = 0.0) -> Sequence[Any]:
@@ -75,30 +76,26 @@ class _Layers:
 
     def call(self, tensors: Tensors, layer: int, x: Any) -> tuple[Any, ...]:
         """Return the tensors of a layer's call, whose input is `x`."""
-        _, *sequences = tensors[:_PARAMETERS_FROM]
-        count = _SHARED + len(self.kernels[layer].parameters)
-        begin = _PARAMETERS_FROM + layer * count
-        R, weight, bias, recurrent_bias, *own = tensors[begin : begin + count]
-        _, states, _ = self.split(tensors, self.results_count - 1)
-        initial = (state if state is None else of_layer(state, layer, self.has_directions) for state in states)
-        return (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
+        slots = self.slots(tensors, self.results_count - 1)
+        states = (state if state is None else of_layer(state, layer, self.has_directions) for state in tensors[slots.states])
+        return tuple(slots.call(tensors, layer, x, tensors[slots.sequences], [*states]))
 
     @property
     def masks_count(self) -> int:
         """How many masks a call has: of all layers but the last, none without dropout."""
         return len(self.recipes) - 1 if self.dropout else 0
 
-    def split(self, tensors: Tensors, states: int) -> tuple[Tensors, Tensors, Tensors]:
-        """Return parameters, initial states and masks of a call whose cell has so many states."""
-        masks_from = len(tensors) - self.masks_count
-        states_from = masks_from - states
-        return tensors[_PARAMETERS_FROM:states_from], tensors[states_from:masks_from], tensors[masks_from:]
+    def slots(self, tensors: Tensors, states: int) -> StackSlots:
+        """Return the slots of a call whose cell has so many states."""
+        layers = len(self.recipes)
+        fixed = StackSlots.of(_SEQUENCES_COUNT, layers, 0, states, self.masks_count)
+        return StackSlots.of(_SEQUENCES_COUNT, layers, (len(tensors) - fixed.masks.stop) // layers, states, self.masks_count)
 
     def by_schema(self, tensors: Tensors, states: int) -> tuple[Any, ...]:
         """Return the tensors of a call as the operators take them: masks, parameters and states as three lists."""
-        parameters, initial, masks = self.split(tensors, states)
-        present = [state for state in initial if state is not None]
-        return (*tensors[:_PARAMETERS_FROM], [*masks], [*parameters], present)
+        slots = self.slots(tensors, states)
+        present = [state for state in tensors[slots.states] if state is not None]
+        return (tensors[X], *tensors[slots.sequences], [*tensors[slots.masks]], [*tensors[slots.own]], present)
 
     def dispatched(self, tensors: Tensors, states: int, saves: bool) -> Sequence[Any]:
         """Call the operator for a cell with so many states."""
@@ -117,7 +114,7 @@ class _Layers:
 
     def beside_each_other(self, tensors: Tensors, kernel_pass: BackwardOrForward) -> Beside | None:
         """Return how the layers run beside each other, where that is faster than one after the other."""
-        x, _, lengths, cu_seqlens = tensors[:_PARAMETERS_FROM]
+        x, _, lengths, cu_seqlens = tensors[X], *tensors[_SEQUENCES]
         if not x.is_cuda or lengths is not None or cu_seqlens is not None:
             return None
         axes = self.kernels[0].interface.x_axes
@@ -155,7 +152,7 @@ class _Layers:
             incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
             whole, cut = _whole(tensors), beside.choice.cut
             dx, *others = beside.run.backward(whole, _without_gaps(results), incoming, cut, self.dropout)
-            return [dx, *(None,) * (_PARAMETERS_FROM - 1), *others[1:]]
+            return [dx, *(None,) * _SEQUENCES_COUNT, *others[1:]]
         y, *saved = results
         count = len(self.recipes)
         per_layer = (len(saved) - count + 1) // count
@@ -167,13 +164,13 @@ class _Layers:
             call = self.call(tensors, layer, self.dropped_below(tensors, layer, below))
             own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
             own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
-            dy, *others = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=bool(layer) or reads_x)
-            dy = self.dropped_below(tensors, layer, dy)
-            states_from = PARAMETERS_FROM - 1 + len(kernel.parameters)
-            parameters = [*others[:_SHARED], *others[PARAMETERS_FROM - 1 : states_from], *parameters]
-            initial.insert(0, others[states_from:])
+            gradients = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=bool(layer) or reads_x)
+            dy = self.dropped_below(tensors, layer, gradients[X])
+            slots = kernel.interface.slots
+            parameters = [*StackSlots.own_of(gradients, slots.parameters), *parameters]
+            initial.insert(0, gradients[slots.states])
         of_all = [None if states[0] is None else together(states, self.has_directions) for states in zip(*initial, strict=True)]
-        return [dy, *(None,) * (_PARAMETERS_FROM - 1), *parameters, *of_all, *(None,) * self.masks_count]
+        return [dy, *(None,) * _SEQUENCES_COUNT, *parameters, *of_all, *(None,) * self.masks_count]
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
         """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
@@ -242,7 +239,7 @@ def together(states: Sequence[Any], has_directions: bool) -> Any:
 def _have_gradients(tensors: Tensors) -> list[bool]:
     """Say of each tensor of a call whether a backward returns its gradient: not of sequences and masks."""
     return [
-        tensor is not None and not 0 < place < _PARAMETERS_FROM and tensor.dtype is not torch.bool
+        tensor is not None and not _SEQUENCES.start <= place < _SEQUENCES.stop and tensor.dtype is not torch.bool
         for place, tensor in enumerate(tensors)
     ]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, CallArguments
+from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.key import keyed
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.errors import BadInput, Infeasible
 from minrnn_gen.gpu import memory

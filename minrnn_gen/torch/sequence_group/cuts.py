@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM, SEQUENCES_FROM, CallArguments
+from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, RESETS, WEIGHT, X
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
 from minrnn_gen.torch.sequence_group.cost import counts_up_to
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 Along = Literal["sequences", "channels"]
-_WEIGHT, _BIAS = (CallArguments._fields.index(name) for name in ("weight", "bias"))
 # Fewer channels than a warp has lanes leave kernels without lines of memory of their own.
 CHANNELS_LEAST = 32
 
@@ -106,7 +105,7 @@ class Cut:
         if tensor is None or axis is None:
             return tensor
         part = self._narrowed(tensor.reshape(self.views.get(slot, tensor.shape)), axis, span)
-        return part.flatten(0, 1) if slot == _WEIGHT and slot in self.views else part
+        return part.flatten(0, 1) if slot == WEIGHT and slot in self.views else part
 
     def _narrowed(self, tensor: Any, axis: int, span: tuple[int, int], contiguous: bool = False) -> Any:
         if tensor is None or len(self.spans) == 1:
@@ -122,7 +121,7 @@ def _spans(size: int, count: int) -> tuple[tuple[int, int], ...]:
 
 def _along_sequences(piece: Piece, call: Sequence[Any], count: int) -> Cut:
     axes: list[int | None] = [None] * len(call)
-    axes[0], axes[SEQUENCES_FROM], axes[LENGTHS] = piece.batch_axis, 0, 0
+    axes[X], axes[RESETS], axes[LENGTHS] = piece.batch_axis, 0, 0
     shared = piece.kernel.interface.shared
     for slot in range(len(call) - len(shared), len(call)):
         axes[slot] = piece.kernel.interface.shared_axes.index("b")
@@ -134,11 +133,11 @@ def _along_sequences(piece: Piece, call: Sequence[Any], count: int) -> Cut:
 def _along_channels(piece: Piece, call: Sequence[Any], count: int) -> Cut:
     interface = piece.kernel.interface
     axes: list[int | None] = [None] * len(call)
-    axes[0] = None if interface.input_size else interface.x_axes.index("h")
-    axes[_WEIGHT] = axes[_BIAS] = 1
-    for slot in range(PARAMETERS_FROM, len(call)):
+    axes[X] = None if interface.input_size else interface.x_axes.index("h")
+    axes[WEIGHT] = axes[BIAS] = 1
+    for slot in range(interface.slots.parameters.start, len(call)):
         axes[slot] = 0
     sizes = (len(interface.gates), interface.hidden_size)
-    views = {_BIAS: sizes} if interface.input_size is None else {_BIAS: sizes, _WEIGHT: (*sizes, interface.input_size)}
+    views = {BIAS: sizes} if interface.input_size is None else {BIAS: sizes, WEIGHT: (*sizes, interface.input_size)}
     part = piece if count == 1 else replace(piece, kernel=kernel_by(recipe_of_heads(piece.kernel, count)))
     return Cut(part, _spans(interface.hidden_size, count), tuple(axes), views, 2, piece.y_axes.index("h"))

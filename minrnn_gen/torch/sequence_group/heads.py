@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import PARAMETERS_FROM
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.slots import SEQUENCES, WEIGHTS, X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
@@ -67,10 +67,9 @@ def _as_of_all_heads(interface: Interface, tensors: tuple[Any, ...], member: Mem
         shape[axis] *= member.size
         return tensor.new_empty(()).expand(shape)
 
-    x, *others = tensors
-    begin = len(tensors) - len(interface.states) - 1
+    x, states = tensors[X], interface.slots.states
     x = x if interface.input_size else widened(x, interface.x_axes.index("h"))
-    return (x, *others[:begin], *(widened(state, -1) for state in others[begin:]))
+    return (x, *tensors[X + 1 : states.start], *(widened(state, -1) for state in tensors[states]), *tensors[states.stop :])
 
 
 class _Share:
@@ -83,11 +82,10 @@ class _Share:
 
     def of(self, tensors: Tensors) -> tuple[Any, ...]:
         """Return a call's tensors on this share."""
-        x, R, weight, bias, recurrent_bias, *others = tensors
-        interface = self.interface
+        interface, slots = self.interface, self.interface.slots
+        x, (R, weight, bias, recurrent_bias) = tensors[X], tensors[WEIGHTS]
+        parameters, states = tensors[slots.parameters], tensors[slots.states]
         runs = len(interface.runs_reversed)
-        sequences, vectors = others[: PARAMETERS_FROM - 5], others[PARAMETERS_FROM - 5 :]
-        parameters, states = vectors[: len(interface.parameters)], vectors[len(interface.parameters) :]
         gathers = self.member.gathers
         if gathers or interface.input_size:
             x = _shared(x, self.member)
@@ -110,7 +108,7 @@ class _Share:
             weight,
             bias,
             recurrent_bias,
-            *sequences,
+            *tensors[SEQUENCES],
             *(self._channels(vector, -1) for vector in parameters),
             *(state if state is None or not gathers else self._channels(_shared(state, self.member), -1) for state in states),
         )

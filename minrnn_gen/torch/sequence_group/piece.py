@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, SEQUENCES_FROM
 from minrnn_gen.call.interface import Y_AXES
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch import calls
 from minrnn_gen.torch.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import broadcast
 from minrnn_gen.torch.sequence_group.group import Member
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences
-
-_RESETS = SEQUENCES_FROM
 
 
 @dataclass(frozen=True)
@@ -82,16 +80,13 @@ class Piece:
     def apart(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
         """Return the tensors of a call without its states, those behind them included, and the initial states."""
         *arrays, _ = tensors
-        begin, end = self._states_from(arrays), self._states_from(arrays) + self.states
-        return [*arrays[:begin], *arrays[end:]], arrays[begin:end]
+        states = self.kernel.interface.slots.states
+        return [*arrays[: states.start], *arrays[states.stop :]], arrays[states]
 
     def in_order(self, call: Sequence[Any], initial: Sequence[Any]) -> list[Any]:
         """Return what belongs to the tensors of a call, and to its initial states, in the order of slots."""
-        begin = len(call) - len(self.kernel.interface.shared)
+        begin = self.kernel.interface.slots.states.start
         return [*call[:begin], *initial, *call[begin:]]
-
-    def _states_from(self, arrays: Sequence[Any]) -> int:
-        return len(arrays) - len(self.kernel.interface.shared) - self.states
 
     def states_like(self, call: Sequence[Any]) -> Any:
         """Return an array with the shape of all states."""
@@ -154,7 +149,7 @@ class Piece:
         """Return a call whose sequences are there twice."""
         twice = list(call)
         twice[0] = torch.cat((call[0], call[0]), self.batch_axis)
-        twice[_RESETS] = None if call[_RESETS] is None else torch.cat((call[_RESETS], call[_RESETS]))
+        twice[RESETS] = None if call[RESETS] is None else torch.cat((call[RESETS], call[RESETS]))
         return twice
 
     def of_steps(self, y: Any, saved: Sequence[Any]) -> list[Any]:
@@ -200,8 +195,8 @@ class Piece:
         return [*call[:LENGTHS], lengths, *call[LENGTHS + 1 :]]
 
     def _states_last(self, gradients: Sequence[Any]) -> list[Any]:
-        begin, end = self._states_from(gradients), self._states_from(gradients) + self.states
-        return [*gradients[:begin], *gradients[end:], *gradients[begin:end]]
+        states = self.kernel.interface.slots.states
+        return [*gradients[: states.start], *gradients[states.stop :], *gradients[states]]
 
     def _with_states(self, call: Sequence[Any], state: Any) -> list[Any]:
         return self.in_order(call, [None] * self.states if state is None else [*state])
@@ -210,7 +205,7 @@ class Piece:
         """Return a call on `count` of its steps from `begin` on."""
         part = list(with_local_sequences(call, begin, count))
         part[0] = part[0].narrow(self.time_axis, begin, count)
-        part[_RESETS] = None if part[_RESETS] is None else part[_RESETS].narrow(1, begin, count)
+        part[RESETS] = None if part[RESETS] is None else part[RESETS].narrow(1, begin, count)
         return part
 
     @staticmethod

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.arguments import CU_SEQLENS, LENGTHS, PARAMETERS_FROM
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS, SEQUENCES, WEIGHTS, X
 from minrnn_gen.torch.recorded import Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, RefusedEverywhere
 
@@ -53,21 +53,17 @@ class Directions:
 
     def part(self, tensors: Tensors, direction: int) -> tuple[Any, ...]:
         """Return one direction's tensors of a call."""
-        x, R, weight, bias, recurrent_bias, *others = tensors
-        sequences, directed = others[: PARAMETERS_FROM - 5], others[PARAMETERS_FROM - 5 :]
+        x, slots, axes = tensors[X], self.interface.slots, self.interface.shared_axes
         if not self.interface.input_size:
             x = x.select(self.interface.x_axes.index("d"), direction)
-        shared = {"R": R, "weight": weight, "bias": bias, "recurrent_bias": recurrent_bias}
-        behind = len(directed) - len(self.interface.shared)
-        axes = self.interface.shared_axes
-        inputs = [tensor.select(axes.index("d"), direction) for tensor in directed[behind:]]
-        parts = [_half(tensor, _AXES_OF_DIRECTED[name], direction) for name, tensor in shared.items()]
+        weights = zip(FIXED[WEIGHTS], tensors[WEIGHTS], strict=True)
+        directed = (*tensors[slots.parameters], *tensors[slots.states])
         return (
             x,
-            *parts,
-            *sequences,
-            *(None if tensor is None else tensor[direction] for tensor in directed[:behind]),
-            *inputs,
+            *(_half(tensor, _AXES_OF_DIRECTED[name], direction) for name, tensor in weights),
+            *tensors[SEQUENCES],
+            *(None if tensor is None else tensor[direction] for tensor in directed),
+            *(tensor.select(axes.index("d"), direction) for tensor in tensors[slots.shared]),
         )
 
     def together(self, forward: Tensors, reverse: Tensors, states: int) -> list[Any]:
