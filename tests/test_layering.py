@@ -27,7 +27,7 @@ PACKAGE = Path(minrnn_gen.__file__).parent
 # Beside the package, in a checkout alone: it may import any room, and no room imports it.
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 LINES_MOST = 400
-ARROWS_MOST = 168
+ARROWS_MOST = 169
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ FLOORS = (
         Room("errors", "the exceptions of the package, each message one sentence"),
         Room("native", "the part of a replayed call that is in C, where it was compiled"),
         Room("precision", "storage, arithmetic and roundoff of each precision"),
+        Room("program", "a call as data: sizes that may be expressions, buffers, launches and products"),
     ),
     (Room("config", "what people write, read without trust: specs, GPU profiles, environment variables"),),
     (

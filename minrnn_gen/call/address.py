@@ -1,9 +1,12 @@
-"""Addresses that know which array of a call they are in, so that what was launched on some arrays can be launched on others."""
+"""Pointers that know which array of a call they are in, so that what was launched on some arrays can be launched on others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn, cast
+
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
+from minrnn_gen.program.number import Expr, Number, divisor_of
 
 
 class Address(int):
@@ -18,34 +21,71 @@ class Address(int):
         return self
 
     def __add__(self, step_bytes: int) -> Address:
+        if isinstance(step_bytes, Expr):
+            assert self.slot is not None, "an array of no known call is at one address"
+            return place_in(self.slot, self.offset_bytes + step_bytes, divisor_of(int(self) - self.offset_bytes))
         return Address(int(self) + step_bytes, self.slot, self.offset_bytes + step_bytes)
 
     def rebound(self, addresses: Sequence[int]) -> int:
-        """Return the same place in arrays that start at `addresses`, by slot; only for an address of a known array."""
-        assert self.slot is not None
+        """Return the same place in arrays that start at `addresses`, by slot; itself where it is in no known array."""
+        return int(self) if self.slot is None else addresses[self.slot] + self.offset_bytes
+
+
+class Place:
+    """Where something is in the array in `slot` of a call, which is nowhere yet but starts at a multiple of `alignment`."""
+
+    __slots__ = ("alignment", "offset_bytes", "slot")
+
+    def __init__(self, slot: int, offset_bytes: Number, alignment: int) -> None:
+        self.slot, self.offset_bytes, self.alignment = slot, offset_bytes, alignment
+
+    def __add__(self, step_bytes: Number) -> Place:
+        return Place(self.slot, self.offset_bytes + step_bytes, self.alignment)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a place is no number, and so neither null nor not; compare with None what may be absent")
+
+    def rebound(self, addresses: Sequence[int]) -> int:
+        """Return the place in arrays that start at `addresses`, by slot."""
         return addresses[self.slot] + self.offset_bytes
 
 
 class PointerDifference(int):
-    """How many elements it is from one address to another: a stride between two arrays, which may be anywhere."""
+    """How many elements it is from one pointer to another: a stride between two arrays, which may be anywhere.
+
+    Between places it has no value yet.
+    """
 
     first: Address
     second: Address
     itemsize: int
 
     def __new__(cls, first: int, second: int, itemsize: int) -> PointerDifference:
-        self = super().__new__(cls, (second - first) // itemsize)
+        are_known = isinstance(first, int) and isinstance(second, int)
+        self = super().__new__(cls, (second - first) // itemsize if are_known else 0)
         self.first, self.second, self.itemsize = address_of(first), address_of(second), itemsize
         return self
 
     def rebound(self, addresses: Sequence[int]) -> int:
-        """Return the difference in arrays that start at `addresses`, by slot; only for addresses of known arrays."""
+        """Return the difference in arrays that start at `addresses`, by slot."""
         return (self.second.rebound(addresses) - self.first.rebound(addresses)) // self.itemsize
 
 
+def place_in(slot: int, offset_bytes: Number = 0, alignment: int = WIDEST_COPY_BYTES) -> Address:
+    """Return a place in the array in `slot`; to a type checker an address, as which arrays have it."""
+    return cast(Address, Place(slot, offset_bytes, alignment))
+
+
 def address_of(pointer: int) -> Address:
-    """Return a pointer as an address, which is of no known array where it has not been one all along."""
-    return pointer if isinstance(pointer, Address) else Address(pointer)
+    """Return a pointer as an address, which is of no known array where it has not been one all along; a place as it is."""
+    return pointer if isinstance(pointer, Address | Place) else Address(pointer)
+
+
+def pointer_divisor(pointer: int) -> int:
+    """Return a power of two that divides a pointer."""
+    if isinstance(pointer, Place):
+        return min(pointer.alignment, divisor_of(pointer.offset_bytes))
+    return divisor_of(pointer)
 
 
 def has_slots(argument: Address | PointerDifference) -> bool:

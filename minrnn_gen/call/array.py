@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from minrnn_gen.call.address import Address, address_of
 from minrnn_gen.errors import BadInput
+from minrnn_gen.program.number import bounds, most
 
 Library = Literal["numpy", "torch", "cupy"]
 
@@ -21,7 +22,8 @@ DTYPE_BYTES |= {"complex64": 8, "complex128": 16, "uint8": 1}
 class Array:
     """One array of the caller.
 
-    `pointer` is an `Address` where the array has a slot in its call. `strides` count elements. `device` is the CUDA device's
+    `pointer` is an `Address` where the array has a slot in its call, and a `Place` where a run is described that will allocate
+    it, whose sizes may be expressions. `strides` count elements. `device` is the CUDA device's
     number, or None for host memory. `owner` is the caller's object (or what it was converted to) and keeps the memory alive; of
     a view it is the whole.
     """
@@ -45,7 +47,7 @@ class Array:
 
     @property
     def address(self) -> Address:
-        """The pointer, with the slot of the array if it has one."""
+        """The pointer, with the slot of the array if it has one; a place is no address, but stands for one."""
         return address_of(self.pointer)
 
     def with_slot(self, slot: int) -> Array:
@@ -80,7 +82,8 @@ class Array:
         """Compare strides where they matter: along axes longer than 1, of an array with elements."""
         if math.prod(self.shape) == 0:
             return True
-        return all(stride == want for stride, want, size in zip(self.strides, wanted, self.shape, strict=True) if size > 1)
+        axes = zip(self.strides, wanted, self.shape, strict=True)
+        return all(stride == want for stride, want, size in axes if bounds(size)[1] > 1)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,7 +91,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
-        step *= max(size, 1)
+        step *= most(size, 1)
     return tuple(reversed(strides))
 
 

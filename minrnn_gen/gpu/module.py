@@ -14,7 +14,6 @@ from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.device import Placed
 from minrnn_gen.gpu.driver import NO_CONTEXT, PORTABLE_CLUSTER_BLOCKS, SUCCESS, allow_large_clusters, launch
-from minrnn_gen.plan.kernel_plan import KernelPlan
 
 
 @dataclass
@@ -94,16 +93,3 @@ def _runs_on(arch: str, capability: str) -> bool:
     if not compiled_for[-1].isdigit():  # with instructions of one architecture alone
         return compiled_for[:-1] == capability
     return capability[:-1] == compiled_for[:-1] and int(capability[-1]) >= int(compiled_for[-1])
-
-
-def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKernel:
-    """Return the kernel of `plan`, to be loaded on first use; `part` is the end of its name where the plan has several."""
-    variables = plan.variables
-    return LoadedKernel(
-        cubin,
-        plan.entry + part,
-        plan.problem.arch,
-        plan.budget.shared_bytes,
-        variables.get("cluster_blocks", 1),
-        is_cooperative=plan.is_cooperative,
-    )

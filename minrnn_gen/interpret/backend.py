@@ -181,6 +181,15 @@ class EmulatedRecorder:
         """Return a whole array as a contiguous one, a copy where it is not."""
         return self._watched(memory.without_gaps(array))
 
+    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
+        """Return an array with zeros beyond lengths."""
+        return self._watched(memory.zeroed_beyond(x, axes, lengths))
+
+    @staticmethod
+    def loop(start: int, stop: int, step: int = 1) -> range:
+        """Return the numbers of a range."""
+        return range(start, stop, step)
+
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes."""
         return self._kernels.choose(kernel_pass, specialization, sizes)

@@ -15,6 +15,7 @@ from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.program.number import Number
 from minrnn_gen.run.replay import Replay
 from minrnn_gen.run.scan_launch import Launch
 
@@ -92,6 +93,12 @@ class Recorder(Protocol):
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
         """Allocate named pieces of memory for the launches of this run alone."""
+
+    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
+        """Return an array, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length."""
+
+    def loop(self, start: Number, stop: Number, step: Number = 1) -> Iterable[Number]:
+        """Return the numbers of a range; what is done with one of them is done with all."""
 
     def by_half(self) -> AbstractContextManager[None]:
         """Have the kernels that are chosen and loaded within be those for half of the GPU: of `Backend.half`."""

@@ -254,10 +254,10 @@ class DenseRun:
         if interface.heads > 1:
             packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
             recorder.copy_heads_first(R, packed)
-        has_rows = bool(rows) and part.time > 1
         # The products of a last output belong to no step, and so do those of an only one.
-        for product in row_products(interface, interface.layout, packed, outputs.y, products) if has_rows else ():
-            recorder.multiply(product)
+        if rows and part.time > 1:
+            for product in row_products(interface, interface.layout, packed, outputs.y, products, recorder.loop):
+                recorder.multiply(product)
         if first is not None:
             (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
             recorder.multiply(product)
@@ -289,9 +289,10 @@ class DenseRun:
     def finish_back(self, recorder: Recorder, backward: Backward, dR: Array) -> None:
         """Add up the gradient of R, of all rows at once."""
         interface, part, arrays, first = self.interface, backward.part, backward.arrays, backward.first
-        has_rows = bool(part.rows) and part.time > 1
-        for product in recurrent_gradient(interface, interface.layout, backward.y, arrays.dproducts, dR) if has_rows else ():
-            recorder.multiply(product)
+        if part.rows and part.time > 1:
+            products = recurrent_gradient(interface, interface.layout, backward.y, arrays.dproducts, dR, recorder.loop)
+            for product in products:
+                recorder.multiply(product)
         if first is not None:
             (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), arrays.first_dproducts, dR)
             recorder.multiply(product)
@@ -343,7 +344,7 @@ class DenseRun:
         kernel = recorder.load(key)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))
         resident = kernel.resident_blocks() // self.at_once if kernel.plan.group_exchange_bytes else 0
-        for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident):
+        for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident, recorder.loop):
             kernel.launch(launch)
 
     def _choose_step(self, recorder: Recorder, call: Call) -> KernelKey | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.cublas import WORKSPACE_BYTES, Matrix, Product
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.program.number import Loop, bounds, divided_up, least
 from minrnn_gen.run.scan_launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
 
 # Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
@@ -43,33 +44,35 @@ def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
 
 
 def persistent_launches(
-    plan: KernelPlan, call: Call, arguments: NamedArguments, workspace: Array | None, resident_blocks: int
-) -> list[Launch]:
-    """Return the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
+    plan: KernelPlan,
+    call: Call,
+    arguments: NamedArguments,
+    workspace: Array | None,
+    resident_blocks: int,
+    loop: Loop = range,
+) -> Iterator[Launch]:
+    """Yield the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
 
     One, unless blocks of a grid wait for each other: of those the GPU has to hold all at once, and it holds `resident_blocks`.
     Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
     """
-    if call.time > PERSISTENT_STEPS_MAX:
+    if bounds(call.time)[0] > PERSISTENT_STEPS_MAX:
         raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
     groups, grid_blocks = _groups(plan, call.batch), plan.grid_blocks
     if not plan.group_exchange_bytes:
-        return [Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))]
+        yield Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))
+        return
     # Of blocks in clusters the GPU holds fewer than it has room for.
-    at_once = min(resident_blocks, plan.launch.resident_blocks) // grid_blocks
-    if not at_once:
+    at_once = least(resident_blocks, plan.launch.resident_blocks) // grid_blocks
+    if bounds(at_once)[1] < 1:
         raise BadInput(
             f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
             f"compile it without 'gpu' on this machine, or with the profile of this GPU"
         )
     exchanges = address_or_null(workspace)
-    return [
-        Launch(
-            min(at_once, groups - first) * grid_blocks,
-            arguments.packed(plan, group_exchanges=exchanges, first_group=first),
-        )
-        for first in range(0, groups, at_once)
-    ]
+    for first in loop(0, groups, at_once):
+        packed = arguments.packed(plan, group_exchanges=exchanges, first_group=first)
+        yield Launch(least(at_once, groups - first) * grid_blocks, packed)
 
 
 def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
@@ -77,8 +80,8 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
-    head_blocks = -(-plan.head_dim // plan.launch.channels_per_block)
-    blocks = plan.problem.heads * head_blocks * -(-call.batch // plan.variables["batch_tile"])
+    head_blocks = divided_up(plan.head_dim, plan.launch.channels_per_block)
+    blocks = plan.problem.heads * head_blocks * divided_up(call.batch, plan.variables["batch_tile"])
     values = {
         "x": call.x.address,
         **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
@@ -93,7 +96,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:
-    return plan.problem.heads * -(-batch // plan.group_sequences)
+    return plan.problem.heads * divided_up(batch, plan.group_sequences)
 
 
 def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:
@@ -132,49 +135,42 @@ def _packed(interface: Interface, pointer: int) -> Matrix:
     return Matrix(pointer, interface.precision.storage_dtype, size, rows * size, transposed=True)
 
 
-def row_products(interface: Interface, layout: str, packed: int, y: Array, products: Array) -> list[Product]:
-    """Return the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
+def row_products(
+    interface: Interface, layout: str, packed: int, y: Array, products: Array, loop: Loop = range
+) -> Iterator[Product]:
+    """Yield the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
     size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
     right, width = _packed(interface, packed), interface.heads * rows
     in_tf32 = interface.precision.multiplies_in_tf32
-
-    def result(first_row: int) -> Matrix:
-        return Matrix(products.pointer + first_row * width * products.itemsize, products.dtype, width, rows)
-
-    return [
-        Product(count, rows, size, left, right, result(first), interface.heads, in_tf32=in_tf32)
-        for first, count, left in _rows_of(interface, layout, y)
-    ]
+    for first, count, left in _rows_of(interface, layout, y, loop):
+        result = Matrix(products.pointer + first * width * products.itemsize, products.dtype, width, rows)
+        yield Product(count, rows, size, left, right, result, interface.heads, in_tf32=in_tf32)
 
 
-def recurrent_gradient(interface: Interface, layout: str, y: Array, dproducts: Array, dR: Array) -> list[Product]:
-    """Return the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
+def recurrent_gradient(
+    interface: Interface, layout: str, y: Array, dproducts: Array, dR: Array, loop: Loop = range
+) -> Iterator[Product]:
+    """Yield the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
     size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
     width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
     in_tf32 = interface.precision.multiplies_in_tf32
-
-    def left(first_row: int) -> Matrix:
-        pointer = dproducts.pointer + first_row * width * dproducts.itemsize
-        return Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
-
-    return [
-        Product(rows, size, count, left(first), right, result, interface.heads, adds=True, in_tf32=in_tf32)
-        for first, count, right in _rows_of(interface, layout, y)
-    ]
+    for first, count, right in _rows_of(interface, layout, y, loop):
+        pointer = dproducts.pointer + first * width * dproducts.itemsize
+        left = Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
+        yield Product(rows, size, count, left, right, result, interface.heads, adds=True, in_tf32=in_tf32)
 
 
-def _rows_of(interface: Interface, layout: str, y: Array) -> list[tuple[int, int, Matrix]]:
-    """Return (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
+def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterator[tuple[int, int, Matrix]]:
+    """Yield (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
     size = interface.head_dim
     if layout != "BDT":
-        count = y.shape[0] * y.shape[1]
-        return [(0, count, Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2]))]
+        yield 0, y.shape[0] * y.shape[1], Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2])
+        return
     batch, _, time = y.shape
     step = y.strides[0] * y.itemsize
-    return [
-        (row * time, time, Matrix(y.pointer + row * step, y.dtype, y.strides[1], size * y.strides[1], transposed=True))
-        for row in range(batch)
-    ]
+    for row in loop(0, batch):
+        pointer = y.pointer + row * step
+        yield row * time, time, Matrix(pointer, y.dtype, y.strides[1], size * y.strides[1], transposed=True)
 
 
 def forward_arguments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pieces import Piece, narrowed_in_time
@@ -12,6 +13,7 @@ from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.program.number import bounds, divided_up, divisor_of, least
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.scan_launch import Launch
 
@@ -66,8 +68,10 @@ class Dropout:
     def _alignment_bytes(self) -> int:
         """The alignment, in bytes, of a vector of values in all rows, whose mask is aligned alike, a byte for each value."""
         source, itemsize = self.source, self.source.itemsize
-        elements = [int(self.mask.pointer), self._row_length, *(source.strides[:1] if source.shape[0] > 1 else ())]
-        offsets = [int(source.pointer), int(self.target.pointer), *(itemsize * element for element in elements)]
+        steps = [self._row_length, *(source.strides[:1] if bounds(source.shape[0])[1] > 1 else ())]
+        elements = [pointer_divisor(self.mask.pointer), *map(divisor_of, steps)]
+        pointers = [pointer_divisor(array.pointer) for array in (source, self.target)]
+        offsets = [*pointers, *(itemsize * element for element in elements)]
         return max(alignment_of(*offsets), itemsize)
 
     def _launch(self, plan: KernelPlan, resident_blocks: int) -> Launch:
@@ -84,4 +88,4 @@ class Dropout:
             "row_length": self._row_length,
             "scale": (numpy.float64 if source.dtype == "float64" else numpy.float32)(scale_of(self.probability)),
         }
-        return Launch(min(resident_blocks, -(-vectors // plan.launch.threads)), pack(signature(plan, _NAMES), values))
+        return Launch(least(resident_blocks, divided_up(vectors, plan.launch.threads)), pack(signature(plan, _NAMES), values))

@@ -211,10 +211,10 @@ class GpuRun:
             x, lengths = call.x, call.sequences.lengths
             if lengths is not None:
                 # What lies beyond a length has no gradient, but a NaN there times zero would have.
-                x = memory.zeroed_beyond(x, call.x_axes, lengths)
+                x = recorder.zeroed_beyond(x, call.x_axes, lengths)
             in_tf32 = self._interface.precision.multiplies_in_tf32
             recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last, in_tf32))
-            for product in weight_gradient(gradient, x, dweight, time_is_last, in_tf32):
+            for product in weight_gradient(gradient, x, dweight, time_is_last, in_tf32, recorder.loop):
                 recorder.multiply(product)
         return dx, dweight
 

@@ -14,7 +14,6 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import why_no_nvrtc
 from minrnn_gen.config.environment import specializes_by_sizes
 from minrnn_gen.errors import MinrnnError, ToolchainMissing
-from minrnn_gen.gpu import module
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
@@ -90,7 +89,7 @@ class CompiledKernels(BuiltKernels):
         built = self.build(kernel)
         if built.cubin is None:
             raise ToolchainMissing(f"the kernel was not compiled, since {why_no_nvrtc() or 'NVRTC was not there then'}")
-        return self._loaded.setdefault(key, (module.loaded_kernel(built.cubin, built.plan, part), built.plan))
+        return self._loaded.setdefault(key, (loaded_kernel(built.cubin, built.plan, part), built.plan))
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Begin to plan and build the kernel for a call of these sizes by another thread, if it is not built yet."""
@@ -102,3 +101,16 @@ class CompiledKernels(BuiltKernels):
     def _try_to_build(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         with suppress(MinrnnError):  # raised again where the kernel is needed
             self.build(self.choose(kernel_pass, specialization, sizes))
+
+
+def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKernel:
+    """Return the kernel of `plan`, to be loaded on first use; `part` is the end of its name where the plan has several."""
+    cluster_blocks = plan.variables.get("cluster_blocks", 1)
+    return LoadedKernel(
+        cubin,
+        plan.entry + part,
+        plan.problem.arch,
+        plan.budget.shared_bytes,
+        cluster_blocks,
+        is_cooperative=plan.is_cooperative,
+    )

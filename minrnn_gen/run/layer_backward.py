@@ -108,5 +108,5 @@ class LayerBackward:
         in_tf32 = self.interface.precision.multiplies_in_tf32
         if self.dropout:
             self.dropout.run(recorder)
-        for product in weight_gradient(self.dpreactivations, self.call.x, self.dweight, False, in_tf32):
+        for product in weight_gradient(self.dpreactivations, self.call.x, self.dweight, False, in_tf32, recorder.loop):
             recorder.multiply(product)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import projected_at
+from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
@@ -15,6 +16,7 @@ from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
+from minrnn_gen.program.number import bounds, least
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.scan_launch import Launch, address_or_null, launch_in_grid, named, vector_values
 
@@ -44,7 +46,7 @@ class ProjectedScan:
         if saves:
             shape = self.interface.shape(self.interface.preactivation_axes, call.rows, call.time)
             preactivations = recorder.new_array(shape, call.x.dtype)
-        blocks = min(kernel.resident_blocks(), _tiles(kernel.plan, call))
+        blocks = least(kernel.resident_blocks(), _tiles(kernel.plan, call))
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, call, blocks))
         kernel.launch(launch_of(kernel.plan, self.names, call, outputs, preactivations, workspace, blocks))
         if preactivations is None:
@@ -64,11 +66,11 @@ class ProjectedScan:
 
 def _is_whole(array: Array) -> bool:
     """Say whether an array lies without gaps in the order of its axes, from where copies begin."""
-    if array.pointer % WIDEST_COPY_BYTES:
+    if pointer_divisor(array.pointer) < WIDEST_COPY_BYTES:
         return False
     expected = 1
     for size, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
-        if size > 1 and stride != expected:
+        if bounds(size)[1] > 1 and stride != expected:
             return False
         expected *= size
     return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.gpu.cublas import Matrix, Product, factor
+from minrnn_gen.program.number import Loop
 
 
 def projection(x: Array, weight: Array, result: Array, time_is_last: bool, in_tf32: bool) -> Product:
@@ -58,23 +60,27 @@ def x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool, in
     return _product((_rows(dx), inputs, outputs), factor(gradient, outputs), factor(weight, inputs), dx, in_tf32)
 
 
-def weight_gradient(gradient: Array, x: Array, dweight: Array, time_is_last: bool, in_tf32: bool) -> list[Product]:
-    """Return the products that add up to dweight = gradientᵀ x, the gradient of the weight in `projection`.
+def weight_gradient(
+    gradient: Array, x: Array, dweight: Array, time_is_last: bool, in_tf32: bool, loop: Loop = range
+) -> Iterator[Product]:
+    """Yield the products that add up to dweight = gradientᵀ x, the gradient of the weight in `projection`.
 
-    dweight [N, I] in the arithmetic dtype. Where `time_is_last` the sequences are added up one after the other.
+    dweight [N, I] in the arithmetic dtype. Where `time_is_last` a `loop` adds up the sequences one after the other.
     """
     outputs, inputs = dweight.shape
     if not time_is_last:
         turned = factor(gradient, outputs, transposed=True)
-        return [_product((outputs, inputs, _rows(x)), turned, factor(x, inputs), dweight, in_tf32)]
+        yield _product((outputs, inputs, _rows(x)), turned, factor(x, inputs), dweight, in_tf32)
+        return
     batch, _, time = x.shape
-    parts = ((gradient.narrowed(0, row, 1), x.narrowed(0, row, 1)) for row in range(batch))
-    return [
-        _product(
-            (outputs, inputs, time), factor(left, time), factor(right, time, transposed=True), dweight, in_tf32, adds=row > 0
-        )
-        for row, (left, right) in enumerate(parts)
-    ]
+
+    def of_row(row: int, adds: bool) -> Product:
+        left, right = factor(gradient.narrowed(0, row, 1), time), factor(x.narrowed(0, row, 1), time, transposed=True)
+        return _product((outputs, inputs, time), left, right, dweight, in_tf32, adds=adds)
+
+    yield of_row(0, adds=False)
+    for row in loop(1, batch):
+        yield of_row(row, adds=True)
 
 
 def _product(

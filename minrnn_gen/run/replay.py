@@ -123,6 +123,15 @@ class TraceRecorder:
         """Return a whole array as a contiguous one, a copy where it is not; a run on it is not replayed."""
         return memory.without_gaps(array)
 
+    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
+        """Return an array with zeros beyond lengths; a run on it is not replayed."""
+        return memory.zeroed_beyond(x, axes, lengths)
+
+    @staticmethod
+    def loop(start: int, stop: int, step: int = 1) -> range:
+        """Return the numbers of a range."""
+        return range(start, stop, step)
+
     def launch(self, module: Module, launch: Launch, threads: int) -> None:
         """Launch a kernel."""
         arguments = plain_numbers(launch.arguments)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
@@ -15,6 +16,7 @@ from minrnn_gen.codegen.signature_groups import SCAN_X_AXES, SCAN_Y_AXES, STEP_X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
+from minrnn_gen.program.number import bounds, divided_up, divisor_of, least, most
 
 # The x dimension of a grid (CUDA C++ Programming Guide, technical specifications).
 GRID_BLOCKS_MAX = 2**31 - 1
@@ -30,12 +32,11 @@ class Launch:
 
 def alignment_of_call(*arrays: Array) -> int:
     """Return the alignment, in bytes, of every contiguous run of the arrays: where it starts, and where it ends."""
-    offsets = [array.pointer for array in arrays]
+    offsets = [pointer_divisor(array.pointer) for array in arrays]
     for array in arrays:
-        offsets.append(array.shape[-1] * array.itemsize)
-        offsets += [
-            stride * array.itemsize for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1
-        ]
+        strides = zip(array.strides[:-1], array.shape[:-1], strict=True)
+        steps = [array.shape[-1], *(stride for stride, size in strides if bounds(size)[1] > 1)]
+        offsets += [divisor_of(step) * array.itemsize for step in steps]
     return max(alignment_of(*offsets), arrays[0].itemsize)
 
 
@@ -55,12 +56,12 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
     if plan.strategy == "cooperative":
         if _column_blocks(plan, call, resident_blocks) == 1:
             return 0
-        tiles = _tile_rows(plan, call) * -(-plan.problem.hidden_size // plan.launch.channels_per_block)
+        tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
         return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
-    packets = _columns(plan, call) * (tiles + -(-tiles // plan.launch.group_tiles)) * plan.packets_per_tile
+    packets = _columns(plan, call) * (tiles + divided_up(tiles, plan.launch.group_tiles)) * plan.packets_per_tile
     return plan.workspace_head_bytes + 2 * plan.problem.arithmetic_bytes * packets
 
 
@@ -133,7 +134,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
         "batch": call.batch,
     }
     return launch_in_grid(
-        -(-call.batch * plan.problem.hidden_size // plan.launch.threads), pack(signature(plan, names), values)
+        divided_up(call.batch * plan.problem.hidden_size, plan.launch.threads), pack(signature(plan, names), values)
     )
 
 
@@ -162,35 +163,38 @@ def _columns(plan: KernelPlan, call: Call) -> int:
     """How many columns there are, each walked in the order of time."""
     if plan.problem.layout == "BDT":
         return call.batch * plan.problem.hidden_size
-    return call.batch * -(-plan.problem.hidden_size // plan.launch.channels_per_block)
+    return call.batch * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
 
 
 def _tiles(plan: KernelPlan, time: int) -> int:
-    return max(1, -(-time // plan.launch.tile_steps))
+    return most(1, divided_up(time, plan.launch.tile_steps))
 
 
 def _tile_rows(plan: KernelPlan, call: Call) -> int:
     """How many tiles all sequences of a cooperative scan have together, at most."""
     if call.sequences.cu_seqlens is not None:
         return call.time // plan.launch.tile_steps + call.batch
-    return call.batch * -(-call.time // plan.launch.tile_steps)
+    return call.batch * divided_up(call.time, plan.launch.tile_steps)
 
 
 def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
     """How many blocks of a cooperative scan share a column."""
-    at_once = plan.launch.resident_blocks if resident_blocks is None else min(plan.launch.resident_blocks, resident_blocks)
-    return max(1, min(at_once // _columns(plan, call), _tiles(plan, call.time)))
+    return most(1, least(_at_once(plan, resident_blocks) // _columns(plan, call), _tiles(plan, call.time)))
+
+
+def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
+    """How many blocks of a cooperative scan wait for each other at most."""
+    return plan.launch.resident_blocks if resident_blocks is None else least(plan.launch.resident_blocks, resident_blocks)
 
 
 def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
     if plan.strategy == "cooperative":
-        at_once = plan.launch.resident_blocks if resident_blocks is None else min(plan.launch.resident_blocks, resident_blocks)
-        return min(at_once, _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
+        return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
     columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
-        return min(plan.launch.resident_blocks, -(-_columns(plan, call) * _tiles(plan, call.time) // columns_per_block))
-    return -(-_columns(plan, call) // columns_per_block) * plan.variables.get("cluster_blocks", 1)
+        return least(plan.launch.resident_blocks, divided_up(_columns(plan, call) * _tiles(plan, call.time), columns_per_block))
+    return divided_up(_columns(plan, call), columns_per_block) * plan.variables.get("cluster_blocks", 1)
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
@@ -228,7 +232,7 @@ def stride_values(name: str, wanted: str, by_axis: Mapping[str, int]) -> dict[st
 
 def launch_in_grid(blocks: int, arguments: tuple[Any, ...]) -> Launch:
     """Return a launch; raises BadInput for more blocks than a grid has."""
-    if blocks > GRID_BLOCKS_MAX:
+    if bounds(blocks)[0] > GRID_BLOCKS_MAX:
         raise BadInput(f"x needs {blocks} blocks, more than the {GRID_BLOCKS_MAX} of a grid; split the batch")
     return Launch(blocks, arguments)
 

@@ -13,6 +13,7 @@ from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.program.number import divided_up
 from minrnn_gen.run.backend import Backend, GraphOnStream, Queue, Recorder
 from minrnn_gen.run.dense_launch import NamedArguments, scratch_sizes, step_product
 from minrnn_gen.run.scan_launch import Launch
@@ -47,10 +48,10 @@ class StepwiseRun:
         steps, is_backward = part.time + 1, _is_backward(kernel)
         sizes = scratch_sizes(self.interface, part.batch, is_backward)
         graph = None
-        if steps >= GRAPH_STEPS and self.backend.has_graphs:
+        if self.backend.has_graphs and steps >= GRAPH_STEPS:
             # Graphs are as fast as a replay of their launches, and one of many steps would be held for each length.
             recorder.stop()
-            enqueue = partial(self._enqueue, kernel, part.batch, range(GRAPH_STEPS), range(GRAPH_STEPS))
+            enqueue = partial(self._enqueue, kernel, part.batch)
             graph = self.backend.graph(part.x, (kernel, part.batch), sizes, enqueue)
         # It writes what all steps read, and strides over what is prepared before the first of them.
         blocks = self.backend.striding_blocks(part.batch)
@@ -64,9 +65,15 @@ class StepwiseRun:
             scratch = scratch.beside(packed=packed)
         begin = recorder.load(kernel, BEGIN)
         begin.launch(Launch(blocks, arguments(scratch).packed(begin.plan, BEGIN, call=scratch["call"], first_step=0)))
-        # The last step of a forward reads no product, and the first one of a backward, behind which no step is, neither.
-        multiplied = range(1, steps) if is_backward else range(steps - 1)
-        self._enqueue(kernel, part.batch, range(steps), multiplied, scratch, recorder)
+        multiply, launch = self._step(kernel, part.batch, scratch, recorder)
+        # The last step of a forward reads no product, nor does the first one of a backward, after which there is no step.
+        if is_backward:
+            launch(0)
+        for index in recorder.loop(1, steps) if is_backward else recorder.loop(0, part.time):
+            multiply()
+            launch(index)
+        if not is_backward:
+            launch(part.time)
 
     def _run_graph(
         self,
@@ -90,14 +97,24 @@ class StepwiseRun:
                 begin.launch(Launch(1 if first_step else blocks, packed))
                 launch()
 
-    def _enqueue(self, kernel: KernelKey, batch: int, steps: range, multiplied: range, scratch: Scratch, queue: Queue) -> None:
-        """Enqueue `steps`, each a launch, behind a product where it is one of those that are `multiplied`."""
+    def _enqueue(self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue) -> None:
+        """Enqueue the steps of a graph."""
+        multiply, launch = self._step(kernel, batch, scratch, queue)
+        for index in range(GRAPH_STEPS):
+            multiply()
+            launch(index)
+
+    def _step(
+        self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue
+    ) -> tuple[Callable[[], None], Callable[[int], None]]:
+        """Return what enqueues the product before a step, and what launches a step by its index."""
         step, product = queue.load(kernel, STEP), step_product(self.interface, scratch, batch, _is_backward(kernel))
-        blocks = -(-batch * step.plan.problem.hidden_size // step.plan.launch.threads)
-        for index in steps:
-            if index in multiplied:
-                queue.multiply(product, scratch["cublas"])
+        blocks = divided_up(batch * step.plan.problem.hidden_size, step.plan.launch.threads)
+
+        def launch(index: int) -> None:
             step.launch(Launch(blocks, pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": index})))
+
+        return lambda: queue.multiply(product, scratch["cublas"]), launch
 
 
 def _is_backward(kernel: KernelKey) -> bool:

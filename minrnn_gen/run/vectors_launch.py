@@ -11,6 +11,7 @@ from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import STEP_X_AXES, ArrayNames
 from minrnn_gen.codegen.signature_vectors import DSHARED_AXES, KEPT_AXES, SHARED_AXES, STEP_SHARED_AXES
 from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.program.number import divided_up, most
 from minrnn_gen.run.scan_launch import (
     Launch,
     address_or_null,
@@ -27,11 +28,11 @@ from minrnn_gen.run.scan_launch import (
 
 def checkpoint_values_of(plan: KernelPlan, call: Call) -> int:
     """Return how many values the states at the begin of every tile take, at least one."""
-    tiles = call.batch * -(-call.time // plan.launch.tile_steps)
+    tiles = call.batch * divided_up(call.time, plan.launch.tile_steps)
     if call.sequences.cu_seqlens is not None:
         # Of each sequence one more than multiples of a tile's steps begin in it.
         tiles = call.time // plan.launch.tile_steps + call.batch + 1
-    return max(1, tiles * plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"])
+    return most(1, tiles * plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"])
 
 
 def shared_parts_of(plan: KernelPlan) -> int:
@@ -141,7 +142,7 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
         "batch": call.batch,
     }
     lanes = call.batch * plan.problem.hidden_size * plan.variables["lanes"]
-    return launch_in_grid(-(-lanes // plan.launch.threads), pack(signature(plan, names), values))
+    return launch_in_grid(divided_up(lanes, plan.launch.threads), pack(signature(plan, names), values))
 
 
 def _launch(plan: KernelPlan, names: ArrayNames, call: Call, values: dict[str, Any]) -> Launch:

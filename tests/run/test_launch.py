@@ -207,4 +207,4 @@ def test_a_gpu_that_does_not_hold_a_grid_is_said() -> None:
     plan: Any = plan_with(heads=1, grid_blocks=64, group_sequences=4, group_exchange_bytes=1024, resident_blocks=132)
     call: Any = SimpleNamespace(batch=1, time=5)
     with pytest.raises(BadInput, match="needs 64 blocks at once, but the GPU here holds 63"):
-        persistent_launches(plan, call, NamedArguments(ArrayNames((), ()), {}), None, 63)
+        list(persistent_launches(plan, call, NamedArguments(ArrayNames((), ()), {}), None, 63))

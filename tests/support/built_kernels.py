@@ -9,8 +9,9 @@ import pytest
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.gpu import cublas, module
+from minrnn_gen.gpu import cublas
 from minrnn_gen.plan.problem import KernelKey
+from minrnn_gen.run import kernels
 from minrnn_gen.run.stepwise import StepwiseRun
 
 RESIDENT_BLOCKS = 132
@@ -42,7 +43,7 @@ def build_nothing(patch: pytest.MonkeyPatch, begin: Callable[[KernelKey], None] 
         return BuiltKernel(plan, builder.cell_shape, "", "", b"", (), (), cached=False, seconds=0.0, folder=None)
 
     patch.setattr(Builder, "build", build)
-    patch.setattr(module, "loaded_kernel", lambda *_: Nothing())
+    patch.setattr(kernels, "loaded_kernel", lambda *_: Nothing())
     patch.setattr(cublas, "multiply", lambda *_, **__: None)
     patch.setattr(StepwiseRun, "run", lambda *_: None)
     return built
