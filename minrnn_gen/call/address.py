@@ -22,8 +22,9 @@ class Address(int):
 
     def __add__(self, step_bytes: int) -> Address:
         if isinstance(step_bytes, Expr):
-            assert self.slot is not None, "an array of no known call is at one address"
-            return place_in(self.slot, self.offset_bytes + step_bytes, divisor_of(int(self) - self.offset_bytes))
+            start = int(self) - self.offset_bytes
+            offset_bytes = (int(self) if self.slot is None else self.offset_bytes) + step_bytes
+            return place_in(self.slot, offset_bytes, divisor_of(start))
         return Address(int(self) + step_bytes, self.slot, self.offset_bytes + step_bytes)
 
     def rebound(self, addresses: Sequence[int]) -> int:
@@ -32,11 +33,14 @@ class Address(int):
 
 
 class Place:
-    """Where something is in the array in `slot` of a call, which is nowhere yet but starts at a multiple of `alignment`."""
+    """Where something is in the array in `slot` of a call, which is nowhere yet but starts at a multiple of `alignment`.
+
+    Without a slot the offset is an address.
+    """
 
     __slots__ = ("alignment", "offset_bytes", "slot")
 
-    def __init__(self, slot: int, offset_bytes: Number, alignment: int) -> None:
+    def __init__(self, slot: int | None, offset_bytes: Number, alignment: int) -> None:
         self.slot, self.offset_bytes, self.alignment = slot, offset_bytes, alignment
 
     def __add__(self, step_bytes: Number) -> Place:
@@ -47,7 +51,7 @@ class Place:
 
     def rebound(self, addresses: Sequence[int]) -> int:
         """Return the place in arrays that start at `addresses`, by slot."""
-        return addresses[self.slot] + self.offset_bytes
+        return self.offset_bytes if self.slot is None else addresses[self.slot] + self.offset_bytes
 
 
 class PointerDifference(int):
@@ -71,7 +75,7 @@ class PointerDifference(int):
         return (self.second.rebound(addresses) - self.first.rebound(addresses)) // self.itemsize
 
 
-def place_in(slot: int, offset_bytes: Number = 0, alignment: int = WIDEST_COPY_BYTES) -> Address:
+def place_in(slot: int | None, offset_bytes: Number = 0, alignment: int = WIDEST_COPY_BYTES) -> Address:
     """Return a place in the array in `slot`; to a type checker an address, as which arrays have it."""
     return cast(Address, Place(slot, offset_bytes, alignment))
 

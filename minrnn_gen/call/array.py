@@ -65,7 +65,7 @@ class Array:
         """View the array at `index` of `axis`, without that axis."""
         return replace(
             self,
-            pointer=self.pointer + index * self.strides[axis] * self.itemsize,
+            pointer=self.address + index * self.strides[axis] * self.itemsize,
             shape=self.shape[:axis] + self.shape[axis + 1 :],
             strides=self.strides[:axis] + self.strides[axis + 1 :],
         )
@@ -74,7 +74,7 @@ class Array:
         """View `size` elements of `axis` from `start` on."""
         return replace(
             self,
-            pointer=self.pointer + start * self.strides[axis] * self.itemsize,
+            pointer=self.address + start * self.strides[axis] * self.itemsize,
             shape=(*self.shape[:axis], size, *self.shape[axis + 1 :]),
         )
 

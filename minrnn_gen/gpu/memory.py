@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from minrnn_gen.call.array import Array, as_numpy, contiguous_strides, inspect_array, new_numpy, numpy_dtype, torch_empty
+from minrnn_gen.call.array import (
+    DTYPE_BYTES,
+    Array,
+    as_numpy,
+    contiguous_strides,
+    inspect_array,
+    new_numpy,
+    numpy_dtype,
+    torch_empty,
+)
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
@@ -74,6 +84,13 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
 
 def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
     """Return what allocates in `place`, beside the tensor `like`, on the stream that is current now; it fills nothing."""
+    if place.library == "numpy":
+
+        def by_numpy(allocation: Allocation) -> tuple[Any, int]:
+            array = new_numpy(allocation.shape, str(allocation.dtype), None)
+            return array.owner, array.pointer
+
+        return by_numpy
     if place.library != "torch":
 
         def by_cupy(allocation: Allocation) -> tuple[Any, int]:
@@ -91,6 +108,17 @@ def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int
         return tensor, tensor.data_ptr()
 
     return by_torch
+
+
+def allocate_aligned(
+    allocate: Callable[[Allocation], tuple[Any, int]], allocation: Allocation, alignment_bytes: int
+) -> tuple[Any, int]:
+    """Allocate by `allocate` with room to begin at a multiple of `alignment_bytes`, whatever address the library gives."""
+    itemsize = DTYPE_BYTES[str(allocation.dtype).removeprefix("torch.")]
+    count = math.prod(allocation.shape)
+    whole, address = allocate(Allocation((count + alignment_bytes // itemsize,), (1,), allocation.dtype, None))
+    first = -address % alignment_bytes // itemsize
+    return whole[first : first + count].reshape(allocation.shape), address + first * itemsize
 
 
 def set_bytes(place: Placed, address: int, size_bytes: int, value: int) -> None:

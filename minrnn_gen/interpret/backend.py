@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
@@ -15,6 +15,7 @@ from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype, wrap_numpy
 from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.results import ResultT
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.cublas import Matrix, Product
@@ -25,9 +26,13 @@ from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.run.backend import Queue
+from minrnn_gen.run.describe import ALL_ONES
 from minrnn_gen.run.kernels import BuiltKernels
-from minrnn_gen.run.replay import ALL_ONES
+from minrnn_gen.run.replay import Finished
+from minrnn_gen.run.saved import owner_of
 from minrnn_gen.run.scan_launch import Launch
+
+MetadataT = TypeVar("MetadataT")
 
 # Nothing of ours begins so near to the end of another array: a kernel that writes beyond one end meets no other memory.
 GAP_BYTES = 256
@@ -206,7 +211,7 @@ class EmulatedRecorder:
         # What it was to write is there now, for the launches behind it.
         self._memory = {place: replace(watched, is_given=True) for place, watched in self._memory.items()}
 
-    def multiply(self, product: Product, _workspace: int = 0) -> None:
+    def multiply(self, product: Product, _workspace: int | None = None) -> None:
         """Multiply by NumPy, in float64, factors rounded as the product says."""
         left = _matrix(product.left, product.m, product.k, product.batch)
         right = _matrix(product.right, product.k, product.n, product.batch)
@@ -262,9 +267,14 @@ class EmulatedRecorder:
                 self._memory[place] = replace(watched, is_given=True)
 
     @staticmethod
-    def finish(_result: object, _metadata: object) -> None:
-        """Return None: nothing is replayed."""
-        return
+    def enqueue(action: Callable[[Callable[[Any], Any]], None]) -> None:
+        """Do what only Python does; pointers are addresses."""
+        action(lambda pointer: pointer)
+
+    @staticmethod
+    def finish(result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
+        """Return the run, which is not replayed."""
+        return Finished(result.mapped(owner_of), metadata, None)
 
     def _watched(self, array: Array) -> Array:
         self._watch_array(array)

@@ -138,7 +138,7 @@ def value(number: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def text(number: Any) -> str:
-    """Print a number as C does; a dividend of // is not negative, since C rounds towards 0."""
+    """Print a number for people."""
     if not isinstance(number, Expr):
         return str(number)
     if number.operator == "symbol":
@@ -146,14 +146,11 @@ def text(number: Any) -> str:
     operands = [text(operand) for operand in number.operands]
     match number.operator:
         case "not":
-            return f"!({operands[0]})"
+            return f"not ({operands[0]})"
         case "up":
             return f"divided_up({', '.join(operands)})"
         case "min" | "max":
             return f"{'least' if number.operator == 'min' else 'most'}({', '.join(operands)})"
-        case "//":
-            assert bounds(number.operands[0])[0] >= 0, "C rounds towards 0"
-            return f"({operands[0]} / {operands[1]})"
     return f"({operands[0]} {number.operator} {operands[1]})"
 
 

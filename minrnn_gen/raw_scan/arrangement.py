@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -12,6 +13,7 @@ from minrnn_gen.config.spec import SIZE_LIMIT
 from minrnn_gen.raw_scan.arguments import Recurrence
 
 RawLayout = Literal["BTD", "BDT"]
+Contiguous = Callable[[Array], Array]
 
 # The widest row of a warp: 32 lanes of 8 channels. A larger hidden size gains nothing where the rest can be batch.
 CHANNELS_WANTED = 256
@@ -31,8 +33,8 @@ class Arrangement:
     hidden_size: int
     batch_is_before: bool
 
-    def rows(self, recurrence: Recurrence, *arrays: Array) -> tuple[Array, ...]:
-        """View arrays of the recurrence's shape with equal strides, [launches, ...]; they are copied where they have none."""
+    def rows(self, recurrence: Recurrence, contiguous: Contiguous, *arrays: Array) -> tuple[Array, ...]:
+        """View arrays of the recurrence's shape with equal strides, [launches, ...], copies by `contiguous` where needed."""
         strides = [_strides(recurrence, array) for array in arrays]
         if None in strides or len(set(strides)) > 1:
             arrays = tuple(contiguous(array) for array in arrays)
@@ -46,8 +48,8 @@ class Arrangement:
         shape = (self.launches, self.batch, self.time, self.hidden_size)
         return replace(array, shape=shape, strides=(launch, batch, time, 1))
 
-    def states(self, array: Array | None) -> tuple[Array | None, ...]:
-        """View an array of the state's shape as one [batch, hidden_size] for each launch; copied where it is not contiguous."""
+    def states(self, contiguous: Contiguous, array: Array | None) -> tuple[Array | None, ...]:
+        """View an array of the state's shape as one [batch, hidden_size] for each launch, a copy where needed."""
         if array is None:
             return (None,) * self.launches
         shape = (self.launches, self.batch, self.hidden_size)
@@ -71,19 +73,6 @@ def arrangement_of(recurrence: Recurrence) -> Arrangement:
         return Arrangement("BTD", 1, before, time, channels, batch_is_before=True)
     hidden_size = _hidden_size(behind)
     return Arrangement("BTD", before, channels // hidden_size, time, hidden_size, batch_is_before=False)
-
-
-def contiguous(array: Array) -> Array:
-    """Return the array, or a copy by its library on the current stream where it is not contiguous."""
-    if array.is_contiguous:
-        return array
-    if array.library == "torch":
-        copied = array.owner.contiguous()
-    else:
-        with array.owner.device:  # CuPy copies to the current device
-            copied = array.owner.copy(order="C")
-    pointer = copied.data_ptr() if array.library == "torch" else copied.data.ptr
-    return replace(array, owner=copied, pointer=pointer, strides=contiguous_strides(array.shape))
 
 
 def _hidden_size(behind: tuple[int, ...]) -> int:

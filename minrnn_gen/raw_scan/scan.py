@@ -8,7 +8,7 @@ from minrnn_gen.call.key import is_on_cpu
 from minrnn_gen.config.environment import runs_native_code
 from minrnn_gen.raw_scan.arguments import check_scan, check_scan_backward, keyed_scan
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
-from minrnn_gen.run.replay import TraceCache, TraceRecorder
+from minrnn_gen.run.replay import TraceCache
 
 # What was run before on arrays of a key, by every scan of this process.
 SCANS = TraceCache[ScanResult, None]()
@@ -41,11 +41,13 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
         return host.scan(call, keyed)
     from minrnn_gen.raw_scan import device
 
-    recorder = TraceRecorder(call.a, keyed)
+    recorder = device.recorder_for(call.recurrence, call.a, keyed)
     (written,), last = results_of(recorder, call.recurrence, 1)
     device.run_scan(call, written, last, recorder)
-    SCANS.keep(recorder.finish(ScanResult(written, last), None))
-    return written.owner, last.owner
+    finished = recorder.finish(ScanResult(written, last), None)
+    SCANS.keep(finished.replay)
+    y, final = finished.result
+    return y, final
 
 
 def scan_backward(
@@ -83,8 +85,10 @@ def scan_backward(
         return host.scan_backward(call, keyed)
     from minrnn_gen.raw_scan import device
 
-    recorder = TraceRecorder(call.a, keyed)
+    recorder = device.recorder_for(call.recurrence, call.a, keyed)
     (by_a, by_b), by_h0 = results_of(recorder, call.recurrence, 2)
     device.run_scan_backward(call, by_a, by_b, by_h0, recorder)
-    BACKWARDS.keep(recorder.finish(ScanGradients(by_a, by_b, by_h0), None))
-    return by_a.owner, by_b.owner, by_h0.owner
+    finished = recorder.finish(ScanGradients(by_a, by_b, by_h0), None)
+    BACKWARDS.keep(finished.replay)
+    da, db, dh0 = finished.result
+    return da, db, dh0

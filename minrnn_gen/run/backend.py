@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.call.arguments import Call
@@ -16,7 +16,7 @@ from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.number import Number
-from minrnn_gen.run.replay import Replay
+from minrnn_gen.run.replay import Finished
 from minrnn_gen.run.scan_launch import Launch
 
 MetadataT = TypeVar("MetadataT")
@@ -65,7 +65,7 @@ class Lanes(Protocol):
 
 
 class Recorder(Protocol):
-    """One run being performed: each method does something, and records it where it can be replayed."""
+    """One run being described, or performed step by step."""
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
@@ -85,8 +85,8 @@ class Recorder(Protocol):
     def load(self, kernel: KernelKey, part: str = "") -> Launchable:
         """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
 
-    def multiply(self, product: Product, workspace: int = 0) -> None:
-        """Multiply matrices; `workspace` as `cublas.multiply` takes it."""
+    def multiply(self, product: Product, workspace: int | None = None) -> None:
+        """Multiply matrices, in a `workspace` of `cublas.WORKSPACE_BYTES`; None: in the recorder's or cuBLAS's own."""
 
     def copy_heads_first(self, R: Array, target: int) -> None:
         """Copy a contiguous R [gates, heads, D, D] to the address `target`, [heads, gates, D, D]."""
@@ -106,11 +106,14 @@ class Recorder(Protocol):
     def lanes(self, count: int) -> AbstractContextManager[Lanes]:
         """Return lanes, on which steps run beside each other; they begin behind the run so far, and it goes on behind them."""
 
-    def stop(self) -> None:
-        """Record no more: this run will not be replayed."""
+    def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
+        """Have `action` enqueue what only Python does; it gets a function that returns the address of a pointer of the run."""
 
-    def finish(self, result: ResultT, metadata: MetadataT, /) -> Replay[ResultT, MetadataT] | None:
-        """Return the run, which is over, as one that can be replayed, or None where it cannot.
+    def stop(self) -> None:
+        """Keep nothing of this run for other calls."""
+
+    def finish(self, result: ResultT, metadata: MetadataT, /) -> Finished[ResultT, MetadataT]:
+        """Return the run, which is over and performed now.
 
         `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, says what they look like.
         """

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.call.address import Address, plain_numbers
+from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.gpu import cublas, graph
+from minrnn_gen.call.results import ResultT
+from minrnn_gen.gpu import cublas, graph, memory
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
-from minrnn_gen.gpu.graph import CapturedGraph, Scratch, scratch_bytes_of
+from minrnn_gen.gpu.device import Place
+from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.program.data import At, KernelRef, Program
 from minrnn_gen.run.backend import GraphOnStream, Queue
-from minrnn_gen.run.replay import TraceRecorder
+from minrnn_gen.run.describe import DescribedKernel, Describer
+from minrnn_gen.run.replay import Finished, without_owners
 from minrnn_gen.run.scan_launch import Launch
+from minrnn_gen.run.trace import trace_of
+
+MetadataT = TypeVar("MetadataT")
 
 # Graphs that a backend keeps; each holds the workspace of cuBLAS besides its own.
 GRAPHS_HELD = 8
@@ -124,86 +131,103 @@ class CudaBackend:
         return STRIDING_BLOCKS
 
 
-def choose_for(
-    recorder: TraceRecorder,
-    kernels: KernelLoader,
-    like: Array,
-    kernel_pass: KernelPass,
-    specialization: Specialization,
-    sizes: Sizes,
-) -> KernelKey:
-    """Return the kernel for a call of these sizes beside `like`, which `recorder` performs.
-
-    While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
-    run is not replayed, since the next call of these sizes has a kernel of its own.
-    """
-    chosen = kernels.choose(kernel_pass, specialization, sizes)
-    if chosen not in kernels.built and gpu_stream.is_capturing(like):
-        nearest = kernels.choose_built(kernel_pass, specialization, sizes)
-        if nearest is not None:
-            recorder.stop()
-            return nearest
-    return chosen
-
-
-class CudaRecorder(TraceRecorder):
-    """A run of the kernels of a backend on a GPU.
+class CudaRecorder(Describer):
+    """A run of the kernels of a backend on a GPU: described, then performed as a trace, which is kept for calls of its key.
 
     `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
     cuBLAS allocates some where the stream is captured, and a graph with allocations cannot become a part of another one.
     """
 
-    def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
-        super().__init__(like, keyed)
-        self._kernels, self._gives_workspace = kernels, gives_workspace
-        self._workspaces: dict[int | None, Address] = {}
+    _kernels: KernelLoader
 
-    def multiply(self, product: Product, workspace: int = 0) -> None:
-        """Multiply by cuBLAS on the current stream; all products of the run, or of a lane, share a workspace."""
-        if not workspace and (self._gives_workspace or self.lane is not None):
-            if self.lane not in self._workspaces:
-                self._workspaces[self.lane] = self.new_array((cublas.WORKSPACE_BYTES,), "uint8").address
-            workspace = self._workspaces[self.lane]
-        super().multiply(product, workspace)
+    def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
+        """Begin a run beside `like`; the arrays of `keyed` have their slots, and those of a call without a key have none."""
+        self._keyed = KeyedArrays((), [like.owner], [int(like.pointer)]) if keyed is None else keyed
+        self._is_kept = keyed is not None
+        self._modules: dict[KernelRef, LoadedKernel] = {}
+        # What the library made of arrays of the call, held until the run is enqueued.
+        self._held: list[Array] = []
+        super().__init__(like, len(self._keyed.arrays), kernels, self._no_blocks, gives_workspace)
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        """Return a whole array of the call in a dtype, itself where it has that already; by every replay anew."""
+        slot = array.address.slot
+        if array.dtype == dtype or (slot is not None and slot < self._inputs and array.is_contiguous):
+            return super().cast(array, dtype)
+        return self._made(memory.inspect(memory.cast(array.owner, dtype), array.name))
+
+    def contiguous(self, array: Array) -> Array:
+        """Return a whole array as a contiguous one, a copy where it is not; a run on it is not kept."""
+        return array if array.is_contiguous else self._made(memory.without_gaps(array))
+
+    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
+        """Return an array with zeros beyond lengths; a run on it is not kept."""
+        return self._made(memory.zeroed_beyond(x, axes, lengths))
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
-        """Return the kernel for a call of these sizes; see `choose_for`."""
-        return choose_for(self, self._kernels, self._like, kernel_pass, specialization, sizes)
+        """Return the kernel for a call of these sizes.
 
-    def load(self, kernel: KernelKey, part: str = "") -> RecordedKernel:
+        While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
+        run is not kept, since the next call of these sizes has a kernel of its own.
+        """
+        chosen = super().choose(kernel_pass, specialization, sizes)
+        if chosen not in self._kernels.built and gpu_stream.is_capturing(self._like):
+            nearest = self._kernels.choose_built(kernel_pass, specialization, sizes)
+            if nearest is not None:
+                self.stop()
+                return nearest
+        return chosen
+
+    def load(self, kernel: KernelKey, part: str = "") -> DescribedKernel:
         """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
         loaded, plan = self._kernels.load(kernel, part)
-        return RecordedKernel(self, loaded, plan, self._like.device)
+        ref = KernelRef(kernel, part, self._half)
+        self._modules[ref] = loaded
+        return DescribedKernel(self, ref, plan, lambda: loaded.resident_blocks(self._like.device, plan.launch.threads))
 
-    @contextmanager
-    def by_half(self) -> Iterator[None]:
-        """Have the kernels that are chosen and loaded within be those for half of the GPU."""
-        whole, self._kernels = self._kernels, self._kernels.half
-        try:
-            yield
-        finally:
-            self._kernels = whole
+    def stop(self) -> None:
+        """Keep nothing of this run."""
+        self._is_kept = False
 
-    def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
-        """Allocate named pieces of memory, one behind the other, for the launches of this run alone."""
-        return Scratch.laid_out(sizes_bytes, self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").address)
+    def finish(self, result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
+        """Perform the run, and return it with its results."""
+        place = Place(self._like.library, self._like.device)
+        program = self.program(result, metadata)
+        if self._is_kept:
+            program = replace(program, metadata=without_owners(metadata))
+        trace = trace_of(program, self._keyed.key, place, self._modules)
+        replay = trace.replay(self._keyed)
+        if self._is_kept:
+            return Finished(replay.result, trace.metadata, replay)
 
+        def owner(array: Array) -> Any:
+            slot = array.address.slot
+            return array.owner if slot is None else replay.arrays[slot]
 
-class RecordedKernel(NamedTuple):
-    """A kernel whose launches are recorded."""
+        return Finished(result.mapped(owner), replay.metadata(), None)
 
-    recorder: TraceRecorder
-    loaded: LoadedKernel
-    plan: KernelPlan
-    device: int | None
+    def _made(self, array: Array) -> Array:
+        self._held.append(array)
+        return array
 
-    def launch(self, launch: Launch) -> None:
-        """Launch, and record it."""
-        self.recorder.launch(self.loaded, launch, self.plan.launch.threads)
+    def _at(self, pointer: int) -> At:
+        at = super()._at(pointer)
+        self._is_kept = self._is_kept and at.slot is not None
+        return at
 
-    def resident_blocks(self) -> int:
-        """Return how many blocks the device holds at once."""
-        return self.loaded.resident_blocks(self.device, self.plan.launch.threads)
+    def program(self, result: ResultT, metadata: Any) -> Program:
+        """Return the run, which is over; it is not kept where a result is in no slot."""
+        program = super().program(result, metadata)
+
+        def note(slot: int | None) -> None:
+            self._is_kept = self._is_kept and slot is not None
+
+        program.results.mapped(note)
+        return program
+
+    @staticmethod
+    def _no_blocks(_plan: KernelPlan) -> int:
+        raise AssertionError("a loaded kernel says how many blocks are resident")
 
 
 class CudaStream(NamedTuple):

@@ -143,7 +143,7 @@ def row_products(
     right, width = _packed(interface, packed), interface.heads * rows
     in_tf32 = interface.precision.multiplies_in_tf32
     for first, count, left in _rows_of(interface, layout, y, loop):
-        result = Matrix(products.pointer + first * width * products.itemsize, products.dtype, width, rows)
+        result = Matrix(products.address + first * width * products.itemsize, products.dtype, width, rows)
         yield Product(count, rows, size, left, right, result, interface.heads, in_tf32=in_tf32)
 
 
@@ -155,7 +155,7 @@ def recurrent_gradient(
     width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
     in_tf32 = interface.precision.multiplies_in_tf32
     for first, count, right in _rows_of(interface, layout, y, loop):
-        pointer = dproducts.pointer + first * width * dproducts.itemsize
+        pointer = dproducts.address + first * width * dproducts.itemsize
         left = Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
         yield Product(rows, size, count, left, right, result, interface.heads, adds=True, in_tf32=in_tf32)
 
@@ -169,7 +169,7 @@ def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterato
     batch, _, time = y.shape
     step = y.strides[0] * y.itemsize
     for row in loop(0, batch):
-        pointer = y.pointer + row * step
+        pointer = y.address + row * step
         yield row * time, time, Matrix(pointer, y.dtype, y.strides[1], size * y.strides[1], transposed=True)
 
 

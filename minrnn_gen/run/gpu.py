@@ -23,8 +23,8 @@ from minrnn_gen.run.direction_choice import DirectionsChoice
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projected import ProjectedScan
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
-from minrnn_gen.run.replay import ByKey, Trace, TraceCache
-from minrnn_gen.run.saved import Forward, owner_of
+from minrnn_gen.run.replay import ByKey, Trace, TraceCache, without_slots
+from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import ScanRun
 from minrnn_gen.run.vectors import VectorsRun
 
@@ -126,8 +126,13 @@ class GpuRun:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
             self._cells.forward(recorder, runs, states_out)
         forward = Forward(call, projected, outputs)
-        replay = self.forwards.keep(recorder.finish(forward.written, forward))
-        return forward if replay is None else replace(forward, replay=replay)
+        finished = recorder.finish(forward.written, forward)
+        self.forwards.keep(finished.replay)
+        if finished.replay is not None:
+            return replace(forward, replay=finished.replay)
+        performed = finished.metadata
+        # A call that is its own projection, since nothing of one is kept, stays that.
+        return replace(performed, projected=performed.call) if projected is call else performed
 
     def step(self, call: Call) -> StepResult:
         """Run one step."""
@@ -137,15 +142,17 @@ class GpuRun:
         outputs = Outputs(y, (), _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)
-        result = StepResult(outputs.y, outputs.final)
-        self.steps.keep(recorder.finish(result, None))
-        return result.mapped(owner_of)
+        finished = recorder.finish(StepResult(outputs.y, outputs.final), None)
+        self.steps.keep(finished.replay)
+        return finished.result
 
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> RawGradients:
         """Run against time, from the gradients of what `forward` returned.
 
         `into`: the gradient of pre-activations where it is there already, to be written but beyond lengths.
         """
+        if incoming.keyed is None:  # arrays have the slots of the forward, if any
+            forward, incoming = without_slots((forward, incoming))
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
         operands = (*call.flat(), projected.x, outputs.y, *outputs.kept, incoming.dy, *incoming.dfinal, into)
         recorder = self._backend.begin(call.x, incoming.keyed, operands)
@@ -158,21 +165,21 @@ class GpuRun:
         wide = self._cells.backward(recorder, forward, incoming, gradients)
         dx, dweight = self._through_projection(recorder, call, gradients.dx)
         result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
-        self.backwards.keep(recorder.finish(result, call))
-        return self._added_up(result.mapped(owner_of))
+        finished = recorder.finish(result, call)
+        self.backwards.keep(finished.replay)
+        return self._added_up(finished.result)
 
     def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
         replay = self.backwards.replay(keyed)
         return None if replay is None else (replay.trace.metadata, self._added_up(replay.result))
 
-    def replay_restored(self, known: RestoredBackward, flat: KeyedArrays) -> RawGradients | None:
-        """Replay a backward on arrays of its key; None where an allocation is not aligned."""
+    def replay_restored(self, known: RestoredBackward, flat: KeyedArrays) -> RawGradients:
+        """Replay a backward on arrays of its key."""
         trace, order = known
         arrays = [None if place is None else flat.arrays[place] for place in order]
         addresses = [0 if place is None else flat.addresses[place] for place in order]
-        replay = trace.replay(KeyedArrays(trace.key, arrays, addresses))
-        return None if replay is None else self._added_up(replay.result)
+        return self._added_up(trace.replay(KeyedArrays(trace.key, arrays, addresses)).result)
 
     @staticmethod
     def in_form_of(array: Array, gradient: Any) -> Any:

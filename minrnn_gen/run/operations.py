@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from minrnn_gen.call.address import Address, PointerDifference, address_of
+from minrnn_gen.call.address import Address, PointerDifference, address_of, has_slots
 from minrnn_gen.call.array import Array
 from minrnn_gen.gpu import cublas, driver, graph, memory
 from minrnn_gen.gpu import device as gpu_device
@@ -49,24 +49,29 @@ class LaunchOperation:
         pointers: Sequence[tuple[int, Address | PointerDifference]],
     ) -> None:
         self._module, self._blocks, self._threads, self._arguments = module, blocks, threads, [*arguments]
-        self._addresses = [
-            (position, pointer.slot, pointer.offset_bytes) for position, pointer in pointers if isinstance(pointer, Address)
-        ]
-        self._differences = [(position, pointer) for position, pointer in pointers if isinstance(pointer, PointerDifference)]
+        self._addresses: list[tuple[int, int, int]] = []
+        self._differences: list[tuple[int, PointerDifference]] = []
+        for position, pointer in pointers:
+            if isinstance(pointer, PointerDifference):
+                self._differences.append((position, pointer))
+            elif pointer.slot is None:
+                self._arguments[position] = int(pointer)
+            else:
+                self._addresses.append((position, pointer.slot, pointer.offset_bytes))
 
     def replay(self, place: Place, addresses: list[int]) -> None:
         """Launch on the current stream."""
         arguments = self._arguments.copy()
         for position, slot, offset_bytes in self._addresses:
-            arguments[position] = addresses[slot] + offset_bytes  # type: ignore[index]  # only of known arrays
+            arguments[position] = addresses[slot] + offset_bytes
         for position, difference in self._differences:
             arguments[position] = difference.rebound(addresses)
         self._module.launch(place, self._blocks, self._threads, arguments)
 
     def in_c(self, device: int) -> tuple[Any, ...] | None:
-        """Return the launch with its arguments packed; None where a module is not of the driver."""
+        """Return the launch with its arguments packed; None where a module is not of the driver, or an array in no slot."""
         module = self._module
-        if not isinstance(module, LoadedKernel):
+        if not isinstance(module, LoadedKernel) or not all(has_slots(difference) for _, difference in self._differences):
             return None
         configuration = (self._blocks, self._threads, module.dynamic_shared_bytes, module.is_cooperative)
         patches: list[tuple[Any, ...]] = [(position, 0, 0, slot, offset, 0) for position, slot, offset in self._addresses]
@@ -78,12 +83,13 @@ class LaunchOperation:
 
 
 class ProductOperation:
-    """A product of matrices at `pointers`: left, right and result; in a `workspace` of the call, or in cuBLAS's own."""
+    """A product of matrices, in a `workspace` of the call, or in cuBLAS's own."""
 
     __slots__ = ("_pointers", "_product", "_workspace")
 
-    def __init__(self, product: Product, pointers: Sequence[Address], workspace: Address | None) -> None:
-        self._product, self._pointers, self._workspace = product, pointers, workspace
+    def __init__(self, product: Product, workspace: Address | None = None) -> None:
+        self._product, self._workspace = product, workspace
+        self._pointers = [address_of(matrix.pointer) for matrix in (product.left, product.right, product.result)]
 
     def replay(self, place: Place, addresses: list[int]) -> None:
         """Multiply by cuBLAS."""
@@ -92,9 +98,11 @@ class ProductOperation:
         stream = gpu_stream.current_stream(place)
         cublas.multiply(place.device, stream, self._product, (left, right, result), workspace)
 
-    def in_c(self, _device: int) -> tuple[Any, ...]:
-        """Return the product as numbers."""
+    def in_c(self, _device: int) -> tuple[Any, ...] | None:
+        """Return the product as numbers; None where an array is in no slot."""
         product = self._product
+        if not all(map(has_slots, self._pointers)):
+            return None
         left, right, result = product.left, product.right, product.result
         matrices = (
             (cublas.CUDA_TYPES[matrix.dtype], matrix.row, matrix.stride, pointer.slot, pointer.offset_bytes)
@@ -120,11 +128,11 @@ class CopyOperation:
         graph.copy_heads_first(place.device, gpu_stream.current_stream(place), self._R, source, target)
 
     def in_c(self, _device: int) -> tuple[Any, ...] | None:
-        """Return the copy as numbers; None where rows are further apart than the driver copies."""
+        """Return the copy as numbers; None where rows are further apart than the driver copies, or an array is in no slot."""
         R, (source, target) = self._R, self._pointers
         gates, heads, rows, columns = R.shape
         square_bytes = rows * columns * R.itemsize
-        if gates * square_bytes > driver.PITCH_BYTES_MAX:
+        if gates * square_bytes > driver.PITCH_BYTES_MAX or not all(map(has_slots, self._pointers)):
             return None
         return trip.COPY, source.slot, source.offset_bytes, target.slot, target.offset_bytes, gates, heads, square_bytes
 
@@ -144,6 +152,27 @@ class FillOperation:
     def in_c(self, _device: int) -> tuple[Any, ...]:
         """Return the fill as numbers."""
         return trip.SET_BYTES, self._start.slot, self._start.offset_bytes, self._value, self._size_bytes
+
+
+class ActionOperation:
+    """What only Python does, with a function that returns the address of a pointer of the run."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[[Callable[[Any], Any]], None]) -> None:
+        self._run = run
+
+    def replay(self, _place: Place, addresses: list[int]) -> None:
+        """Do it."""
+
+        def address(value: Any) -> Any:
+            return value.rebound(addresses) if hasattr(value, "rebound") else value
+
+        self._run(address)
+
+    def in_c(self, _device: int) -> None:
+        """Return None: it is Python's."""
+        return
 
 
 class StepsOnLanes:
@@ -242,12 +271,3 @@ class Program:
             if kind == trip.PRODUCT:
                 cublas.check(status)
         gpu_device.refuse(status)
-
-
-def product_operation(product: Product, workspace: int = 0) -> tuple[ProductOperation, tuple[Address, ...]]:
-    """Return a product to be replayed, and the pointers that it depends on; `workspace` as `cublas.multiply` takes it."""
-    pointers = tuple(address_of(matrix.pointer) for matrix in (product.left, product.right, product.result))
-    if not workspace:
-        return ProductOperation(product, pointers, None), pointers
-    at = address_of(workspace)
-    return ProductOperation(product, pointers, at), (*pointers, at)

@@ -37,7 +37,7 @@ class Forward:
     @property
     def result(self) -> ForwardResult:
         """The results as arrays of a library."""
-        return self.written.mapped(owner_of)
+        return self.written.mapped(owner_of) if self.replay is None else self.replay.result
 
 
 ForwardReplay = Replay[ForwardResult, Forward]

@@ -15,6 +15,7 @@ from minrnn_gen.codegen.signature import names_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.program.number import most
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan_launch import (
@@ -71,7 +72,7 @@ class ScanRun:
         sums = None
         if call.bias is not None or call.parameters:
             parts = {parts_of(run.kernel.plan, run.call, run.resident_blocks) for run in runs} or {1}
-            shape = (len(interface.runs_reversed), max(parts), interface.summed_count, call.batch, interface.hidden_size)
+            shape = (len(interface.runs_reversed), most(*parts), interface.summed_count, call.batch, interface.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
             sums = recorder.new_array(shape, interface.precision.arithmetic_dtype, fill=0 if len(parts) > 1 else None)
         written = Gradients(gradients.dx, gradients.dinitial, sums)

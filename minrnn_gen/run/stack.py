@@ -31,7 +31,6 @@ from minrnn_gen.run.gpu import added_up
 from minrnn_gen.run.layer_backward import LayerBackward
 from minrnn_gen.run.projection import projection_of_piece
 from minrnn_gen.run.replay import TraceCache
-from minrnn_gen.run.saved import owner_of
 from minrnn_gen.run.wavefront import wavefront
 
 
@@ -83,9 +82,9 @@ class StackRun:
             return [*replay.result.arrays]
         arrays = _described(tensors, call_key is not None)
         recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
-        result = self._run(recorder, arrays, cut, saves, dropout)
-        self._forwards.keep(recorder.finish(result, None))
-        return [*result.mapped(owner_of).arrays]
+        finished = recorder.finish(self._run(recorder, arrays, cut, saves, dropout), None)
+        self._forwards.keep(finished.replay)
+        return [*finished.result.arrays]
 
     def backward(
         self, tensors: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], cut: Cut, dropout: float = 0.0
@@ -104,8 +103,9 @@ class StackRun:
         recorder = self._backend.begin(_present(arrays[0]), call_key, arrays)
         slots = BackwardSlots.of(len(tensors), len(results), len(incoming) - 1)
         result = self._run_back(recorder, arrays[slots.inputs], arrays[slots.results], arrays[slots.incoming], cut, dropout)
-        self._backwards.keep(recorder.finish(result, None))
-        return self._gradients(tensors, result.mapped(owner_of).arrays)
+        finished = recorder.finish(result, None)
+        self._backwards.keep(finished.replay)
+        return self._gradients(tensors, finished.result.arrays)
 
     def _slots(self, arrays: Sequence[Any]) -> StackSlots:
         """Return the slots of a call, whose only arrays of sequences are resets; with dropout it has masks."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call
@@ -56,7 +57,7 @@ class StepwiseRun:
         # It writes what all steps read, and strides over what is prepared before the first of them.
         blocks = self.backend.striding_blocks(part.batch)
         if graph is not None:
-            self._run_graph(graph, kernel, part, arguments, blocks)
+            recorder.enqueue(partial(self._run_graph, graph, kernel, part, arguments, blocks))
             return
         if packed is not None:
             del sizes["packed"]
@@ -82,19 +83,20 @@ class StepwiseRun:
         part: Call,
         arguments: Callable[[Scratch], NamedArguments],
         blocks: int,
+        address: Callable[[Any], Any],
     ) -> None:
-        """Run all steps by a graph, launched once for each `GRAPH_STEPS` of them."""
+        """Run all steps by a graph, launched once for each `GRAPH_STEPS` of them; `address` gives those of pointers."""
         graph, stream = on_stream
         begin, scratch = stream.load(kernel, BEGIN), graph.scratch
         with graph.on(stream.handle) as launch:
             if _is_backward(kernel):
                 assert part.R is not None
-                stream.copy_heads_first(part.R, scratch["packed"])
+                stream.copy_heads_first(replace(part.R, pointer=address(part.R.address)), scratch["packed"])
                 stream.clear(scratch["dproduct"], scratch.sizes_bytes["dproduct"])
             named = arguments(scratch)
             for first_step in range(0, part.time + 1, GRAPH_STEPS):
                 packed = named.packed(begin.plan, BEGIN, call=scratch["call"], first_step=first_step)
-                begin.launch(Launch(1 if first_step else blocks, packed))
+                begin.launch(Launch(1 if first_step else blocks, tuple(map(address, packed))))
                 launch()
 
     def _enqueue(self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue) -> None:

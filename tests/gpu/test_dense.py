@@ -11,7 +11,8 @@ from test_gradients import TOLERANCE as PLAIN_TOLERANCE
 
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run import executor
-from minrnn_gen.run.replay import ByKey, TraceRecorder
+from minrnn_gen.run.operations import Program
+from minrnn_gen.run.replay import ByKey
 from minrnn_gen.run.stepwise import GRAPH_STEPS
 
 pytestmark = pytest.mark.gpu
@@ -288,12 +289,12 @@ def test_few_steps_one_by_one_are_replayed_bit_by_bit(
     again = [run(seed) for seed in (1, 1, 2)]
     assert checked == []
     monkeypatch.undo()
-    # As they are where nothing is recorded.
-    monkeypatch.setattr(TraceRecorder, "finish", lambda *_: None)
+    # As they are where Python enqueues one operation after the other.
+    monkeypatch.setattr(Program, "_compiled", lambda _: None)
     for cache in (gpu.forwards, gpu.backwards):
         monkeypatch.setattr(cache, "_traces", ByKey())
-    unrecorded = [run(seed) for seed in (1, 1, 2)]
-    for calls in (again, unrecorded):
+    by_python = [run(seed) for seed in (1, 1, 2)]
+    for calls in (again, by_python):
         for found, expected in zip(calls, first, strict=True):
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 

@@ -32,7 +32,7 @@ from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_builder
 from minrnn_gen.run.kernels import CompiledKernels
-from minrnn_gen.run.replay import TraceCache, TraceRecorder
+from minrnn_gen.run.replay import TraceCache
 
 
 def on_device(values: Any, name: str = "array") -> Array:
@@ -166,7 +166,7 @@ class NumpyKernels:
         assert sizes.batch > 0
         return KernelKey(kernel_pass, specialization, sizes)
 
-    def load(self, key: KernelKey) -> tuple[NumpyKernel, Any]:
+    def load(self, key: KernelKey, _part: str = "") -> tuple[NumpyKernel, Any]:
         plan = plan_with(
             entry=f"scan_{key.kernel_pass}",
             layout=self.layout,
@@ -251,13 +251,19 @@ def test_launches_do_what_the_host_does(recurrence: Recurrence, seed: int) -> No
 
     found, expected = empty(recurrence, shape, state_shape), empty(recurrence, shape, state_shape)
     call = ScanCall(recurrence, a, b, h0)
-    device.run_scan(call, found[0], found[1], TraceRecorder(call.a, None))
+    with torch_on_host():
+        recorder = device.recorder_for(recurrence, call.a, None)
+        device.run_scan(call, found[0], found[1], recorder)
+        recorder.finish(scan.ScanResult(found[0], found[1]), None)
     cpu.run_scan(moved_to_host(call), *map(on_host, expected))
     assert_equal(found, expected)
 
     found, expected = empty(recurrence, shape, shape, state_shape), empty(recurrence, shape, shape, state_shape)
     backward = BackwardCall(recurrence, a, y, dy, h0, dfinal)
-    device.run_scan_backward(backward, found[0], found[1], found[2], TraceRecorder(backward.a, None))
+    with torch_on_host():
+        recorder = device.recorder_for(recurrence, backward.a, None)
+        device.run_scan_backward(backward, found[0], found[1], found[2], recorder)
+        recorder.finish(scan.ScanGradients(found[0], found[1], found[2]), None)
     cpu.run_scan_backward(moved_to_host(backward), *map(on_host, expected))
     assert_equal(found, expected)
 
@@ -322,7 +328,7 @@ def test_an_array_that_fits_is_not_copied() -> None:
     whole = np.zeros((2, 5, 2, 8), np.float32)
     recurrence = Recurrence((2, 5, 8), 1, precision_of("fp32"), False, False)
     halves = [on_device(whole[:, :, index]) for index in range(2)]
-    rows = arrangement_of(recurrence).rows(recurrence, *halves)
+    rows = arrangement_of(recurrence).rows(recurrence, lambda _: pytest.fail("it was copied"), *halves)
     assert [row.pointer for row in rows] == [half.pointer for half in halves]
     assert {row.strides for row in rows} == {(0, 80, 16, 1)}
 
@@ -342,10 +348,10 @@ def test_few_kernels_serve_all_sizes_where_nothing_is_to_be_compiled(monkeypatch
         a = on_device(np.ones((1, time, 64), np.float32))
         recurrence = Recurrence(a.shape, 1, precision_of("fp32"), log_a=False, reverse=False)
         with torch_on_host():
-            recorder = TraceRecorder(a, keyed("test", [a.owner]))
+            recorder = device.recorder_for(recurrence, a, keyed("test", [a.owner]))
             y, final = recorder.new_array(a.shape, "float32"), recorder.new_array((1, 64), "float32")
             slotted = a.with_slot(0)
             device.run_scan(ScanCall(recurrence, slotted, slotted, None), y, final, recorder)
-            kept.append(recorder.finish(scan.ScanResult(y, final), None) is not None)
+            kept.append(recorder.finish(scan.ScanResult(y, final), None).replay is not None)
     assert len(built) == (2 if where == "else" else 1)
     assert kept == [True, where != "in a capture"]

@@ -38,7 +38,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import leaves
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run import dense, gpu, operations, replay
+from minrnn_gen.run import dense, gpu, operations
 from minrnn_gen.run.direction_choice import DirectionsChoice
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.kernels import CompiledKernels
@@ -165,8 +165,7 @@ class LoggedKernels(GivenKernels):
 def on_a_device(kernel: Kernel, log: list[Any], executor: Executor) -> Iterator[None]:
     """Run calls of a kernel by what records and replays them on a GPU."""
     with torch_on_host(), pytest.MonkeyPatch.context() as patch:
-        for module in (operations, replay):
-            patch.setattr(module, "lanes_of", lambda _: LoggedLanes(log))
+        patch.setattr(operations, "lanes_of", lambda _: LoggedLanes(log))
         with as_if_on_a_device(kernel, executor=executor):
             yield
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
+from support.fake_plan import plan_with
+from support.fake_torch import torch_on_host
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.gpu import stream
 from minrnn_gen.gpu.device import Place
-from minrnn_gen.run import operations, replay
+from minrnn_gen.run import operations
+from minrnn_gen.run.cuda import CudaRecorder
 from minrnn_gen.run.operations import StepsOnLanes
-from minrnn_gen.run.replay import TraceRecorder
 from minrnn_gen.run.scan_launch import Launch
 
 MAIN, FIRST_LANE = 7, 100
+KERNEL: Any = "kernel"
 LIKE = Array("x", "torch", None, 0, (1,), (1,), "float32", 0)
 
 
@@ -52,33 +55,61 @@ class LoggedModule:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     found: list[Any] = []
     monkeypatch.setattr(stream, "torch_stream", lambda _: MAIN)
     monkeypatch.setattr(operations.gpu_device, "on_device", lambda _: nullcontext())
-    for module in (operations, replay):
-        monkeypatch.setattr(module, "lanes_of", lambda _: LoggedLanes(found))
-    return found
+    monkeypatch.setattr(operations, "lanes_of", lambda _: LoggedLanes(found))
+    with torch_on_host():
+        yield found
+
+
+class LoggedKernels:
+    """Kernels that note their launches."""
+
+    built: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def load(self, _kernel: Any, _part: str) -> tuple[LoggedModule, Any]:
+        return LoggedModule(self.log), plan_with(threads=32)
+
+
+class Nothing(NamedTuple):
+    """The result of a run that has none."""
+
+    def mapped(self, _change: Any) -> Nothing:
+        return self
+
+
+def recorder_of(log: list[Any]) -> CudaRecorder:
+    return CudaRecorder(LIKE, KeyedArrays(("recorded", ()), [None], [0]), LoggedKernels(log))  # type: ignore[arg-type]
 
 
 def recorded(log: list[Any]) -> StepsOnLanes:
     """Record two launches on lanes, of which the second waits for the first, and a third that waits for nothing."""
-    recorder, module = TraceRecorder(LIKE, KeyedArrays(("recorded", ()), [], [])), LoggedModule(log)
-    recorder.launch(module, Launch(1, ()), 32)
+    recorder = recorder_of(log)
+    kernel = recorder.load(KERNEL)
+    kernel.launch(Launch(1, ()))
     with recorder.lanes(2) as lanes:
         with lanes.step(0, ()):
-            recorder.launch(module, Launch(2, ()), 32)
+            kernel.launch(Launch(2, ()))
         with lanes.step(1, (0,)):
-            recorder.launch(module, Launch(3, ()), 32)
-            recorder.launch(module, Launch(4, ()), 32)
+            kernel.launch(Launch(3, ()))
+            kernel.launch(Launch(4, ()))
         with lanes.step(0, ()):
-            recorder.launch(module, Launch(5, ()), 32)
-    recorder.launch(module, Launch(6, ()), 32)
-    first, steps, last = recorder._operations
+            kernel.launch(Launch(5, ()))
+    kernel.launch(Launch(6, ()))
+    assert log == []  # nothing is enqueued before the run is over
+    replay = recorder.finish(Nothing(), None).replay
+    assert replay is not None
+    first, steps, last = replay.trace.program._operations
     assert isinstance(steps, StepsOnLanes) and not isinstance(first, StepsOnLanes) and not isinstance(last, StepsOnLanes)
     return steps
 
 
+# The ends of the steps that others wait for are marked.
 LAUNCHES = [
     ("fork", MAIN, 2),
     ("begin", 0, ()),
@@ -87,10 +118,8 @@ LAUNCHES = [
     ("begin", 1, (0,)),
     ("launch", 3, FIRST_LANE + 1),
     ("launch", 4, FIRST_LANE + 1),
-    ("end", 1, 1),
     ("begin", 0, ()),
     ("launch", 5, FIRST_LANE),
-    ("end", 0, 2),
     ("join", MAIN, 2),
 ]
 
@@ -100,18 +129,20 @@ def test_a_run_is_performed_on_lanes(log: list[Any]) -> None:
     assert log == [("launch", 1, MAIN), *LAUNCHES, ("launch", 6, MAIN)]
 
 
-def test_a_replay_does_the_same_and_marks_what_is_waited_for(log: list[Any]) -> None:
+def test_a_replay_does_the_same(log: list[Any]) -> None:
     steps = recorded(log)
     log.clear()
     steps.replay(Place("torch", 0), [])
-    assert log == [entry for entry in LAUNCHES if entry not in (("end", 1, 1), ("end", 0, 2))]
+    assert log == LAUNCHES
     assert steps.in_c(0) is None
 
 
-def test_what_fails_on_a_lane_leaves_none_behind(log: list[Any]) -> None:
-    recorder = TraceRecorder(LIKE, None)
+def test_what_fails_while_it_is_described_enqueues_nothing(log: list[Any]) -> None:
+    recorder = recorder_of(log)
+    kernel = recorder.load(KERNEL)
+    kernel.launch(Launch(1, ()))
     with pytest.raises(ValueError, match="refused"), recorder.lanes(2) as lanes, lanes.step(1, ()):
+        kernel.launch(Launch(2, ()))
         raise ValueError("refused")
-    # The main stream waits for all lanes, and what comes next is enqueued there.
-    assert log[-1] == ("join", MAIN, 2) and recorder.lane is None
+    assert log == []
     assert stream.current_stream(LIKE) == MAIN
