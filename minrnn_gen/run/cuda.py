@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.call.address import plain_numbers
@@ -13,7 +13,7 @@ from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ResultT
-from minrnn_gen.gpu import cublas, graph, memory
+from minrnn_gen.gpu import cublas, graph
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.device import Place
@@ -21,10 +21,11 @@ from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
-from minrnn_gen.program.data import At, KernelRef, Program
+from minrnn_gen.program.data import KernelRef
 from minrnn_gen.run.backend import GraphOnStream, Queue
-from minrnn_gen.run.describe import DescribedKernel, Describer
-from minrnn_gen.run.replay import Finished, without_owners
+from minrnn_gen.run.describe import DescribedKernel
+from minrnn_gen.run.described_run import DescribedRun
+from minrnn_gen.run.replay import Finished, owners_of, without_owners
 from minrnn_gen.run.scan_launch import Launch
 from minrnn_gen.run.trace import trace_of
 
@@ -131,7 +132,7 @@ class CudaBackend:
         return STRIDING_BLOCKS
 
 
-class CudaRecorder(Describer):
+class CudaRecorder(DescribedRun):
     """A run of the kernels of a backend on a GPU: described, then performed as a trace, which is kept for calls of its key.
 
     `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
@@ -141,28 +142,9 @@ class CudaRecorder(Describer):
     _kernels: KernelLoader
 
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
-        """Begin a run beside `like`; the arrays of `keyed` have their slots, and those of a call without a key have none."""
-        self._keyed = KeyedArrays((), [like.owner], [int(like.pointer)]) if keyed is None else keyed
-        self._is_kept = keyed is not None
+        """Begin a run beside `like`."""
         self._modules: dict[KernelRef, LoadedKernel] = {}
-        # What the library made of arrays of the call, held until the run is enqueued.
-        self._held: list[Array] = []
-        super().__init__(like, len(self._keyed.arrays), kernels, self._no_blocks, gives_workspace)
-
-    def cast(self, array: Array, dtype: str) -> Array:
-        """Return a whole array of the call in a dtype, itself where it has that already; by every replay anew."""
-        slot = array.address.slot
-        if array.dtype == dtype or (slot is not None and slot < self._inputs and array.is_contiguous):
-            return super().cast(array, dtype)
-        return self._made(memory.inspect(memory.cast(array.owner, dtype), array.name))
-
-    def contiguous(self, array: Array) -> Array:
-        """Return a whole array as a contiguous one, a copy where it is not; a run on it is not kept."""
-        return array if array.is_contiguous else self._made(memory.without_gaps(array))
-
-    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
-        """Return an array with zeros beyond lengths; a run on it is not kept."""
-        return self._made(memory.zeroed_beyond(x, axes, lengths))
+        super().__init__(like, keyed, kernels, lambda plan: plan.launch.resident_blocks, gives_workspace)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes.
@@ -185,49 +167,17 @@ class CudaRecorder(Describer):
         self._modules[ref] = loaded
         return DescribedKernel(self, ref, plan, lambda: loaded.resident_blocks(self._like.device, plan.launch.threads))
 
-    def stop(self) -> None:
-        """Keep nothing of this run."""
-        self._is_kept = False
-
     def finish(self, result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
         """Perform the run, and return it with its results."""
         place = Place(self._like.library, self._like.device)
         program = self.program(result, metadata)
-        if self._is_kept:
+        if self.is_kept:
             program = replace(program, metadata=without_owners(metadata))
-        trace = trace_of(program, self._keyed.key, place, self._modules)
-        replay = trace.replay(self._keyed)
-        if self._is_kept:
+        trace = trace_of(program, self.keyed.key, place, self._modules)
+        replay = trace.replay(self.keyed)
+        if self.is_kept:
             return Finished(replay.result, trace.metadata, replay)
-
-        def owner(array: Array) -> Any:
-            slot = array.address.slot
-            return array.owner if slot is None else replay.arrays[slot]
-
-        return Finished(result.mapped(owner), replay.metadata(), None)
-
-    def _made(self, array: Array) -> Array:
-        self._held.append(array)
-        return array
-
-    def _at(self, pointer: int) -> At:
-        at = super()._at(pointer)
-        self._is_kept = self._is_kept and at.slot is not None
-        return at
-
-    def program(self, result: ResultT, metadata: Any) -> Program:
-        """Return the run, which is over; it is not kept where a result is in no slot."""
-        program = super().program(result, metadata)
-
-        def note(slot: int | None) -> None:
-            self._is_kept = self._is_kept and slot is not None
-
-        program.results.mapped(note)
-        return program
-
-    @staticmethod
-    def _no_blocks(_plan: KernelPlan) -> int:
-        raise AssertionError("a loaded kernel says how many blocks are resident")
+        return Finished(owners_of(result, replay.arrays), replay.metadata(), None)
 
 
 class CudaStream(NamedTuple):

@@ -97,8 +97,8 @@ class Replay(NamedTuple, Generic[ResultT, MetadataT]):
 
     def metadata(self) -> MetadataT:
         """Return the metadata of the trace with the arrays of this run."""
-        rebound: MetadataT = _rebound(self.trace.metadata, self.arrays, self.addresses)
-        return rebound
+        bound: MetadataT = rebound(self.trace.metadata, self.arrays, self.addresses)
+        return bound
 
 
 class Finished(NamedTuple, Generic[ResultT, MetadataT]):
@@ -177,11 +177,21 @@ def without_slots(metadata: Any) -> Any:
     return _mapped(without_slots, metadata)
 
 
-def _rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> Any:
+def owners_of(result: ResultT, arrays: Sequence[Any]) -> ResultT:
+    """Return a result of a run as the library's arrays, `arrays` by slot, or those that are in no slot."""
+
+    def owner(array: Array) -> Any:
+        slot = array.address.slot
+        return array.owner if slot is None else arrays[slot]
+
+    return result.mapped(owner)
+
+
+def rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> Any:
     """Return metadata with its arrays among `arrays`, which start at `addresses`; those in no slot stay."""
     if isinstance(metadata, Array):
         return metadata if metadata.address.slot is None else metadata.rebound(arrays, addresses)
-    return _mapped(lambda part: _rebound(part, arrays, addresses), metadata)
+    return _mapped(lambda part: rebound(part, arrays, addresses), metadata)
 
 
 def arrays_in(metadata: Any) -> Iterator[Array]:

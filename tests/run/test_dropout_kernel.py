@@ -18,6 +18,7 @@ from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.dropout import Dropout, scale_of
+from minrnn_gen.run.stack import StackResult
 
 torch = pytest.importorskip("torch")
 dropout = pytest.importorskip("minrnn_gen.torch.dropout")
@@ -63,6 +64,7 @@ def test_it_is_what_torch_makes_of_the_same_mask(precision: str, hidden: int, fo
                 recorder = backend.begin(wanted.source, None, (wanted.source, wanted.mask, wanted.target))
                 outside = target.clone()
                 wanted.piece(axes, piece).run(recorder)
+                recorder.finish(StackResult(()), None)
                 steps = slice(piece.start, piece.start + piece.steps)
                 where: Any = (slice(None), steps) if axes == "bth" else steps
                 outside[where] = expected[where]
@@ -111,7 +113,9 @@ def test_a_probability_of_one_leaves_zeros_whatever_there_was(folder: Path) -> N
     (mask,) = dropout.draw_masks(source, 24, 1, 1.0)
     assert scale_of(1.0) == 0 and not mask.any()
     wanted = of_arrays(source, mask, source, 1.0)
-    wanted.run(backend_of("bf16", folder).begin(wanted.source, None, (wanted.source, wanted.mask)))
+    recorder = backend_of("bf16", folder).begin(wanted.source, None, (wanted.source, wanted.mask))
+    wanted.run(recorder)
+    recorder.finish(StackResult(()), None)
     assert torch.equal(source, torch.zeros_like(source))
 
 
