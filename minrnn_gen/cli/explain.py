@@ -20,6 +20,8 @@ Batch = Annotated[
 Time = Annotated[int | None, typer.Option("--time", min=1, metavar="T", help="Of a call of so many steps.", show_default=False)]
 Classes = Annotated[bool, typer.Option("--classes", help="The kernels of the pass for all sizes, and which sizes each serves.")]
 
+AsProgram = Annotated[bool, typer.Option("--program", help="The program of a call: buffers, launches and products.")]
+
 AsHtml = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write the decision as a page to this file.", show_default=False)
 ]
@@ -33,11 +35,12 @@ def explain(
     batch: Batch = None,
     time: Time = None,
     classes: Classes = False,
+    as_program: AsProgram = False,
     as_json: AsJson = False,
     as_html: AsHtml = None,
 ) -> None:
     """Say what was decided, and why."""
-    if len(several := [name for name, is_asked in _forms(as_json, classes, as_html) if is_asked]) > 1:
+    if len(several := [name for name, is_asked in _forms(as_json, classes, as_program, as_html) if is_asked]) > 1:
         raise BadInput(f"{' and '.join(several)} are given together; give one of them")
     request = read_request(spec, gpu, assignments)
     if as_html is not None:
@@ -45,6 +48,9 @@ def explain(
         return
     if as_json:
         print_json(_report(request, _built(request, which, batch, time)))
+        return
+    if as_program:
+        sys.stdout.write(_program(request, which, batch, time) + "\n")
         return
     if classes:
         sys.stdout.write(_classes(request, which) + "\n")
@@ -66,8 +72,20 @@ def _on_cpu(request: Request) -> str:
     return NativeKernels(interface_of(builder, builder.cell_shape), builder).in_words()
 
 
-def _forms(as_json: bool, classes: bool, as_html: str | None) -> tuple[tuple[str, bool], ...]:
-    return ("--json", as_json), ("--classes", classes), ("--html", as_html is not None)
+def _forms(as_json: bool, classes: bool, as_program: bool, as_html: str | None) -> tuple[tuple[str, bool], ...]:
+    return ("--json", as_json), ("--classes", classes), ("--program", as_program), ("--html", as_html is not None)
+
+
+def _program(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
+    """Return the program of a call of these sizes; what is not given is the spec's."""
+    from minrnn_gen.api import builder_for
+    from minrnn_gen.plan.problem import Sizes
+    from minrnn_gen.run.plain_program import plain_program
+
+    builder = builder_for(request.spec, request.target)
+    sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
+    with progress("planning"):
+        return plain_program(builder, which.value, sizes)
 
 
 def _write_page(request: Request, which: Pass, batch: int | None, time: int | None, path: str) -> None:

@@ -23,7 +23,7 @@ from minrnn_gen.run.direction_choice import DirectionsChoice
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projected import ProjectedScan
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
-from minrnn_gen.run.replay import ByKey, Trace, TraceCache, without_slots
+from minrnn_gen.run.replay import ByKey, Finished, Trace, TraceCache, without_slots
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan import ScanRun
 from minrnn_gen.run.vectors import VectorsRun
@@ -151,6 +151,12 @@ class GpuRun:
 
         `into`: the gradient of pre-activations where it is there already, to be written but beyond lengths.
         """
+        return self._added_up(self.perform_backward(forward, incoming, into).result)
+
+    def perform_backward(
+        self, forward: Forward, incoming: IncomingGradient, into: Array | None = None
+    ) -> Finished[BackwardResult, Call]:
+        """Run against time as `backward` does, and return the run, whose sums are not added up."""
         if incoming.keyed is None:  # arrays have the slots of the forward, if any
             forward, incoming = without_slots((forward, incoming))
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
@@ -167,7 +173,7 @@ class GpuRun:
         result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
         finished = recorder.finish(result, call)
         self.backwards.keep(finished.replay)
-        return self._added_up(finished.result)
+        return finished
 
     def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""

@@ -164,6 +164,8 @@ def test_explain_of_sizes_is_json_too(command: Command, min_gru: Path) -> None:
         data = command("explain", min_gru, "--gpu", "h100", "--json", *sizes).json
         words = command("explain", min_gru, "--gpu", "h100", *sizes).out
     assert f"planned for batch {data['plan']['problem']['batch']}" in words
+    program = command("explain", min_gru, "--gpu", "h100", "--program", *sizes).out
+    assert program.startswith("program of a forward with batch 37, time 300\nbuffers\n") and "  launch scan_forward" in program
     answer = command("explain", min_gru, "--gpu", "h100", "--json", "--classes")
     assert answer.status == 2 and "--classes" in answer.json["error"]
 

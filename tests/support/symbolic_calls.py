@@ -168,8 +168,6 @@ def bound_traces(kernel: Kernel, kernels: PlannedKernels, options: Options) -> I
     backends = [DescribingBackend(kernels, len(flat), is_symbolic) for is_symbolic in (True, False)]
     runs: list[Any] = [GpuRun(interface, kernel.builder, backend) for backend in backends]  # type: ignore[arg-type]
     calls = symbols.call(interface, call), call
-    for run in runs:
-        run._added_up = lambda result: result
     with decided_by(symbols.values, call.batch, call.time):
         if options.is_step:
             for run, each in zip(runs, calls, strict=True):
@@ -195,7 +193,7 @@ def bound_traces(kernel: Kernel, kernels: PlannedKernels, options: Options) -> I
         of_integers = IncomingGradient(given, tuple(finals), SLOTTED)
         gradients = symbols.incoming(interface, of_integers, first), of_integers
         for run, forward, arriving in zip(runs, forwards, gradients, strict=True):
-            run.backward(forward, arriving)
+            run.perform_backward(forward, arriving)
         if has_trace:
             yield ("backward", *_programs(backends, symbols))
 
