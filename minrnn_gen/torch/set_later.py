@@ -61,21 +61,21 @@ class Settled:
     _checks: ClassVar[Checks] = {}
     _fixed: ClassVar[frozenset[str]] = frozenset()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, attr: str, value: Any) -> None:
         is_made = "_made" in self.__dict__
-        if name in self._fixed and (is_made or name in self.__dict__) and is_new(self, name, value):
-            refuse(name, value)
-        if not (is_made and name in self._checks and is_new(self, name, value)):
-            super().__setattr__(name, value)
+        if attr in self._fixed and (is_made or attr in self.__dict__) and is_new(self, attr, value):
+            refuse(attr, value)
+        if not (is_made and attr in self._checks and is_new(self, attr, value)):
+            super().__setattr__(attr, value)
             return
-        self._checks[name](value, name)
-        before = self.__dict__[name]
-        super().__setattr__(name, value)
+        self._checks[attr](value, attr)
+        before = self.__dict__[attr]
+        super().__setattr__(attr, value)
         try:
-            self._settle(name)
+            self._settle(attr)
         except BadInput:
-            super().__setattr__(name, before)
-            self._settle(name)
+            super().__setattr__(attr, before)
+            self._settle(attr)
             raise
 
     def _settle(self, name: str) -> None:

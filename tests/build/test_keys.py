@@ -89,6 +89,7 @@ def test_the_package_digest_follows_every_template(monkeypatch: pytest.MonkeyPat
 def test_the_package_digest_follows_every_module_and_cell(tmp_path: Path) -> None:
     copy = tmp_path / "minrnn_gen"
     (copy / "cell" / "library").mkdir(parents=True)
+    (copy / "templates").mkdir()  # whose digest is a part of the package's
     package = Path(store.__file__).parent.parent
     modules = [f"build/{name}.py" for name in ("entry", "sealing", "store", "trust")]
     modules += ["errors.py", "config/environment.py", "config/package_files.py"]

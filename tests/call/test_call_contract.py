@@ -436,8 +436,8 @@ def test_a_kernel_describes_itself() -> None:
     assert (kernel.gates, kernel.states, kernel.plan.problem.hidden_size) == (("r", "i", "x"), ("h",), HIDDEN)
     assert [plan for plan in kernel.plans.values() if plan.problem.kernel_pass == "forward"] == [kernel.plan]
     assert {key.kernel_pass for key in kernel.plans} == {"forward", "step"}
-    with pytest.raises(TypeError):
-        kernel.plans[("forward", kernel.plan.problem.specialization)] = kernel.plan  # type: ignore[index]
+    kernel.plans.clear()  # what is shown is a copy
+    assert kernel.plans
     assert "rg_lru" in repr(kernel) and "h200" in repr(kernel)
     assert "__global__" in kernel.source
     assert kernel.plan.template in kernel.explain()

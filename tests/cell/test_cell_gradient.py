@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mpmath
@@ -110,11 +111,17 @@ def test_a_gradient_is_the_limit_of_differences(cell: Cell, point: list[float], 
                 assert abs(found[f"gradient_{name}"] - right) <= 1e-30 * (1 + abs(right)), name
 
 
+@pytest.fixture(scope="module")
+def torch() -> ModuleType:
+    """Torch, imported before the examples: several that end without it are a group of exceptions."""
+    import torch
+
+    return torch
+
+
 @settings(max_examples=examples(150))
 @given(small_cells, points)
-def test_a_gradient_is_torchs(cell: Cell, point: list[float]) -> None:
-    torch = pytest.importorskip("torch", exc_type=ImportError)  # several examples without it end in a group of exceptions
-
+def test_a_gradient_is_torchs(torch: ModuleType, cell: Cell, point: list[float]) -> None:
     unary = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu")}
     functions = {
         **EXACT,

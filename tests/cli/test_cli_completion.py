@@ -50,7 +50,10 @@ def fish(words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("shell", [bash, zsh, fish])
-def test_a_shell_completes_gpus_and_cells(shell: Callable[[str], set[str]]) -> None:
+def test_a_shell_completes_gpus_and_cells(
+    shell: Callable[[str], set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # whose files are no profiles
     assert shell("minrnn-gen compile spec.yaml --gpu h") == {name for name in profile_names() if name.startswith("h")}
     assert shell("minrnn-gen cells show min_l") == {name for name in library_names() if name.startswith("min_l")}
 

@@ -315,5 +315,5 @@ def test_another_version_is_said() -> None:
     def find() -> Any:
         raise ImportError("No module named 'theirs'")
 
-    with pytest.raises(ToolchainMissing, match=r"\(No module named 'theirs'\): pip install theirs==1\.0"):
+    with pytest.raises(ToolchainMissing, match=r"\(ImportError: No module named 'theirs'\): pip install theirs==1\.0"):
         Exchange(find, "theirs==1.0").install({})
