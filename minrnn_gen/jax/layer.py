@@ -25,6 +25,8 @@ Parameters = Mapping[str, Any]
 # The keywords of a layer, and the keys of a spec for which it has no arguments of its own (docs/spec.md).
 KEYWORDS = ("heads", "bias", "dropout", "bidirectional", "precision", "recurrent_bias", "forget_bias", "dtype")
 OPTIONS = ("functions", "fp32_product", "scan_arithmetic", "recurrent_gradient_clip", "gpu", "batch", "time")
+# What a constructor takes and no call reads again; a subclass may well have attributes called `batch` and `time`.
+_FIXED = frozenset({"model", "input_size", "hidden_size", "num_layers", *KEYWORDS, *OPTIONS}) - {"batch", "time"}
 # Where the cell's own vectors begin among the parameters of a layer.
 _VECTORS_FROM = len(Names._fields) - 1
 _PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES}
@@ -37,7 +39,8 @@ class RNN:
     `minrnn_gen.torch.RNN`, and so those of torch for lstm, gru and elman. precision: fp64, fp32, fp16 or bf16, by default that
     of the input; given, weights of another dtype are cast in every call. recurrent_bias: by default as `bias` where there is a
     recurrent product. forget_bias: what the input-side biases of gate f start with. dropout is between layers, where `apply` is
-    called with a key. options: further keys of the spec. Raises BadInput where the spec is wrong.
+    called with a key. options: further keys of the spec. Setting any of these later is refused: compiled calls would go on with
+    the old one. Raises BadInput where the spec is wrong.
     """
 
     def __init__(
@@ -107,6 +110,14 @@ class RNN:
         )
         if forget_bias is not None and ("f" not in self._made.gates or not bias):
             raise BadInput(f"forget_bias was given, but {self._made.name} has no bias of a gate f; leave it out")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and "_made" in vars(self):
+            raise BadInput(
+                f"{name} is {shown(value)} for a layer that exists, which its constructor alone takes; make another layer, "
+                f"which takes the same params where their shapes are the same"
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         said = [repr(self._made.name), *(f"{name}={value!r}" for name, value in self._said.items())]

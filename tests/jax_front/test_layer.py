@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
+
+from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
@@ -119,3 +123,24 @@ def test_numbers_0_and_1_are_resets() -> None:
     expected, _ = layer.apply(numbers(layer), x, resets=done)
     found, _ = layer.apply(numbers(layer), x, resets=done.astype(np.float32))
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(inspect.signature(front.RNN).parameters.keys() - {"options"} | {"functions", "gpu"}))
+def test_setting_what_the_constructor_takes_is_refused(name: str) -> None:
+    layer = front.RNN("lstm", 5, 4, 2)
+    kept = dict(vars(layer))
+    with pytest.raises(
+        BadInput, match=f"^{name} is 1 for a layer that exists, which its constructor alone takes; make another"
+    ):
+        setattr(layer, name, 1)
+    assert vars(layer) == kept
+
+
+def test_a_subclass_has_attributes_of_its_own() -> None:
+    class Named(front.RNN):
+        def __init__(self, name: str) -> None:
+            super().__init__("min_gru", 3, 4)
+            self.name, self.batch = name, 8
+
+    layer = copy.deepcopy(original := Named("encoder"))
+    assert (layer.name, layer.batch, repr(layer)) == ("encoder", 8, repr(original))
